@@ -1,0 +1,85 @@
+# Everything that is done with this checkout. `make help` lists the targets; each of them makes
+# the virtual environment in .venv by itself when it is missing or older than its requirements.
+#
+#   make PYTHON=python3.13 ...                   another Python (3.11 to 3.13)
+#   make REQUIREMENTS=requirements/cuda.txt ...  for NVIDIA GPUs
+#   make PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ...
+#                                                torch's much smaller CPU build
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+REQUIREMENTS ?= requirements/cpu.txt
+PORT ?= 8000
+ONCE ?=
+BENCH ?= handoff
+TESTS ?= tests
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
+LINKS := $(PACKAGES:%=build/typing/baton/%)
+
+# Two torch processes that spin on the same cores slow each other thirty times.
+export OMP_WAIT_POLICY := passive
+export GOMP_SPINCOUNT := 0
+
+.PHONY: help install demo test check format proto bench gpu clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+install: $(STAMP) ## the virtual environment in .venv, and the embedded model
+
+$(STAMP): $(REQUIREMENTS) requirements/cpu.txt requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \
+	    sys.exit(None if ok else "Baton needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.13")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch (the largest part: minutes on a slow line)"
+	@$(BIN)/pip install --quiet --constraint requirements/cpu.txt \
+	    "$$(grep -i '^torch==' requirements/cpu.txt)" setuptools
+	@echo "installing the rest"
+	@$(BIN)/pip install --quiet --no-deps -r $(REQUIREMENTS) -r requirements/dev.txt
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@echo "making the embedded model"
+	@$(BIN)/python -P -m baton.models.random_model
+	@touch $@
+
+demo: $(STAMP) ## one prefill and one decode worker answer a chat (ONCE=1: then end)
+	@$(BIN)/baton demo --prefill 1 --decode 1 --port $(PORT) $(if $(ONCE),--once)
+
+test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
+	$(BIN)/python -P -m pytest $(TESTS)
+
+check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(PACKAGES:%=-p baton.%)
+	$(BIN)/python -P -m pytest -q tests/test_architecture.py
+
+format: $(STAMP) ## put the code into its format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## generate the wire contract's Python code
+	$(BIN)/python -P -m baton.proto.generate
+
+bench: $(STAMP) ## a benchmark, as JSON in results/ (BENCH=handoff)
+	@mkdir -p results
+	$(BIN)/python -m benchmarks.$(BENCH) --json results/$(BENCH).json
+
+gpu: $(STAMP) ## the tests that need a CUDA device
+	@$(BIN)/python -c 'import torch, sys; \
+	    sys.exit(None if torch.cuda.is_available() else "torch sees no CUDA device here")'
+	$(BIN)/python -P -m pytest -m gpu $(TESTS)
+
+$(LINKS):
+	@mkdir -p $(@D)
+	@ln -sfn ../../../$(@F) $@
+
+clean: ## remove what was made, .venv included
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
