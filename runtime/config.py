@@ -1,0 +1,153 @@
+"""Every setting of every process, as frozen dataclasses with their defaults and bounds.
+
+`runtime/settings.py` fills them from a file, the environment and flags; `runtime/baton.toml`
+is the commented default file, held against these classes by a test. Pure standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from baton.runtime.errors import ConfigError
+
+PlacementMode = Literal["auto", "disaggregated", "local"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    placement: PlacementMode = "auto"
+    local_prefill_tokens: int = 64  # auto: a prompt with fewer uncached tokens stays local
+    max_body_bytes: int = 8 << 20
+    max_requests: int = 1024  # admission tickets; one more is answered 503
+    max_choices: int = 16  # `n`
+    stream_buffer_messages: int = 1024  # a slow client's own bounded buffer
+    max_attempts: int = 4  # placements of one request, the first included
+    link_heartbeat_s: float = 0.5
+    link_silence_s: float = 2.5  # silence ends a link
+    link_grace_s: float = 1.0  # a broken link may come back before requests are placed again
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    block_size: int = 16  # tokens
+    blocks: int = 0  # 0: sized from `memory_fraction`
+    memory_fraction: float = 0.5  # of what is free after loading, shared by the host's workers
+    quarantine_limit: float = 0.25  # share of the pool; above it the worker drains and restarts
+
+
+@dataclass(frozen=True, slots=True)
+class StepConfig:
+    prefill_tokens: int = 512  # prompt tokens per step on a prefill worker
+    chunk_tokens: int = 256  # of one prompt per step
+    local_prefill_tokens: int = 128  # prompt tokens per step on a decode worker
+    max_sequences: int = 64  # in one decode batch
+    max_prompts: int = 32  # admitted at once on a prefill worker
+    max_queue: int = 512  # prompts or requests waiting; one more is refused as busy
+    expected_growth_tokens: int = 128  # of output, in a decode credit
+    waiting_share: float = 0.5  # of the pool, for grants that do not decode yet
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffConfig:
+    lease_s: float = 2.0
+    renewals_per_lease: int = 4
+    window_reads: int = 4  # READs in flight per handoff
+    window_bytes: int = 256 << 20
+    read_blocks: int = 8  # blocks of one READ
+    read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
+    read_timeout_s: float = 5.0
+    verify: bool = True  # off only in experiments: a wrong block is then used
+    mover: Literal["nixl", "memory"] = "nixl"
+    preflight_floor_gbps: float = 0.05  # GB/s; a slower pair is marked degraded
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_endpoint: str = ""  # empty: no export
+    log_prompts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: the system gives one
+    admin_port: int = 0
+    threads: int = 0  # 0: torch's own choice
+    dtype: Dtype = "auto"
+    max_context: int = 0  # tokens; 0: the model's own
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All sections; every process reads the same file."""
+
+    router: RouterConfig = field(default_factory=RouterConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    step: StepConfig = field(default_factory=StepConfig)
+    handoff: HandoffConfig = field(default_factory=HandoffConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "router.port": (0, 65535),
+    "router.local_prefill_tokens": (0, 1 << 20),
+    "router.max_body_bytes": (1 << 10, 1 << 30),
+    "router.max_requests": (1, 1 << 20),
+    "router.max_choices": (1, 128),
+    "router.stream_buffer_messages": (16, 1 << 20),
+    "router.max_attempts": (1, 16),
+    "router.link_heartbeat_s": (0.01, 60),
+    "router.link_silence_s": (0.05, 300),
+    "router.link_grace_s": (0, 300),
+    "worker.port": (0, 65535),
+    "worker.admin_port": (0, 65535),
+    "worker.threads": (0, 1024),
+    "worker.max_context": (0, 1 << 24),
+    "pool.block_size": (1, 256),
+    "pool.blocks": (0, 1 << 31),
+    "pool.memory_fraction": (0.01, 0.98),
+    "pool.quarantine_limit": (0.01, 1),
+    "step.prefill_tokens": (1, 1 << 20),
+    "step.chunk_tokens": (1, 1 << 20),
+    "step.local_prefill_tokens": (1, 1 << 20),
+    "step.max_sequences": (1, 4096),
+    "step.max_prompts": (1, 4096),
+    "step.max_queue": (1, 1 << 20),
+    "step.expected_growth_tokens": (1, 1 << 20),
+    "step.waiting_share": (0.05, 1),
+    "handoff.lease_s": (0.1, 60),
+    "handoff.renewals_per_lease": (2, 100),
+    "handoff.window_reads": (1, 256),
+    "handoff.window_bytes": (1 << 16, 1 << 40),
+    "handoff.read_blocks": (1, 4096),
+    "handoff.read_threads": (1, 64),
+    "handoff.read_timeout_s": (0.05, 600),
+    "handoff.preflight_floor_gbps": (0, 10_000),
+}
+
+
+def validate(config: Config) -> None:
+    """Raise ConfigError naming the first setting that is out of bounds or contradicts another."""
+    for name, (low, high) in _BOUNDS.items():
+        section, key = name.split(".")
+        value = getattr(getattr(config, section), key)
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is {value}: give a value from {low:g} to {high:g}")
+    if config.router.link_silence_s <= config.router.link_heartbeat_s:
+        raise ConfigError("router.link_silence_s must be longer than router.link_heartbeat_s")
+    if config.step.chunk_tokens % config.pool.block_size:
+        raise ConfigError(
+            f"step.chunk_tokens is {config.step.chunk_tokens}: "
+            f"give a multiple of pool.block_size ({config.pool.block_size})"
+        )
+
+
+def section_names() -> list[str]:
+    return [f.name for f in fields(Config)]

@@ -1,0 +1,53 @@
+"""The identity of a KV block: which model, which tenant, and every token up to its end.
+
+An identity is a keyed 128-bit hash chained over the blocks of a sequence, so one identity
+names the whole prefix that ends with its block. Worker prefix caches, block events and the
+router's radix index share it. Pure standard library; knows no tensors and no network.
+
+    root(model, dtype, adapter, salt) ─▶ block 0 ─▶ block 1 ─▶ ...
+                                          tokens     tokens
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+IDENTITY_BYTES = 16
+
+
+def cluster_key(secret: str) -> bytes:
+    """The hash key of a cluster: without `secret` no one can foresee an identity."""
+    return blake2b(secret.encode(), digest_size=32, person=b"baton-identity").digest()
+
+
+def root(
+    key: bytes, model_fingerprint: str, kv_dtype: str, adapter: str = "", salt: bytes = b""
+) -> bytes:
+    """The identity before the first block. Each part is length-prefixed, so that no two
+    different tuples hash alike."""
+    digest = blake2b(key=key, digest_size=IDENTITY_BYTES)
+    for part in (model_fingerprint.encode(), kv_dtype.encode(), adapter.encode(), salt):
+        digest.update(len(part).to_bytes(4, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def child(key: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The identity of the full block that holds `tokens` after the prefix `parent`."""
+    packed = array("I", tokens).tobytes()
+    return blake2b(parent + packed, key=key, digest_size=IDENTITY_BYTES).digest()
+
+
+def chain(key: bytes, parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Identities of all full blocks of `tokens`, the first of which follows `parent`."""
+    packed = array("I", tokens).tobytes()
+    width = block_size * 4
+    identities = []
+    for start in range(0, len(packed) - width + 1, width):
+        parent = blake2b(
+            parent + packed[start : start + width], key=key, digest_size=IDENTITY_BYTES
+        ).digest()
+        identities.append(parent)
+    return identities

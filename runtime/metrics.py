@@ -1,0 +1,172 @@
+"""Every Prometheus metric of the product, in one place: names, units, labels, meaning.
+
+Names are `baton_<noun>_<unit>`. Labels have few, fixed values, never an id. A process fills
+the metrics of its role and leaves the others at zero. Modules import the metric and count;
+nothing reads one back except tests. `render` is the body of GET /metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+
+POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+def render() -> bytes:
+    """All metrics in Prometheus' text format."""
+    return generate_latest(REGISTRY)
+
+
+def show_pool(counts: Mapping[str, int]) -> None:
+    """Set the pool's gauges from its counts by state; other entries, as the total, are left."""
+    for state in POOL_STATES:
+        POOL_BLOCKS.labels(state).set(counts[state])
+
+
+def _counter(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Counter:
+    made = Counter(name, meaning, [label] if label else [], registry=REGISTRY)
+    for value in values:  # known series start at zero, so that a rate sees the first event
+        made.labels(value)
+    return made
+
+
+def _gauge(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Gauge:
+    made = Gauge(name, meaning, [label] if label else [], registry=REGISTRY)
+    for value in values:
+        made.labels(value)
+    return made
+
+
+def _histogram(
+    name: str, meaning: str, label: str = "", buckets: Sequence[float] = _SECONDS
+) -> Histogram:
+    labels = [label] if label else []
+    return Histogram(name, meaning, labels, registry=REGISTRY, buckets=tuple(buckets))
+
+
+# -- router --------------------------------------------------------------------------------
+
+REQUESTS = _counter(
+    "baton_requests_total",
+    "Requests ended, by how: finished, failed, cancelled, or refused before any work.",
+    "outcome",
+    ("finished", "failed", "cancelled", "refused"),
+)
+ACTIVE_REQUESTS = _gauge("baton_active_requests", "Requests that hold an admission ticket.")
+TTFT = _histogram("baton_ttft_seconds", "From a request's arrival to its first token sent.")
+ITL = _histogram("baton_itl_seconds", "Between two tokens of one choice, as sent.")
+E2E = _histogram("baton_request_seconds", "From a request's arrival to its end.")
+PROMPT_TOKENS = _histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=_TOKENS)
+MIGRATIONS = _counter(
+    "baton_migrations_total", "Requests placed again after their decode worker was lost."
+)
+STALE_OUTPUTS = _counter(
+    "baton_stale_outputs_total",
+    "Outputs of an older attempt, of an ended choice, or seen before; they are dropped.",
+)
+LINKS = _gauge(
+    "baton_links",
+    "Links of this process that are up, by the role of the other end.",
+    "peer",
+    ("prefill", "decode", "router"),
+)
+LINK_BREAKS = _counter("baton_link_breaks_total", "Links lost by an error or by silence.")
+PLACEMENTS = _counter(
+    "baton_placements_total",
+    "Placements, by where the prompt was to be prefilled.",
+    "mode",
+    ("disaggregated", "local"),
+)
+PLACEMENT_SECONDS = _histogram(
+    "baton_placement_seconds",
+    "Time of one placement decision.",
+    buckets=(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2),
+)
+TOKENIZE_SECONDS = _histogram("baton_tokenize_seconds", "Template and tokenization of a prompt.")
+
+# -- both kinds of worker --------------------------------------------------------------------
+
+TOKENS = _counter(
+    "baton_tokens_total",
+    "Tokens computed or drawn: prompt tokens computed, output tokens, and tokens recomputed "
+    "after a preemption.",
+    "kind",
+    ("prompt", "output", "recomputed"),
+)
+PREFIX_CACHED_TOKENS = _counter(
+    "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."
+)
+QUEUE_SECONDS = _histogram("baton_queue_seconds", "From a request's receipt to its admission.")
+STEP_SECONDS = _histogram("baton_step_seconds", "Device time of an engine step.", "role")
+STEP_SEQUENCES = _histogram(
+    "baton_step_sequences", "Sequences of a step.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
+)
+POOL_BLOCKS = _gauge(
+    "baton_pool_blocks",
+    "Blocks of the KV pool by state; the states add up to the pool.",
+    "state",
+    POOL_STATES,
+)
+PREEMPTIONS = _counter(
+    "baton_preemptions_total", "Sequences put back to recompute because blocks ran out."
+)
+BROKEN_SLICES = _counter(
+    "baton_broken_slices_total", "Slices whose logits were not finite; their request failed."
+)
+
+# -- handoffs --------------------------------------------------------------------------------
+
+HANDOFFS = _counter(
+    "baton_handoffs_total",
+    "Handoffs ended on this worker. Of the reader: completed, failed, cancelled; of the granter: "
+    "closed by the reader, expired by the lease, refused.",
+    "outcome",
+    ("completed", "failed", "cancelled", "closed", "expired", "refused"),
+)
+OPEN_HANDOFFS = _gauge("baton_open_handoffs", "Handoffs now open on this worker.")
+HANDOFF_SECONDS = _histogram("baton_handoff_seconds", "From a handoff's opening to its end.")
+HANDOFF_TAIL_SECONDS = _histogram(
+    "baton_handoff_tail_seconds", "From the last offer's arrival to the last block verified."
+)
+HANDOFF_BYTES = _counter("baton_handoff_bytes_total", "Bytes of KV read and verified.")
+LOCAL_PREFILLS = _counter(
+    "baton_local_prefills_total",
+    "Prompts that a decode worker prefilled by itself, by why.",
+    "reason",
+    ("placed", "no_candidate", "recompute"),
+)
+REREAD_BLOCKS = _counter(
+    "baton_reread_blocks_total", "Blocks read again after a failed read or checksum."
+)
+CHECKSUM_FAILURES = _counter(
+    "baton_checksum_failures_total", "Blocks whose bytes were not the ones offered."
+)
+QUARANTINED_BLOCKS = _gauge(
+    "baton_quarantined_blocks", "Blocks that an unfinished READ may still write to."
+)
+PEERS = _counter(
+    "baton_peers_total",
+    "Prefill workers met, by the bandwidth of the first READs: good, or below the floor.",
+    "state",
+    ("good", "degraded"),
+)
+LEASES_EXPIRED = _counter(
+    "baton_leases_expired_total", "Leases that ended by their clock, not by the reader's word."
+)

@@ -1,0 +1,77 @@
+"""From messages to values, each checked against this worker's bounds.
+
+The router has validated the client's request; a worker still trusts no integer of a message.
+Prefill and decode workers share this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.proto import worker_pb2
+from baton.runtime import identity
+from baton.runtime.errors import InvalidRequest
+from baton.runtime.sampling import SamplingParams
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 64
+MAX_BIAS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What this worker's model and pool allow, and how its blocks are named."""
+
+    vocab_size: int
+    max_context: int  # tokens of prompt and output
+    fingerprint: str
+    kv_dtype: str
+    key: bytes  # of identities
+
+    def root(self, salt: bytes) -> bytes:
+        return identity.root(self.key, self.fingerprint, self.kv_dtype, salt=salt)
+
+
+def sampling_params(message: worker_pb2.Sampling, vocab_size: int) -> SamplingParams:
+    """Raises InvalidRequest naming the value that is out of range."""
+    numbers = {
+        "temperature": (message.temperature, 0.0, 100.0),
+        "top_p": (message.top_p, 0.0, 1.0),
+        "min_p": (message.min_p, 0.0, 1.0),
+        "repetition_penalty": (message.repetition_penalty, 1e-3, 100.0),
+        "frequency_penalty": (message.frequency_penalty, -100.0, 100.0),
+        "presence_penalty": (message.presence_penalty, -100.0, 100.0),
+    }
+    for name, (value, low, high) in numbers.items():
+        if not (math.isfinite(value) and low <= value <= high):
+            raise InvalidRequest(f"{name} is {value}, not from {low} to {high}", field=name)
+    if message.top_p == 0.0:
+        raise InvalidRequest("top_p is 0: give a value above 0", field="top_p")
+    bias = tuple(sorted(message.logit_bias.items()))
+    if len(bias) > MAX_BIAS or any(token >= vocab_size for token, _ in bias):
+        raise InvalidRequest("logit_bias names too many or unknown tokens", field="logit_bias")
+    if not all(math.isfinite(value) for _, value in bias):
+        raise InvalidRequest("logit_bias holds a number that is not finite", field="logit_bias")
+    top = message.top_logprobs if message.HasField("top_logprobs") else None
+    if top is not None and top > MAX_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs is {top}, over {MAX_LOGPROBS}", field="top_logprobs")
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=bias,
+        seed=message.seed,
+        top_logprobs=top,
+    )
+
+
+def check_tokens(tokens: Iterable[int], field: str, vocab_size: int) -> None:
+    """Raises InvalidRequest if a token is outside the vocabulary."""
+    if max(tokens, default=0) >= vocab_size:
+        raise InvalidRequest(f"a token of {field} is outside the vocabulary", field=field)
