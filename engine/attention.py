@@ -1,0 +1,92 @@
+"""Attention over the paged pool: one interface, and its reference on plain torch.
+
+A backend writes the KV of a step's rows into their blocks, then lets every row attend to its
+sequence so far. It takes strides from the pool's tensor, so that the order of the axes may
+change by measurement. Knows no weights; owns nothing but a reference to the pool.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from baton.engine.pool import KvPool
+from baton.engine.step_layout import ChunkRows, StepLayout
+
+
+class Attention(Protocol):
+    """A backend. Calls come from the device thread alone, layer by layer."""
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
+        """Put rotated `keys` and `values` [rows, kv_heads, head_dim] into their blocks."""
+        ...
+
+    def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        """Causal attention of `queries` [rows, heads, head_dim], each over the tokens of its
+        sequence up to itself, after `write`. Returns the same shape and kind."""
+        ...
+
+
+class TorchAttention:
+    """The reference: gathers the blocks of a sequence, then torch's own fused attention.
+
+    Rows of a chunk are computed per slice; all decode rows at once, padded to the longest.
+    Padding is masked, and a row's result does not depend on its neighbours beyond rounding.
+    """
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
+        kv = torch.stack((keys, values), dim=2)  # [rows, kv_heads, 2, head_dim]
+        pool = self._pool.tensor.select(2, layer)  # [block, kv_head, k|v, token, head_dim]
+        pool[layout.write_blocks, :, :, layout.write_slots] = kv
+
+    def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        out = torch.empty_like(queries)
+        decodes = layout.decode_rows
+        if decodes:
+            out[:decodes] = self.decode(layer, queries[:decodes], layout)
+        for chunk in layout.chunks:
+            rows = slice(chunk.first, chunk.end)
+            out[rows] = self._chunk(layer, queries[rows], chunk)
+        return out
+
+    def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        """`queries` [decode rows, heads, head_dim]; the group of a KV head takes the place of
+        the query length."""
+        rows, heads, dim = queries.shape
+        tables = layout.decode_tables.long()
+        kv = self._pool.tensor.select(2, layer)[tables]  # [rows, block, kv_head, 2, token, dim]
+        kv = kv.permute(3, 0, 2, 1, 4, 5).flatten(3, 4)  # [2, rows, kv_head, tokens, dim]
+        allowed = torch.arange(kv.shape[3]) < layout.decode_lengths[:, None]
+        # A mask alone would let the NaN of an unwritten token through: nothing times NaN is NaN.
+        kv = kv.masked_fill(~allowed[:, None, :, None], 0)
+        grouped = queries.view(rows, kv.shape[2], heads // kv.shape[2], dim)
+        out = functional.scaled_dot_product_attention(
+            grouped, kv[0], kv[1], attn_mask=allowed[:, None, None]
+        )
+        return out.reshape(rows, heads, dim)
+
+    def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        """One slice: its queries [tokens, heads, head_dim] over the prefix and themselves."""
+        kv = self._pool.tensor.select(2, layer).index_select(0, chunk.blocks)
+        kv = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)  # [2, kv_head, tokens, dim]
+        count = chunk.end - chunk.first
+        kv = kv[:, None, :, : chunk.start + count]
+        mask = None
+        if chunk.start:
+            own = torch.arange(chunk.start, chunk.start + count)
+            mask = torch.arange(chunk.start + count) <= own[:, None]
+        out = functional.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None],
+            kv[0],
+            kv[1],
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )  # [1, heads, tokens, dim]
+        return out[0].transpose(0, 1)

@@ -1,0 +1,152 @@
+"""Decode attention that walks the block tables in place, compiled by Numba.
+
+Gathering a sequence's blocks costs several times what reading them does (docs/decisions.md);
+here nothing is gathered. Chunks go to `TorchAttention`, whose results these equal up to
+rounding. Needs numba, which is optional; owns nothing but views of the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.attention import TorchAttention
+from baton.engine.pool import KvPool
+from baton.engine.step_layout import StepLayout
+
+_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
+_SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
+
+
+class NumbaAttention(TorchAttention):
+    """`TorchAttention` with a compiled decode. A row's result depends on its own sequence
+    alone, bit for bit."""
+
+    def __init__(self, pool: KvPool) -> None:
+        super().__init__(pool)
+        bits = torch.int32 if pool.tensor.dtype == torch.float32 else torch.int16
+        unsigned = np.uint32 if bits == torch.int32 else np.uint16
+        self._bits = pool.tensor.view(bits).numpy().view(unsigned)
+        # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
+        self._widen = np.uint32(1 if bits == torch.int32 else 1 << 16)
+        self._threads = numba.get_num_threads()
+        self._warm_up()
+
+    def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        out = torch.empty(queries.shape, dtype=torch.float32)
+        numba.set_num_threads(min(torch.get_num_threads(), self._threads))
+        _decode(
+            self._bits,
+            layer,
+            self._widen,
+            queries.to(torch.float32).contiguous().numpy(),
+            layout.decode_tables.numpy(),
+            layout.decode_lengths.numpy(),
+            out.numpy(),
+        )
+        return out.to(queries.dtype)
+
+    def _warm_up(self) -> None:
+        """Compile now, on a copy of the first block, not while the first client waits."""
+        _, kv_heads, _, _, _, dim = self._bits.shape
+        queries = np.zeros((1, kv_heads, dim), dtype=np.float32)
+        table = np.zeros((1, 1), dtype=np.int32)
+        length = np.ones(1, dtype=np.int32)
+        _decode(self._bits, 0, self._widen, queries, table, length, np.empty_like(queries))
+
+
+def _parallel_is_safe() -> bool:
+    """Numba's last resort, "workqueue", ends the process when two threads launch at once."""
+    return any(_importable(name) for name in _SAFE_LAYERS)
+
+
+def _importable(name: str) -> bool:
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _compile(function: Callable[..., None]) -> Any:
+    """With the code kept in a cache folder where there is one, else compiled at every start."""
+
+    def compiled(cache: bool) -> Any:
+        return numba.njit(
+            cache=cache, parallel=_parallel_is_safe(), nogil=True, fastmath=_FASTMATH
+        )(function)
+
+    try:
+        return compiled(cache=True)
+    except RuntimeError:
+        return compiled(cache=False)
+
+
+def _walk(  # type: ignore[no-untyped-def]
+    bits,  # uint16 or uint32 [block, kv_head, layer, k|v, token, dim]
+    layer,
+    widen,  # uint32: what makes a float32 of one of `bits`
+    queries,  # float32 [rows, heads, dim]
+    tables,  # int32 [rows, width]
+    lengths,  # int32 [rows]
+    out,  # float32 [rows, heads, dim]
+):
+    """One job per row and KV head; softmax online over blocks (Milakov and Gimelshein 2018,
+    arXiv:1805.02867)."""
+    rows, heads, dim = queries.shape
+    kv_heads, size = bits.shape[1], bits.shape[4]
+    group = heads // kv_heads
+    scale = np.float32(1.0 / math.sqrt(dim))
+    for job in numba.prange(rows * kv_heads):
+        row, head = job // kv_heads, job % kv_heads
+        query = queries[row, head * group : (head + 1) * group]
+        tile_bits = np.empty((size, dim), dtype=np.uint32)
+        tile = tile_bits.view(np.float32)
+        scores = np.empty(size, dtype=np.float32)
+        weights = np.empty((group, size), dtype=np.float32)
+        best = np.full(group, -np.inf, dtype=np.float32)
+        total = np.zeros(group, dtype=np.float32)
+        mixed = np.zeros((group, dim), dtype=np.float32)
+        for place in range((lengths[row] + size - 1) // size):
+            block = tables[row, place]
+            count = min(size, lengths[row] - place * size)
+            for token in range(count):
+                for i in range(dim):
+                    tile_bits[token, i] = bits[block, head, layer, 0, token, i] * widen
+            for g in range(group):
+                highest = best[g]
+                for token in range(count):
+                    score = np.float32(0.0)
+                    for i in range(dim):
+                        score += query[g, i] * tile[token, i]
+                    scores[token] = score * scale
+                    highest = max(highest, scores[token])
+                shrink = math.exp(best[g] - highest)
+                best[g] = highest
+                total[g] *= shrink
+                for i in range(dim):
+                    mixed[g, i] *= shrink
+                for token in range(count):
+                    weights[g, token] = math.exp(scores[token] - highest)
+                    total[g] += weights[g, token]
+            for token in range(count):
+                for i in range(dim):
+                    tile_bits[token, i] = bits[block, head, layer, 1, token, i] * widen
+            for g in range(group):
+                for token in range(count):
+                    weight = weights[g, token]
+                    for i in range(dim):
+                        mixed[g, i] += weight * tile[token, i]
+        for g in range(group):
+            for i in range(dim):
+                out[row, head * group + g, i] = mixed[g, i] / total[g]
+
+
+_decode = _compile(_walk)

@@ -1,0 +1,92 @@
+"""The `Engine` seam: what a step is, what comes back, and who may run it.
+
+A step is a list of slices. A prefill chunk, a decode token and a speculative run are all
+slices: tokens of one sequence whose KV is to be computed. The engine knows no requests, no
+schedulers and no text; the caller owns the block tables and promises that the blocks of a step
+are neither freed nor shared for writing until its result is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.runtime.sampling import SamplingParams
+
+__all__ = [
+    "Draw",
+    "Drawn",
+    "Engine",
+    "SamplingParams",
+    "Slice",
+    "StepBatch",
+    "StepHandle",
+    "StepResult",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to draw from the logits of a slice's last token."""
+
+    choice: int
+    position: int  # absolute position of the token to be drawn
+    params: SamplingParams
+    history: Sequence[int] = ()  # prompt and output so far; only where params.needs_history
+    prompt_tokens: int = 0  # how many of `history` are the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Tokens of one sequence to compute, after `start` tokens that are in its blocks already."""
+
+    tokens: Sequence[int]
+    start: int  # position of tokens[0]
+    blocks: Sequence[int]  # block table, covering start + len(tokens)
+    draws: tuple[Draw, ...] = ()  # several for the choices of one prompt; none: not the last chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A drawn token. `logprob` and `top` are of the distribution before temperature and
+    truncation, after penalties and bias; present where the params ask for them."""
+
+    choice: int
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`drawn[i]` are the draws of slice i, in the order of its `draws`. A slice whose logits
+    were not finite has its index in `broken` and no draws; the others are unharmed."""
+
+    drawn: tuple[tuple[Drawn, ...], ...]
+    device_s: float = 0.0
+    broken: frozenset[int] = field(default_factory=frozenset)
+
+
+class StepHandle(Protocol):
+    async def result(self) -> StepResult:
+        """Wait for the step. Raises EngineError if the device failed, DeviceLost if it does not
+        answer: that is the end of the worker."""
+        ...
+
+
+class Engine(Protocol):
+    """Device work. Steps run in the order of submission; `submit` never blocks."""
+
+    def submit(self, batch: StepBatch) -> StepHandle: ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a whole block before any step that is submitted later."""
+        ...
+
+    async def close(self) -> None: ...

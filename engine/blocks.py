@@ -1,0 +1,249 @@
+"""The pool of KV blocks as bookkeeping: who holds which block, and which prefix it caches.
+
+Pure: no tensors, no clock, no I/O. The worker's loop owns it. A block is held any number of
+times, each time for one reason; with no hold left it is cached (it has an identity) or free.
+
+                    allocate                    release, no identity
+        free ─────────────────────▶ held ─────────────────────────────▶ free
+          ▲                          ▲ │
+          │ evicted, oldest first    │ │ release, identified
+          └────────── cached ◀───────┼─┘
+                         └───────────┘ match
+
+    Hold.USED         a sequence computes or decodes with it
+    Hold.LEASED       the destination of an open handoff (reader)
+    Hold.PINNED       offered to a reader under a lease (granter)
+    Hold.QUARANTINED  a READ that nobody waits for may still land in it
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from baton.runtime.errors import OutOfBlocks
+
+
+class Hold(IntEnum):
+    """Why a block may not be given away. Where several apply, the audit counts the largest."""
+
+    USED = 0
+    LEASED = 1
+    PINNED = 2
+    QUARANTINED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Every block in exactly one state; the sum is `total`."""
+
+    total: int
+    free: int
+    cached: int
+    used: int
+    leased: int
+    pinned: int
+    quarantined: int
+
+    @property
+    def available(self) -> int:
+        """What an allocation could get now."""
+        return self.free + self.cached
+
+
+@dataclass(slots=True)
+class _Block:
+    holds: list[int]  # count per Hold
+    identity: bytes | None = None
+    tokens: bytes = b""
+
+    @property
+    def hold(self) -> int:
+        """The largest hold, or -1."""
+        return max((h for h, count in enumerate(self.holds) if count), default=-1)
+
+
+class BlockPool:
+    """Reference counts, prefix cache with LRU eviction, and the events they cause."""
+
+    def __init__(self, total: int, block_size: int) -> None:
+        self.total = total
+        self.block_size = block_size
+        self._blocks = [_Block([0] * len(Hold)) for _ in range(total)]
+        self._by_hold = [0] * len(Hold)  # blocks by their largest hold
+        self._free = list(range(total - 1, -1, -1))
+        self._by_identity: dict[bytes, int] = {}
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # cached, oldest first
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that an allocation could get now: free and cached."""
+        return len(self._free) + len(self._evictable)
+
+    def allocate(self, count: int, hold: Hold) -> list[int]:
+        """`count` blocks with undefined content, evicting the least recently used cached ones.
+
+        Raises OutOfBlocks and changes nothing if there are not so many.
+        """
+        if count > self.available:
+            raise OutOfBlocks(f"{count} blocks are wanted, {self.available} are available")
+        blocks = []
+        for _ in range(count):
+            if not self._free:
+                self._evict()
+            block = self._free.pop()
+            self._change(block, hold, 1)
+            blocks.append(block)
+        return blocks
+
+    def held_prefix(self, identities: Sequence[bytes]) -> int:
+        """How many leading blocks of this chain are here, without taking them."""
+        count = 0
+        for identity in identities:
+            if identity not in self._by_identity:
+                break
+            count += 1
+        return count
+
+    def match(
+        self, identities: Sequence[bytes], tokens: Sequence[int], hold: Hold, limit: int
+    ) -> list[int]:
+        """Take the longest run of leading blocks that are here, at most `limit`.
+
+        `tokens` are those of the sequence; they are compared, so that a hash collision
+        yields a miss and never a wrong block.
+        """
+        blocks: list[int] = []
+        size = self.block_size
+        for place, identity in enumerate(identities[:limit]):
+            block = self._by_identity.get(identity)
+            if block is None:
+                break
+            if self._blocks[block].tokens != _packed(tokens[place * size : (place + 1) * size]):
+                break
+            blocks.append(block)
+        self.hold(blocks, hold)
+        return blocks
+
+    def hold(self, blocks: Iterable[int], hold: Hold) -> None:
+        """Add a hold to blocks that are held or cached."""
+        for block in blocks:
+            self._change(block, hold, 1)
+            self._evictable.pop(block, None)
+
+    def release(self, blocks: Sequence[int], hold: Hold) -> None:
+        """Take one hold away from each. The tail of a prefix becomes the oldest, so that
+        eviction shortens a prefix rather than beheading it."""
+        for block in reversed(blocks):
+            state = self._blocks[block]
+            if state.holds[hold] <= 0:
+                raise RuntimeError(f"block {block} has no hold {hold.name} to release")
+            self._change(block, hold, -1)
+            if state.hold >= 0:
+                continue
+            if state.identity is None:
+                self._free.append(block)
+            else:
+                self._evictable[block] = None
+
+    def convert(self, blocks: Sequence[int], old: Hold, new: Hold) -> None:
+        """Replace a hold by another."""
+        self.hold(blocks, new)
+        self.release(blocks, old)
+
+    def identify(self, block: int, identity: bytes, tokens: Sequence[int]) -> None:
+        """Publish a held, full block as the cache of a prefix; from now on it never changes.
+
+        Where another block has this identity already, nothing happens.
+        """
+        state = self._blocks[block]
+        if identity in self._by_identity or state.identity is not None:
+            return
+        state.identity = identity
+        state.tokens = _packed(tokens)
+        self._by_identity[identity] = block
+        self._removed.pop(identity, None)
+        self._stored[identity] = None
+
+    def unpublish(self, blocks: Iterable[int]) -> None:
+        """Nobody shall match these held blocks again: their content has proved bad."""
+        for block in blocks:
+            state = self._blocks[block]
+            if state.identity is not None:
+                self._drop_identity(state)
+
+    def identity_of(self, block: int) -> bytes | None:
+        return self._blocks[block].identity
+
+    def writable(self, block: int) -> bool:
+        """Whether one sequence alone holds it and nobody was promised its content."""
+        state = self._blocks[block]
+        return state.identity is None and state.holds == [1, 0, 0, 0]
+
+    def identities(self) -> list[bytes]:
+        """All cached identities, for a snapshot."""
+        return list(self._by_identity)
+
+    def drain_events(self) -> tuple[list[bytes], list[bytes]]:
+        """Identities stored and removed since the last call; the last change of each wins."""
+        stored, removed = list(self._stored), list(self._removed)
+        self._stored, self._removed = {}, {}
+        return stored, removed
+
+    def counts(self) -> PoolCounts:
+        used, leased, pinned, quarantined = self._by_hold
+        free, cached = len(self._free), len(self._evictable)
+        return PoolCounts(self.total, free, cached, used, leased, pinned, quarantined)
+
+    def check(self) -> None:
+        """Raise RuntimeError if the books do not balance. O(blocks): when idle, and in tests."""
+        free, evictable = set(self._free), set(self._evictable)
+        for number, state in enumerate(self._blocks):
+            places = (state.hold >= 0, number in evictable, number in free)
+            if sum(places) != 1:
+                raise RuntimeError(f"block {number}: held, cached, free = {places}")
+            if (number in evictable) and state.identity is None:
+                raise RuntimeError(f"block {number} is cached without an identity")
+            if (number in free) and state.identity is not None:
+                raise RuntimeError(f"block {number} is free with an identity")
+            if min(state.holds) < 0:
+                raise RuntimeError(f"block {number} has negative holds {state.holds}")
+        if len(free) != len(self._free):
+            raise RuntimeError("a block is twice in the free list")
+        by_hold = [sum(state.hold == hold for state in self._blocks) for hold in Hold]
+        if by_hold != self._by_hold:
+            raise RuntimeError(f"blocks by hold are {by_hold}, counted {self._by_hold}")
+        for identity, number in self._by_identity.items():
+            if self._blocks[number].identity != identity:
+                raise RuntimeError(f"identity of block {number} differs from the index")
+
+    def _change(self, block: int, hold: Hold, by: int) -> None:
+        state = self._blocks[block]
+        before = state.hold
+        state.holds[hold] += by
+        if before != (after := state.hold):
+            if before >= 0:
+                self._by_hold[before] -= 1
+            if after >= 0:
+                self._by_hold[after] += 1
+
+    def _evict(self) -> None:
+        block, _ = self._evictable.popitem(last=False)
+        self._drop_identity(self._blocks[block])
+        self._free.append(block)
+
+    def _drop_identity(self, state: _Block) -> None:
+        assert state.identity is not None
+        del self._by_identity[state.identity]
+        self._stored.pop(state.identity, None)
+        self._removed[state.identity] = None
+        state.identity, state.tokens = None, b""
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()

@@ -1,0 +1,92 @@
+"""Typed access to a JSON object of a model folder, with errors that name file and field.
+
+Knows no model. A field that is absent or null takes the default; without one it is required.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.runtime.errors import ModelError
+
+_MAX_FILE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFields:
+    """One JSON object. `prefix` is its place in the file (`rope_scaling.`)."""
+
+    path: Path
+    values: dict[str, object]
+    prefix: str = ""
+
+    def error(self, field: str, reason: str) -> ModelError:
+        return ModelError(f"{self.path}: {self.prefix}{field}: {reason}")
+
+    def get(self, field: str, default: object = None) -> object:
+        value = self.values.get(field)
+        return default if value is None else value
+
+    def integer(self, field: str, default: int | None = None) -> int:
+        """A positive count. Raises ModelError."""
+        value = self.get(field, default)
+        if value is None:
+            raise self.error(field, "is missing; give a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise self.error(field, f"{value!r} is not a positive integer")
+        return value
+
+    def optional_integer(self, field: str, absent: int | None) -> int | None:
+        """None where the file says null; `absent` where it says nothing."""
+        if field not in self.values:
+            return absent
+        return None if self.values[field] is None else self.integer(field)
+
+    def number(self, field: str, default: float | None = None) -> float:
+        """A positive finite number. Raises ModelError."""
+        value = self.get(field, default)
+        if value is None:
+            raise self.error(field, "is missing; give a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(field, f"{value!r} is not a number")
+        if not math.isfinite(value) or value <= 0:
+            raise self.error(field, f"{value!r} is not a positive number")
+        return float(value)
+
+    def optional_number(self, field: str) -> float | None:
+        return None if self.get(field) is None else self.number(field)
+
+    def flag(self, field: str, default: bool) -> bool:
+        value = self.get(field, default)
+        if not isinstance(value, bool):
+            raise self.error(field, f"{value!r} is neither true nor false")
+        return value
+
+    def section(self, field: str) -> ConfigFields:
+        """The object at `field`; an empty one where it is absent or null."""
+        value = self.get(field, {})
+        if not isinstance(value, dict):
+            raise self.error(field, f"{value!r} is not an object")
+        return ConfigFields(self.path, value, f"{self.prefix}{field}.")
+
+
+def read_fields(path: Path) -> ConfigFields:
+    """Read a JSON file whose top is an object. Raises ModelError."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ModelError(f"{path}: larger than {_MAX_FILE_BYTES} bytes; is it the right file?")
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{path}: not found; give a folder with config.json and *.safetensors"
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not valid JSON: {error}; download the file again") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: holds {type(values).__name__}; a JSON object is needed")
+    return ConfigFields(path, values)

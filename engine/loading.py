@@ -1,0 +1,98 @@
+"""From a model folder to an engine that is ready for steps.
+
+The one place that chooses number kinds, the attention backend and the size of the pool.
+Keeps no state.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from baton.engine.attention import Attention, TorchAttention
+from baton.engine.host_memory import available_bytes
+from baton.engine.pool import KvPool, blocks_for
+from baton.engine.runner import ModelRunner
+from baton.engine.spec import read_spec
+from baton.engine.torch_engine import TorchEngine
+from baton.engine.weights import load_weights, source_dtype
+from baton.runtime.errors import ConfigError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_engine(
+    folder: Path,
+    *,
+    blocks: int = 0,
+    block_size: int = 16,
+    dtype: str = "auto",
+    threads: int = 0,
+    max_context: int = 0,
+    memory_fraction: float = 0.5,
+    backend: str = "auto",
+) -> TorchEngine:
+    """Load the model of `folder` and start its device thread.
+
+    `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading.
+    `dtype` "auto": float32 where the weights are stored so, else bfloat16. `threads` 0:
+    torch's own choice. `max_context` in tokens, 0: the model's own. Raises ModelError and
+    ConfigError naming the remedy.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    runner = build_runner(
+        folder,
+        blocks=blocks,
+        block_size=block_size,
+        dtype=dtype,
+        max_context=max_context,
+        memory_fraction=memory_fraction,
+        backend=backend,
+    )
+    return TorchEngine(runner, threads=threads)
+
+
+def build_runner(
+    folder: Path,
+    *,
+    blocks: int = 0,
+    block_size: int = 16,
+    dtype: str = "auto",
+    max_context: int = 0,
+    memory_fraction: float = 0.5,
+    backend: str = "auto",
+) -> ModelRunner:
+    """As `build_engine`, for whoever runs steps in a thread of their own."""
+    spec = read_spec(folder)
+    kind = _dtype(folder, dtype)
+    weights = load_weights(folder, spec, kind)
+    if not blocks:
+        blocks = blocks_for(spec, block_size, kind, int(memory_fraction * available_bytes()))
+    pool = KvPool(spec, blocks, block_size, kind)
+    return ModelRunner(spec, weights, pool, _attention(pool, backend), max_context)
+
+
+def _dtype(folder: Path, name: str) -> torch.dtype:
+    if name == "auto":
+        stored = source_dtype(folder)
+        return torch.float32 if stored == torch.float32 else torch.bfloat16
+    if name not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise ConfigError(f"worker.dtype is {name!r}: give auto or one of {known}")
+    return _DTYPES[name]
+
+
+def _attention(pool: KvPool, backend: str) -> Attention:
+    """ "auto": compiled where numba is installed, else plain torch."""
+    if backend not in ("auto", "torch", "numba"):
+        raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
+    if backend == "torch" or (backend == "auto" and find_spec("numba") is None):
+        return TorchAttention(pool)
+    try:
+        from baton.engine.attention_numba import NumbaAttention
+    except ImportError as error:
+        raise ConfigError(f"attention backend {backend!r} needs numba: {error}") from error
+    return NumbaAttention(pool)

@@ -1,0 +1,92 @@
+"""The paged KV pool: one tensor, its bytes, and how many blocks fit into a budget.
+
+    [block, kv_head, layer, k|v, token, head_dim]
+     one block is one contiguous region; so are the heads of a tensor-parallel share within it
+
+Knows no sequences and no identities. Who may write into which block is the caller's matter;
+only the device thread writes here.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.engine.spec import ModelSpec
+from baton.runtime.errors import ConfigError
+
+_LEAST_TOKENS = 512  # a smaller pool serves no one
+
+
+class KvPool:
+    """`tensor` has the shape above, in `dtype`. The memory is touched when first written."""
+
+    def __init__(
+        self, spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Raises ConfigError if `blocks` is not positive or the memory cannot be had."""
+        if blocks <= 0 or block_size <= 0:
+            raise ConfigError(
+                f"pool.blocks is {blocks} and pool.block_size {block_size}: give positive numbers"
+            )
+        self.blocks = blocks
+        self.block_size = block_size
+        self.block_bytes = block_bytes(spec, block_size, dtype)
+        self.slabs = spec.kv_heads
+        shape = (blocks, spec.kv_heads, spec.layers, 2, block_size, spec.head_dim)
+        try:
+            # Anonymous pages: aligned, zero, and taken from the system when first written.
+            self._memory = mmap(-1, blocks * self.block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"pool.blocks is {blocks}, of {self.block_bytes} bytes each: the system gives no "
+                f"{blocks * self.block_bytes} bytes; give fewer blocks"
+            ) from error
+        _use_huge_pages(self._memory)
+        self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
+
+    def bytes_view(self) -> NDArray[np.uint8]:
+        """The same memory as uint8 [blocks, block_bytes], C-contiguous."""
+        flat = self.tensor.view(torch.uint8).view(self.blocks, self.block_bytes)
+        return cast(NDArray[np.uint8], flat.numpy())
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one whole block. Raises ValueError if a block is not in the pool."""
+        for block in (source, target):
+            if not 0 <= block < self.blocks:
+                raise ValueError(f"block {block} is not in the pool of {self.blocks} blocks")
+        self.tensor[target].copy_(self.tensor[source])
+
+
+def _use_huge_pages(memory: mmap) -> None:
+    """Ask for pages of 2 MiB: a READ through shared memory, which walks both pools page by page,
+    is twice as fast. A kernel without them goes on with small ones."""
+    with suppress(OSError):
+        memory.madvise(MADV_HUGEPAGE)
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of all layers."""
+    return spec.kv_heads * spec.layers * 2 * block_size * spec.head_dim * dtype.itemsize
+
+
+def blocks_for(spec: ModelSpec, block_size: int, dtype: torch.dtype, budget_bytes: int) -> int:
+    """How many blocks fit into `budget_bytes`. Raises ConfigError if they hold fewer tokens
+    than any use needs."""
+    each = block_bytes(spec, block_size, dtype)
+    blocks = budget_bytes // each
+    least = -(-min(_LEAST_TOKENS, spec.max_context) // block_size)
+    if blocks < least:
+        raise ConfigError(
+            f"the KV pool has {max(budget_bytes, 0)} bytes, room for {max(blocks, 0)} blocks: "
+            f"{spec.kv_heads} KV heads x {spec.layers} layers x 2 x {block_size} tokens x "
+            f"{spec.head_dim} x {dtype.itemsize} bytes = {each} bytes a block, and at least "
+            f"{least} blocks ({least * each} bytes) are needed; raise pool.memory_fraction, "
+            "free memory on this host, or use a smaller model"
+        )
+    return blocks

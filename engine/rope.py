@@ -1,0 +1,123 @@
+"""Rotary position embedding: angles of positions, and the rotation of queries and keys.
+
+The formulas are those of transformers (`modeling_rope_utils`), whose sources are RoPE
+(Su et al. 2021, arXiv:2104.09864), linear interpolation (Chen et al. 2023, arXiv:2306.15595),
+NTK-aware scaling, YaRN (Peng et al. 2023, arXiv:2309.00071) and the Llama 3.1 release.
+Holds the frequencies of one model; no state changes after construction.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from baton.engine.spec import ModelSpec, RopeSpec
+
+
+class Rotary:
+    """Cosines and sines for the positions of a step.
+
+    `dynamic` scaling depends on the sequence length, and a paged cache cannot turn its keys
+    again when a sequence grows. Here the angle depends on the token's own position alone:
+    below `max_position_embeddings` as without scaling; at position p beyond it, with the
+    frequencies of a sequence of p + 1 tokens. That is what transformers computes when a
+    sequence grows token by token with a cache, it is the same for every chunking and every
+    prefix hit, and it differs from transformers only for prompts longer than
+    `max_position_embeddings` (which transformers turns as a whole by the prompt's length).
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device | None = None) -> None:
+        self._rope = spec.rope
+        self._dim = spec.head_dim
+        frequencies, self.attention_factor = _frequencies(spec.rope, spec.head_dim)
+        self._frequencies = frequencies.to(device) if device else frequencies  # [head_dim / 2]
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of int64 `positions` [tokens], each [tokens, 1, head_dim]; the sine's
+        first half is negated, ready for `rotate`."""
+        frequencies = self._frequencies
+        if self._rope.kind == "dynamic":
+            frequencies = self._dynamic_frequencies(positions)
+        angles = positions.to(torch.float32)[:, None] * frequencies
+        cos = angles.cos() * self.attention_factor
+        sin = angles.sin() * self.attention_factor
+        return (
+            torch.cat((cos, cos), dim=-1).to(dtype)[:, None],
+            torch.cat((-sin, sin), dim=-1).to(dtype)[:, None],
+        )
+
+    def _dynamic_frequencies(self, positions: Tensor) -> Tensor:  # [tokens, head_dim / 2]
+        rope, dim = self._rope, self._dim
+        length = (positions + 1).clamp(min=rope.original_context).to(torch.float32)
+        stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
+        theta = rope.theta * stretch ** (dim / (dim - 2))
+        return 1.0 / (theta[:, None] ** _exponents(dim).to(positions.device))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn `x` [tokens, heads, head_dim] by the angles of its tokens (`Rotary.angles`)."""
+    half = x.shape[-1] // 2
+    return torch.addcmul(x * cos, x.roll(half, dims=-1), sin)
+
+
+def _exponents(dim: int) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
+
+
+def _frequencies(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
+    """Inverse frequencies, fp32 [dim / 2], and the factor on cosines and sines."""
+    if rope.kind == "yarn":
+        return _yarn(rope, dim)
+    plain = 1.0 / (rope.theta ** _exponents(dim))
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, plain), 1.0
+    return plain, 1.0
+
+
+def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    wavelength = 2 * math.pi / plain
+    longest = rope.original_context / rope.low_freq_factor
+    shortest = rope.original_context / rope.high_freq_factor
+    smooth = (rope.original_context / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - smooth) * plain / rope.factor + smooth * plain
+    kept_or_blended = torch.where(wavelength < shortest, plain, blended)
+    return torch.where(wavelength > longest, plain / rope.factor, kept_or_blended)
+
+
+def _yarn(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
+    powers = rope.theta ** _exponents(dim)
+    low = _correction_dim(rope, dim, rope.beta_fast)
+    high = _correction_dim(rope, dim, rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequencies = (1.0 / (rope.factor * powers)) * ramp + (1.0 / powers) * (1 - ramp)
+    return frequencies, _yarn_attention_factor(rope)
+
+
+def _correction_dim(rope: RopeSpec, dim: int, rotations: float) -> float:
+    """The dimension that turns `rotations` times over the original context."""
+    turns = rope.original_context / (rotations * 2 * math.pi)
+    return dim * math.log(turns) / (2 * math.log(rope.theta))
+
+
+def _yarn_attention_factor(rope: RopeSpec) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def magnitude(mscale: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
+    return magnitude(1.0)

@@ -1,0 +1,157 @@
+"""From logits to tokens: penalties, bias, temperature, truncation and the draw.
+
+A draw is Gumbel-max (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030) with noise that
+depends on (seed, choice, absolute position, token) alone, so neither the batch slot nor the
+batch changes it, and rounding in the logits changes it only where two candidates tie.
+Works on all draws of a step at once, in O(vocabulary) per draw; keeps no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.batch import Draw, Drawn, SamplingParams
+from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key
+
+_GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
+_NUCLEUS_CANDIDATES = 1024  # sorted first; more only where these hold too little mass
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    """Draw one token per row of `logits` [draws, vocab], float32, which may be overwritten.
+
+    Greedy is the highest logit after penalties and bias; the lowest id wins ties.
+    """
+    if not draws:
+        return []
+    adjust(logits, draws)
+    tokens = logits.argmax(dim=-1)
+    random = [
+        row for row, draw in enumerate(draws) if draw.params.temperature > _GREEDY_TEMPERATURE
+    ]
+    if random:
+        params = [draws[row].params for row in random]
+        kept = truncate(logits[random], params)
+        found = [_draw(row, draws[place]) for row, place in zip(kept, random, strict=True)]
+        tokens[random] = torch.tensor(found)
+    return _drawn(logits, tokens, draws)
+
+
+def adjust(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Apply penalties and logit bias in place, [draws, vocab].
+
+    Repetition (Keskar et al. 2019, arXiv:1909.05858) counts prompt and output; frequency and
+    presence count the output alone.
+    """
+    for row, draw in enumerate(draws):
+        params = draw.params
+        if params.needs_history and len(draw.history):
+            _penalize(logits[row], draw)
+        if params.logit_bias:
+            tokens = torch.tensor([token for token, _ in params.logit_bias])
+            amounts = torch.tensor([amount for _, amount in params.logit_bias])
+            logits[row].index_add_(0, tokens, amounts)
+
+
+def _penalize(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
+    params = draw.params
+    history = np.asarray(draw.history, dtype=np.int64)
+    if params.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(history))
+        found = logits[seen]
+        logits[seen] = torch.where(
+            found < 0, found * params.repetition_penalty, found / params.repetition_penalty
+        )
+    if params.frequency_penalty or params.presence_penalty:
+        output, counts = np.unique(history[draw.prompt_tokens :], return_counts=True)
+        amounts = params.frequency_penalty * counts + params.presence_penalty
+        logits[torch.from_numpy(output)] -= torch.from_numpy(amounts).to(torch.float32)
+
+
+def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Logits over temperature, [draws, vocab], with what top-k, top-p and min-p exclude at
+    minus infinity.
+
+    Each rule is a lowest logit to keep, so tokens that tie with the last one kept stay, and no
+    order among equals matters. Top-p counts mass among what top-k keeps, min-p is relative to
+    the best token (Nguyen et al. 2024, arXiv:2407.01082).
+    """
+    column = torch.tensor([[1.0 / p.temperature] for p in params])
+    scaled = logits * column
+    cutoff = torch.full((len(params), 1), -torch.inf)
+    vocab = scaled.shape[1]
+    ks = [p.top_k if 0 < p.top_k < vocab else 0 for p in params]
+    rows = [row for row, k in enumerate(ks) if k]
+    if rows:
+        best = scaled[rows].topk(max(ks), dim=-1).values
+        last = torch.tensor([[ks[row] - 1] for row in rows])
+        cutoff[rows] = best.gather(1, last)
+    rows = [row for row, p in enumerate(params) if p.top_p < 1.0]
+    if rows:
+        top_p = torch.tensor([[params[row].top_p] for row in rows], dtype=torch.float64)
+        cutoff[rows] = _nucleus_cutoff(scaled[rows], cutoff[rows], top_p)
+    rows = [row for row, p in enumerate(params) if p.min_p > 0]
+    if rows:
+        log_share = torch.tensor([[params[row].min_p] for row in rows]).log()
+        lowest = scaled[rows].amax(dim=-1, keepdim=True) + log_share
+        cutoff[rows] = torch.maximum(cutoff[rows], lowest)
+    return scaled.masked_fill_(scaled < cutoff, -torch.inf)
+
+
+def _nucleus_cutoff(scaled: Tensor, cutoff: Tensor, top_p: Tensor) -> Tensor:
+    """The lowest logit [rows, 1] of the smallest set that holds `top_p` of the mass above
+    `cutoff` (Holtzman et al. 2019, arXiv:1904.09751); at least one token."""
+    kept = scaled.masked_fill(scaled < cutoff, -torch.inf)
+    best = kept.amax(dim=-1, keepdim=True)
+    wanted = top_p * (kept - best).exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
+    count = min(_NUCLEUS_CANDIDATES, kept.shape[1])
+    while True:
+        ordered = kept.topk(count, dim=-1).values  # descending
+        weights = (ordered - best).exp().to(torch.float64)
+        mass = weights.cumsum(dim=-1)
+        if count == kept.shape[1] or bool((mass[:, -1:] >= wanted).all()):
+            break
+        count = min(count * 16, kept.shape[1])
+    size = (mass - weights < wanted).sum(dim=-1, keepdim=True).clamp(min=1)
+    return torch.maximum(ordered.gather(1, size - 1), cutoff)
+
+
+def _draw(kept: Tensor, draw: Draw) -> int:
+    """The token of the highest sum of logit and noise, among `kept` [vocab].
+
+    The best logit's sum is a mark to beat. A cheap bound on the noise rules out nearly all
+    other tokens, so that the exact noise is made for a handful; the result is the same.
+    """
+    key = stream_key(draw.params.seed, draw.choice, draw.position)
+    tokens = (kept > -torch.inf).nonzero()[:, 0]
+    logits = kept[tokens]
+    bits = noise_bits(key, tokens)
+    best = logits.argmax()
+    mark = logits[best] + gumbel(bits[best])
+    rivals = (logits + gumbel_bound(bits) >= mark).nonzero()[:, 0]  # the best is one of them
+    winner = (logits[rivals] + gumbel(bits[rivals])).argmax()
+    return int(tokens[rivals[winner]])
+
+
+def _drawn(logits: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    chosen = tokens.tolist()
+    rows = [row for row, draw in enumerate(draws) if draw.params.top_logprobs is not None]
+    found: dict[int, tuple[float, tuple[tuple[int, float], ...]]] = {}
+    if rows:
+        logprobs = logits[rows].log_softmax(dim=-1)
+        own = logprobs.gather(1, tokens[rows, None])[:, 0].tolist()
+        widest = max(draws[row].params.top_logprobs or 0 for row in rows)
+        best = logprobs.topk(min(widest, logprobs.shape[1]), dim=-1)
+        values, ids = best.values.tolist(), best.indices.tolist()
+        for place, row in enumerate(rows):
+            count = draws[row].params.top_logprobs or 0
+            top = tuple(zip(ids[place][:count], values[place][:count], strict=True))
+            found[row] = own[place], top
+    return [
+        Drawn(draw.choice, chosen[row], *found.get(row, (None, ())))
+        for row, draw in enumerate(draws)
+    ]

@@ -1,0 +1,175 @@
+"""The real `Engine`: a queue and one device thread that runs the steps.
+
+    event loop ── submit ──▶ bounded queue ──▶ device thread ── call_soon_threadsafe ──▶ future
+
+The loop that submits is the loop that awaits. The device thread alone touches the model and
+writes the pool; it ends with `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.batch import StepBatch, StepResult
+from baton.engine.pool import KvPool
+from baton.engine.runner import ModelRunner
+from baton.engine.spec import ModelSpec
+from baton.runtime.errors import BatonError, DeviceLost, EngineError
+
+_CLOSE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    batch: StepBatch
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[StepResult]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    source: int
+    target: int
+
+
+class TorchHandle:
+    """A step under way. Awaiting it from several tasks, or giving up, does not disturb it."""
+
+    def __init__(self, future: asyncio.Future[StepResult], timeout_s: float) -> None:
+        self._future = future
+        self._timeout_s = timeout_s
+
+    async def result(self) -> StepResult:
+        """Raises EngineError if the step failed, DeviceLost if it is not done in time."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._future), self._timeout_s)
+        except TimeoutError as error:
+            raise DeviceLost(f"the device gave no result within {self._timeout_s} s") from error
+
+
+class TorchEngine:
+    """Runs the steps of one `ModelRunner`. A failed step fails alone; a failed copy fails every
+    later step, since their blocks are not what the caller believes."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        threads: int = 0,
+        queue_steps: int = 256,
+        step_timeout_s: float = 300.0,
+    ) -> None:
+        """`threads` for the device thread's arithmetic; 0 leaves torch's own choice."""
+        self._runner = runner
+        self._threads = threads
+        self._step_timeout_s = step_timeout_s
+        self._jobs: queue.Queue[_Step | _Copy | None] = queue.Queue(maxsize=queue_steps)
+        self._closed = False
+        self._failure: Exception | None = None  # of a copy; the device thread's alone
+        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+        self._thread.start()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._runner.spec
+
+    @property
+    def pool(self) -> KvPool:
+        return self._runner.pool
+
+    @property
+    def max_context(self) -> int:
+        return self._runner.max_context
+
+    @property
+    def dtype_name(self) -> str:
+        """Of the KV: "float32" or "bfloat16"."""
+        return str(self._runner.pool.tensor.dtype).removeprefix("torch.")
+
+    def submit(self, batch: StepBatch) -> TorchHandle:
+        """Queue a step; must be called on a running event loop. Raises EngineError if the
+        engine is closed or its queue is full."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[StepResult] = loop.create_future()
+        self._put(_Step(batch, loop, future))
+        return TorchHandle(future, self._step_timeout_s)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Queue the copy of a whole block. Raises EngineError as `submit` does."""
+        self._put(_Copy(source, target))
+
+    async def close(self) -> None:
+        """Finish what is queued, then end the device thread. Idempotent. Raises EngineError
+        if it does not end in time."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._jobs.put, None, timeout=_CLOSE_S)
+        await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        if self._thread.is_alive():
+            raise EngineError(f"the device thread did not end within {_CLOSE_S} s")
+
+    def _put(self, job: _Step | _Copy) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full as error:
+            raise EngineError(f"{self._jobs.maxsize} steps are queued already") from error
+
+    def _serve(self) -> None:
+        """The device thread."""
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, _Copy):
+                self._copy(job)
+            else:
+                self._step(job)
+
+    def _copy(self, job: _Copy) -> None:
+        try:
+            self._runner.pool.copy_block(job.source, job.target)
+        except Exception as error:  # told with the next step's result
+            self._failure = error
+
+    def _step(self, job: _Step) -> None:
+        result: StepResult | None = None
+        failure: Exception | None = self._failure
+        if failure is None:
+            try:
+                result = self._runner.run(job.batch)
+            except Exception as error:  # told to who awaits the step
+                failure = error
+        _deliver(job.loop, lambda: _settle(job.future, result, failure))
+
+
+def _settle(
+    future: asyncio.Future[StepResult], result: StepResult | None, failure: Exception | None
+) -> None:
+    """On the event loop: hand the outcome over, translated into our error tree."""
+    if future.done():
+        return  # the loop is shutting down and has cancelled it
+    if result is not None:
+        future.set_result(result)
+        return
+    if isinstance(failure, BatonError):
+        future.set_exception(failure)
+        return
+    error = EngineError(f"the step failed: {failure}")
+    error.__cause__ = failure
+    future.set_exception(error)
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        # Nobody can be waiting: the loop that submitted the step is gone.
