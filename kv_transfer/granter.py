@@ -1,0 +1,326 @@
+"""The granter's end of a handoff: lets a prompt's blocks be read while they are being made.
+
+    listener   open, renew, closed      ─▶ lease
+    offerer    prompt.next() ─▶ Offer   at once; first tokens; failure
+    summer     offered blocks ─▶ Sums   while the reader is reading already
+
+The prompt's blocks stay pinned until the reader says `closed` or the lease has run out, even if
+the stream breaks or this handler is cancelled before. Then, once, `prompt.end()` unpins. The
+prompt and its blocks belong to the prefill worker; the lease and the stream belong here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from baton.kv_transfer.checksum import block_seed, partial_tag
+from baton.kv_transfer.lease import GranterLease
+from baton.kv_transfer.mover import Mover
+from baton.kv_transfer.sum_cache import SumCache
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime.config import HandoffConfig
+from baton.runtime.errors import BatonError, EngineError, HandoffError, LeaseLost
+from baton.runtime.links import Link, LinkClosed
+
+GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
+
+SUM_QUEUE_OFFERS = 64
+LAST_WORD_S = 0.2  # to tell a reader why its handoff ends
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Blocks that will not change any more. `first` is the place of the first one; a partial
+    last block comes alone, without identity, with its count of tokens."""
+
+    first: int
+    blocks: tuple[int, ...]
+    identities: tuple[bytes, ...]
+    partial_tokens: int = 0
+
+
+class GrantedPrompt(Protocol):
+    """An admitted prompt, as the prefill worker makes it known."""
+
+    async def next(self) -> Computed | handoff_pb2.FirstTokens | None:
+        """What is there next; None: nothing more will come. Raises BatonError. Is cancelled
+        when the handoff ends before."""
+        ...
+
+    def end(self) -> None:
+        """Unpin and cancel: the handoff has ended. Called exactly once."""
+        ...
+
+
+Admit = Callable[[handoff_pb2.OpenHandoff], GrantedPrompt]
+Send = Callable[[handoff_pb2.GranterMessage], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantReport:
+    """`refused`: not admitted, nothing was pinned; `failure` says why, there or in a handoff
+    that was ended after the granter's own failure."""
+
+    end: Literal["closed", "expired", "refused"]
+    offered_blocks: int = 0
+    seconds: float = 0.0
+    failure: Exception | None = None
+
+
+async def grant(
+    link: GranterLink,
+    admit: Admit,
+    mover: Mover,
+    boot_id: bytes,
+    config: HandoffConfig,
+    sums: SumCache | None = None,
+) -> GrantReport:
+    """Serve one handoff to its end; returns when nothing of it is pinned any more.
+
+    `admit` may raise (Overloaded, InvalidRequest): the reader is told. Cancelling counts as a
+    broken stream: the pins outlive it until the lease has run out, then CancelledError is
+    raised. `sums` saves summing a shared prefix again; see its contract.
+    """
+    handoff = asyncio.create_task(_serve(link, admit, mover, boot_id, config, sums))
+    cancelled = False
+    while not handoff.done():
+        try:
+            await asyncio.wait({handoff})  # bounded by the lease
+        except asyncio.CancelledError:
+            cancelled = True
+    report = handoff.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return report
+
+
+async def _serve(
+    link: GranterLink,
+    admit: Admit,
+    mover: Mover,
+    boot_id: bytes,
+    config: HandoffConfig,
+    sums: SumCache | None,
+) -> GrantReport:
+    started = _now()
+    try:
+        opening = await _opening(link, boot_id, config)
+        received = _now()
+        prompt = admit(opening)
+    except LinkClosed as error:
+        return GrantReport("refused", failure=error)
+    except Exception as error:  # the reader is told before it goes on
+        await _last_word(link.send, error)
+        await link.close()
+        if not isinstance(error, BatonError):
+            raise
+        return GrantReport("refused", seconds=_now() - started, failure=error)
+    mover.hold_progress()
+    try:
+        return await _Handoff(link, opening, received, prompt, mover, boot_id, config, sums).run()
+    finally:
+        mover.drop_progress()
+        prompt.end()
+
+
+async def _opening(
+    link: GranterLink, boot_id: bytes, config: HandoffConfig
+) -> handoff_pb2.OpenHandoff:
+    """The first message. Raises HandoffError if it is none that this worker can serve."""
+    try:
+        async with asyncio.timeout(config.lease_s):
+            message = await link.receive()
+    except TimeoutError:
+        raise HandoffError(f"no opening came in {config.lease_s:g} s") from None
+    if message.WhichOneof("kind") != "open":
+        raise HandoffError("a handoff begins with its opening")
+    opening = message.open
+    if opening.granter_boot_id != boot_id:
+        raise HandoffError(
+            f"the handoff is for worker {opening.granter_boot_id.hex()}; this one's boot id is "
+            f"{boot_id.hex()}: it has restarted"
+        )
+    if opening.lease_ms == 0 or not opening.tokens or len(opening.handoff_id) != 16:
+        raise HandoffError("the opening lacks a lease, tokens or a handoff id of 16 bytes")
+    return opening
+
+
+class _Handoff:
+    """One admitted handoff, from `opened` to its end."""
+
+    def __init__(
+        self,
+        link: GranterLink,
+        opening: handoff_pb2.OpenHandoff,
+        received: float,
+        prompt: GrantedPrompt,
+        mover: Mover,
+        boot_id: bytes,
+        config: HandoffConfig,
+        sums: SumCache | None,
+    ) -> None:
+        self._link = link
+        self._opening = opening
+        self._lease_ms = min(opening.lease_ms, int(config.lease_s * 1000))
+        self._lease = GranterLease(self._lease_ms / 1000, received)
+        self._prompt = prompt
+        self._mover = mover
+        self._boot_id = boot_id
+        self._verify = config.verify
+        self._cache = sums
+        self._sending = asyncio.Lock()
+        self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(SUM_QUEUE_OFFERS)
+        self._closed = asyncio.Event()
+        self._offered = 0
+        self._failure: Exception | None = None
+
+    async def run(self) -> GrantReport:
+        started = _now()
+        tasks = [
+            asyncio.create_task(self._listen()),
+            asyncio.create_task(self._offer_all()),
+            asyncio.create_task(self._sum_all()),
+        ]
+        while not self._closed.is_set() and not self._lease.expired(_now()):
+            try:
+                async with asyncio.timeout(self._lease.remaining(_now())):
+                    await self._closed.wait()
+            except TimeoutError:
+                continue  # renewed meanwhile, or expired
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*tasks[1:], return_exceptions=True)
+        await self._hang_up(tasks[0])
+        end: Literal["closed", "expired"] = "closed" if self._closed.is_set() else "expired"
+        return GrantReport(end, self._offered, _now() - started, self._failure)
+
+    async def _hang_up(self, listener: asyncio.Task[None]) -> None:
+        if not self._closed.is_set() and not listener.done():
+            await _last_word(self._send, LeaseLost("the lease has run out"))
+        await self._link.close()
+        listener.cancel()
+        await asyncio.gather(listener, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                message = await self._link.receive()
+                kind = message.WhichOneof("kind")
+                if kind == "closed":
+                    self._closed.set()
+                    return
+                if kind != "renew":
+                    await self._fail(HandoffError(f"{kind} has no place in an open handoff"))
+                elif self._lease.renewed(message.renew.n, _now()):
+                    n = message.renew.n
+                    await self._send(
+                        handoff_pb2.GranterMessage(acknowledged=handoff_pb2.Acknowledged(n=n))
+                    )
+                else:
+                    await self._fail(LeaseLost("the lease had run out before its renewal"))
+        except LinkClosed:
+            return  # the lease goes on without renewals
+
+    async def _offer_all(self) -> None:
+        try:
+            opened = handoff_pb2.Opened(lease_ms=self._lease_ms)
+            await self._send(handoff_pb2.GranterMessage(opened=opened))
+            while (item := await self._prompt.next()) is not None:
+                if self._lease.expired(_now()):
+                    return
+                if isinstance(item, Computed):
+                    await self._offer(item)
+                else:
+                    await self._send(handoff_pb2.GranterMessage(first_tokens=item))
+        except LinkClosed:
+            return
+        except Exception as error:  # ends this handoff; the reader is told
+            await self._fail(error)
+
+    async def _offer(self, computed: Computed) -> None:
+        held = max(0, self._opening.held_blocks - computed.first)  # the reader has those
+        wanted = Computed(
+            computed.first + held,
+            computed.blocks[held:],
+            computed.identities[held:],
+            computed.partial_tokens,
+        )
+        if not wanted.blocks:
+            return
+        offer = handoff_pb2.Offer(
+            first=wanted.first, blocks=wanted.blocks, partial_tokens=wanted.partial_tokens
+        )
+        await self._send(handoff_pb2.GranterMessage(offer=offer))
+        self._offered += len(wanted.blocks)
+        if self._verify:
+            await self._to_sum.put(wanted)
+
+    async def _sum_all(self) -> None:
+        try:
+            while True:
+                computed = await self._to_sum.get()
+                sums = handoff_pb2.Sums(first=computed.first, sums=await self._sums(computed))
+                await self._send(handoff_pb2.GranterMessage(sums=sums))
+        except LinkClosed:
+            return
+        except Exception as error:  # ends this handoff; the reader is told
+            await self._fail(error)
+
+    async def _sums(self, computed: Computed) -> list[int]:
+        """The blocks' sums in order, those of the cache not computed again."""
+        tags = list(computed.identities)
+        if computed.partial_tokens:
+            tags = [partial_tag(self._opening.handoff_id, computed.partial_tokens)]
+        cache = None if computed.partial_tokens else self._cache
+        known = {
+            i: row
+            for i, (block, tag) in enumerate(zip(computed.blocks, tags, strict=True))
+            if cache is not None and (row := cache.get(block, tag)) is not None
+        }
+        missing = [i for i in range(len(tags)) if i not in known]
+        if missing:
+            blocks = [computed.blocks[i] for i in missing]
+            seeds = [block_seed(self._boot_id, computed.blocks[i], tags[i]) for i in missing]
+            for i, row in zip(missing, await self._mover.checksums(blocks, seeds), strict=True):
+                known[i] = row
+                if cache is not None:
+                    cache.put(computed.blocks[i], tags[i], row)
+        return [int(value) for value in np.concatenate([known[i] for i in range(len(tags))])]
+
+    async def _fail(self, error: Exception) -> None:
+        """Tell the reader; it will close. Pins stay until it does, or the lease is over."""
+        self._failure = self._failure or error
+        try:
+            await self._send(_failed(error))
+        except LinkClosed:
+            return
+
+    async def _send(self, message: handoff_pb2.GranterMessage) -> None:
+        async with self._sending:
+            await self._link.send(message)
+
+
+def _failed(error: Exception) -> handoff_pb2.GranterMessage:
+    """An error that is not ours goes out as an EngineError with its name alone."""
+    if not isinstance(error, BatonError):
+        error = EngineError(f"the prefill worker failed: {type(error).__name__}")
+    failure = worker_pb2.Failure(code=error.code, detail=str(error), retryable=error.retryable)
+    return handoff_pb2.GranterMessage(failed=failure)
+
+
+async def _last_word(send: Send, error: Exception) -> None:
+    """Say why the handoff ends, if the stream takes it in time."""
+    sending = asyncio.create_task(send(_failed(error)))
+    await asyncio.wait({sending}, timeout=LAST_WORD_S)
+    if not sending.done():
+        sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

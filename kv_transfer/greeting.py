@@ -1,0 +1,105 @@
+"""The greeting of two workers: who they are, whether their pools fit, where the bytes are.
+
+Pure. `check` names everything that differs at once, so that an operator repairs it in one go.
+A tensor-parallel size or rank may differ; nothing else may.
+"""
+
+from __future__ import annotations
+
+from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
+from baton.kv_transfer.layout import LAYOUT_VERSION
+from baton.kv_transfer.mover import PeerPool
+from baton.proto import handoff_pb2
+from baton.runtime.errors import Incompatible
+
+PROTOCOL_VERSION = 1
+BOOT_ID_BYTES = 16
+
+_MAY_DIFFER = {"tp_size", "tp_rank"}
+
+
+def compatibility(
+    model_fingerprint: str,
+    kv_dtype: str,
+    block_size: int,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+) -> handoff_pb2.Compatibility:
+    """What a pool must have in common with its peers; versions are this package's own."""
+    return handoff_pb2.Compatibility(
+        protocol_version=PROTOCOL_VERSION,
+        model_fingerprint=model_fingerprint,
+        kv_dtype=kv_dtype,
+        block_size=block_size,
+        layout_version=LAYOUT_VERSION,
+        checksum_algorithm=CHECKSUM_ALGORITHM,
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        tp_size=tp_size,
+        tp_rank=tp_rank,
+    )
+
+
+def build(
+    worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility
+) -> handoff_pb2.Greeting:
+    """A worker's greeting; `pool` is what its mover describes."""
+    return handoff_pb2.Greeting(
+        worker_id=worker_id,
+        boot_id=pool.boot_id,
+        compatibility=common,
+        pool=handoff_pb2.PoolDescription(
+            mover=pool.mover,
+            metadata=pool.metadata,
+            base_address=pool.base_address,
+            block_bytes=pool.block_bytes,
+            num_blocks=pool.num_blocks,
+            device_id=pool.device_id,
+            memory=pool.memory,
+        ),
+    )
+
+
+def check(mine: handoff_pb2.Greeting, theirs: handoff_pb2.Greeting) -> None:
+    """Raise Incompatible, naming every difference with both values, unless KV may move."""
+    ours, other = mine.compatibility, theirs.compatibility
+    pairs = [
+        (name, getattr(ours, name), getattr(other, name))
+        for name in (field.name for field in ours.DESCRIPTOR.fields)
+        if name not in _MAY_DIFFER
+    ]
+    pairs.append(("mover", mine.pool.mover, theirs.pool.mover))
+    if ours.tp_size == other.tp_size:
+        pairs.append(("block_bytes", mine.pool.block_bytes, theirs.pool.block_bytes))
+    wrong = [
+        f"{name} {here!r} here, {there!r} there" for name, here, there in pairs if here != there
+    ]
+    if wrong:
+        raise Incompatible(f"worker {theirs.worker_id} does not fit: " + "; ".join(wrong))
+
+
+def peer_pool(theirs: handoff_pb2.Greeting) -> PeerPool:
+    """The peer's pool, for `Mover.connect`. Raises Incompatible if it cannot be one."""
+    pool = theirs.pool
+    if len(theirs.boot_id) != BOOT_ID_BYTES:
+        raise Incompatible(
+            f"worker {theirs.worker_id} has a boot id of {len(theirs.boot_id)} bytes"
+        )
+    if not pool.num_blocks or not pool.block_bytes:
+        raise Incompatible(f"worker {theirs.worker_id} describes an empty pool")
+    if pool.base_address + pool.num_blocks * pool.block_bytes >= 1 << 64:
+        raise Incompatible(f"worker {theirs.worker_id} describes a pool beyond 64-bit addresses")
+    return PeerPool(
+        boot_id=theirs.boot_id,
+        mover=pool.mover,
+        metadata=pool.metadata,
+        base_address=pool.base_address,
+        block_bytes=pool.block_bytes,
+        num_blocks=pool.num_blocks,
+        device_id=pool.device_id,
+        memory=pool.memory,
+    )

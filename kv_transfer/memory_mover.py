@@ -1,0 +1,210 @@
+"""A mover between pools of one process, on the event loop alone: for tests and simulation.
+
+A `MemoryExchange` stands for the network: it knows the pools by boot id and decides each READ's
+fate (delay, failure, stuck, corrupt). Bytes are copied at the moment of landing, so a late READ
+brings whatever the granter's blocks hold by then. The exchange owns the stuck READs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.kv_transfer import checksum
+from baton.kv_transfer.mover import PeerPool, PoolView
+from baton.runtime.errors import ReadFailed
+
+KIND = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A READ about to start, as the exchange's `decide` sees it. `number` counts all READs."""
+
+    number: int
+    reader: bytes
+    granter: bytes
+    remote: tuple[int, ...]
+    local: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a READ.
+
+    `failed`: nothing lands, and it says so after the delay. `stuck`: it neither lands nor fails
+    until the exchange's `release_stuck`. `corrupt`: one bit of this one of its blocks (an index
+    into `local`) lands flipped.
+    """
+
+    delay_s: float = 0.0
+    failed: bool = False
+    stuck: bool = False
+    corrupt: int | None = None
+
+
+class MemoryExchange:
+    """The pools of a process by boot id, and what happens to READs between them."""
+
+    def __init__(self, decide: Callable[[Attempt], Fate] | None = None) -> None:
+        self.decide = decide or (lambda attempt: Fate())
+        self.reads = 0
+        self.checksum_s = 0.0
+        self._pools: dict[bytes, NDArray[np.uint8]] = {}
+        self._stuck: list[MemoryRead] = []
+
+    def join(self, boot_id: bytes, pool: NDArray[np.uint8]) -> None:
+        self._pools[boot_id] = pool
+
+    def leave(self, boot_id: bytes) -> None:
+        """The worker died: READs from its pool that have not landed fail."""
+        self._pools.pop(boot_id, None)
+
+    def pool(self, boot_id: bytes) -> NDArray[np.uint8] | None:
+        return self._pools.get(boot_id)
+
+    def hold_back(self, read: MemoryRead) -> None:
+        self._stuck.append(read)
+
+    @property
+    def stuck(self) -> int:
+        """READs that are held back."""
+        return len(self._stuck)
+
+    def release_stuck(self) -> int:
+        """Let every READ that is held back land now; how many there were."""
+        held, self._stuck = self._stuck, []
+        for read in held:
+            read.finish()
+        return len(held)
+
+
+class MemoryRead:
+    """One READ; implements `mover.Read`."""
+
+    def __init__(
+        self,
+        exchange: MemoryExchange,
+        attempt: Attempt,
+        target: NDArray[np.uint8],
+        fate: Fate,
+        summing: Callable[[], NDArray[np.uint64]] | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.landed: asyncio.Future[None] = loop.create_future()
+        self.settled: asyncio.Future[None] = loop.create_future()
+        self.landed.add_done_callback(lambda done: done.exception())  # it may go unwatched
+        self._summing = summing
+        self.sums: asyncio.Future[NDArray[np.uint64]] | None = None
+        if summing is not None:
+            self.sums = loop.create_future()
+            self.sums.add_done_callback(lambda done: done.exception())
+        self._exchange = exchange
+        self._attempt = attempt
+        self._target = target
+        self._fate = fate
+        if fate.stuck:
+            exchange.hold_back(self)
+        else:
+            loop.call_later(fate.delay_s, self.finish)
+
+    def finish(self) -> None:
+        """Land, or fail; settled either way."""
+        attempt = self._attempt
+        source = self._exchange.pool(attempt.granter)
+        if self._fate.failed or source is None:
+            failure = ReadFailed(f"the READ from worker {attempt.granter.hex()[:8]} failed")
+            self.landed.set_exception(failure)
+            if self.sums is not None:
+                self.sums.set_exception(failure)
+        else:
+            self._target[list(attempt.local)] = source[list(attempt.remote)]
+            if self._fate.corrupt is not None:
+                self._target[attempt.local[self._fate.corrupt], 0] ^= 1
+            self.landed.set_result(None)
+            # as a thread would, summing takes a while
+            asyncio.get_running_loop().call_later(self._exchange.checksum_s, self._sum)
+        self.settled.set_result(None)
+
+    def _sum(self) -> None:
+        if self.sums is not None and self._summing is not None:
+            self.sums.set_result(self._summing())
+
+
+class MemoryMover:
+    """Implements `mover.Mover` between the pools of one `MemoryExchange`."""
+
+    kind = KIND
+
+    def __init__(self, view: PoolView, boot_id: bytes, exchange: MemoryExchange) -> None:
+        checksum.words_of(view.array, view.slabs)
+        self.slabs = view.slabs
+        self.holds = 0  # leases that ask for progress
+        self._array = view.array
+        self._boot_id = boot_id
+        self._exchange = exchange
+        self._peers: dict[bytes, PeerPool] = {}
+        exchange.join(boot_id, view.array)
+
+    def describe(self) -> PeerPool:
+        blocks, block_bytes = self._array.shape
+        return PeerPool(
+            boot_id=self._boot_id,
+            mover=KIND,
+            metadata=b"",
+            base_address=0,
+            block_bytes=block_bytes,
+            num_blocks=blocks,
+        )
+
+    async def connect(self, peer: PeerPool) -> None:
+        if self._exchange.pool(peer.boot_id) is None:
+            raise ReadFailed(f"no worker {peer.boot_id.hex()[:8]} in this process")
+        self._peers[peer.boot_id] = peer
+
+    def peer(self, boot_id: bytes) -> PeerPool:
+        found = self._peers.get(boot_id)
+        if found is None:
+            raise ReadFailed(f"worker {boot_id.hex()[:8]} is not connected")
+        return found
+
+    def forget(self, boot_id: bytes) -> None:
+        self._peers.pop(boot_id, None)
+
+    def read(
+        self,
+        boot_id: bytes,
+        remote: Sequence[int],
+        local: Sequence[int],
+        seeds: Sequence[int] | None = None,
+    ) -> MemoryRead:
+        self.peer(boot_id)
+        if len(remote) != len(local):
+            raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
+        self._exchange.reads += 1
+        attempt = Attempt(self._exchange.reads, self._boot_id, boot_id, tuple(remote), tuple(local))
+        fate = self._exchange.decide(attempt)
+
+        def summing() -> NDArray[np.uint64]:
+            return checksum.checksums(self._array, local, seeds or (), self.slabs)
+
+        return MemoryRead(
+            self._exchange, attempt, self._array, fate, None if seeds is None else summing
+        )
+
+    async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        await asyncio.sleep(self._exchange.checksum_s)  # as a thread would, it takes a while
+        return checksum.checksums(self._array, blocks, seeds, self.slabs)
+
+    def hold_progress(self) -> None:
+        self.holds += 1
+
+    def drop_progress(self) -> None:
+        self.holds -= 1
+
+    async def close(self) -> None:
+        self._exchange.leave(self._boot_id)

@@ -1,0 +1,103 @@
+"""The `Mover` seam: bytes between two pools, by one-sided READ into the caller's own pool.
+
+A mover knows one local pool and its peers' pools by boot id. It never writes into a peer's
+memory (invariant I1). It measures nothing about leases: whoever reads decides whether to
+trust the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The local pool as plain memory: what a mover registers and a checksum reads.
+
+    `array` is the pool's bytes, shape [blocks, block_bytes], uint8, C-contiguous, and shares
+    memory with the engine's tensor. `slabs` is the number of KV head slabs of a block, each
+    block_bytes / slabs long.
+    """
+
+    array: NDArray[np.uint8]
+    slabs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPool:
+    """A peer's pool, as it describes itself in its greeting."""
+
+    boot_id: bytes
+    mover: str
+    metadata: bytes
+    base_address: int
+    block_bytes: int
+    num_blocks: int
+    device_id: int = 0
+    memory: str = "DRAM"
+
+
+class Read(Protocol):
+    """One READ under way.
+
+    `landed` completes when every byte is in place, or fails with ReadFailed. `settled`
+    completes once no byte of this READ can land any more, whatever became of it: until then
+    its destination blocks must not be used for anything else (quarantine). A READ that landed
+    has settled. `sums`, if the READ was given seeds, brings the checksums of the bytes that
+    landed, [blocks, slabs], taken while they are still in the cache; it fails as `landed` does.
+    No future of these is to be cancelled.
+    """
+
+    landed: asyncio.Future[None]
+    settled: asyncio.Future[None]
+    sums: asyncio.Future[NDArray[np.uint64]] | None
+
+
+class Mover(Protocol):
+    kind: str  # "nixl" or "memory"
+    slabs: int  # KV head slabs of a local block: columns of `checksums`
+
+    def describe(self) -> PeerPool:
+        """The local pool for a peer's `connect`; carries the local boot id."""
+        ...
+
+    async def connect(self, peer: PeerPool) -> None:
+        """Make the peer's pool readable. Idempotent per boot id. Raises ReadFailed."""
+        ...
+
+    def peer(self, boot_id: bytes) -> PeerPool:
+        """A connected peer's pool. Raises ReadFailed if it is not connected."""
+        ...
+
+    def forget(self, boot_id: bytes) -> None:
+        """Drop all that is cached about a peer that has died."""
+        ...
+
+    def read(
+        self,
+        boot_id: bytes,
+        remote: Sequence[int],
+        local: Sequence[int],
+        seeds: Sequence[int] | None = None,
+    ) -> Read:
+        """Start reading the peer's blocks `remote` into the own blocks `local`, pairwise, and
+        sum them with `seeds` once they are here. Never blocks the event loop."""
+        ...
+
+    async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        """Sums of own blocks, shape [blocks, slabs], off the event loop in one call."""
+        ...
+
+    def hold_progress(self) -> None:
+        """A lease has begun: serve peers' READs promptly until `drop_progress`. Counted."""
+        ...
+
+    def drop_progress(self) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,289 @@
+"""One NIXL agent and the thread that alone talks to it.
+
+NIXL's calls may block (a READ over shared memory is copied inside `transfer`), so they run here,
+off the event loop. The thread posts READs, polls those under way, and polls notifications, which
+is what serves peers' READs: every millisecond while asked to, seldom otherwise. It knows no
+asyncio: results go to the callbacks that came with a command, in this thread.
+
+A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle stops
+nothing for certain (docs/decisions.md), so an abandoned READ is polled on and its peer kept.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.kv_transfer.mover import PeerPool
+from baton.runtime import logs
+from baton.runtime.errors import ConfigError, ReadFailed
+
+log = logs.get(__name__)
+
+MAX_COMMANDS = 4096
+START_TIMEOUT_S = 30.0
+STOP_PATIENCE_S = 1.0  # for READs under way when the agent stops
+SPIN_S = 0.0001  # between polls of READs under way
+HELD_POLL_S = 0.001  # while leases exist
+IDLE_POLL_S = 0.02
+STUMBLE_PAUSE_S = 0.2
+
+_BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
+
+Ended = Callable[[ReadFailed | None], None]  # called in the agent's thread
+
+
+@dataclass(slots=True)
+class _Peer:
+    boot_id: bytes
+    name: Any
+    blocks: Any  # prepared descriptors of its whole pool
+    reads: int = 0  # under way
+    forgotten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    handle: Any
+    peer: _Peer
+    ended: Ended
+
+
+def load_bindings() -> Any:
+    """NIXL's Python module, without torch where possible. Raises ConfigError without NIXL."""
+    for name in _BINDINGS:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        for known in [n for n in logging.root.manager.loggerDict if n.startswith("nixl")]:
+            logging.getLogger(known).setLevel(logging.WARNING)  # it prints on stdout
+        return module
+    raise ConfigError("NIXL is not installed: pip install 'baton-serve[worker]'")
+
+
+class NixlAgent:
+    """The agent of one pool, `array` [blocks, block_bytes], which must outlive it."""
+
+    def __init__(self, array: NDArray[np.uint8], name: str) -> None:
+        self._array = array
+        self._name = name
+        self._commands: queue.Queue[Callable[[], None]] = queue.Queue(MAX_COMMANDS)
+        self._forgets: deque[bytes] = deque()  # at most one for each connected peer
+        self._peers: dict[bytes, _Peer] = {}
+        self._leaving: list[_Peer] = []  # forgotten with READs under way
+        self._flights: list[_Flight] = []
+        self._stopping = False
+        self.holds = 0  # leases that ask for progress; written by the owner's thread
+        self.unsettled = 0  # READs under way, as of the last poll
+        started: Future[bytes] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name=f"nixl-{name[:8]}", daemon=True
+        )
+        self._thread.start()
+        try:
+            self.metadata: bytes = started.result(START_TIMEOUT_S)
+        except TimeoutError:
+            raise ConfigError(
+                f"NIXL did not start in {START_TIMEOUT_S:g} s: run `baton doctor`"
+            ) from None
+
+    def do(self, command: Callable[[], None]) -> bool:
+        """Run a command in the agent's thread; False: too many wait."""
+        try:
+            self._commands.put_nowait(command)
+        except queue.Full:
+            return False
+        return True
+
+    def forget(self, boot_id: bytes) -> None:
+        """Release a connected peer before any later command, or when its last READ under way
+        has ended."""
+        self._forgets.append(boot_id)
+        self.wake()
+
+    def wake(self) -> None:
+        """Poll now rather than after the idle pause; needless where commands wait."""
+        self.do(lambda: None)
+
+    def stop(self) -> None:
+        """End the thread; blocks for at most the patience with READs under way and as much
+        again. READs that still have not ended then never report: their blocks stay lost."""
+        self._stopping = True
+        self.wake()
+        self._thread.join(2 * STOP_PATIENCE_S)
+
+    # What follows runs in the agent's thread.
+
+    def connect(self, pool: PeerPool) -> None:
+        """Prepare to read a peer's pool. Raises ReadFailed."""
+        if pool.boot_id in self._peers:
+            return
+        if any(peer.boot_id == pool.boot_id for peer in self._leaving):
+            raise ReadFailed(f"READs from {_short(pool.boot_id)} of before are still under way")
+        try:
+            name = self._agent.add_remote_agent(pool.metadata)
+            blocks = self._agent.prep_xfer_dlist(
+                name,
+                _every_block(pool.base_address, pool.block_bytes, pool.num_blocks, pool.device_id),
+                pool.memory,
+            )
+        except Exception as error:
+            raise ReadFailed(f"NIXL cannot reach {_short(pool.boot_id)}: {error}") from error
+        self._peers[pool.boot_id] = _Peer(pool.boot_id, name, blocks)
+
+    def _forget(self, boot_id: bytes) -> None:
+        peer = self._peers.pop(boot_id, None)
+        if peer is None:
+            return
+        peer.forgotten = True
+        if peer.reads == 0:
+            self._release_peer(peer)
+        else:
+            self._leaving.append(peer)
+
+    def read(
+        self, boot_id: bytes, remote: Sequence[int], local: Sequence[int], ended: Ended
+    ) -> None:
+        """Post a READ; `ended` is called once, when no byte of it can land any more."""
+        peer = self._peers.get(boot_id)
+        if peer is None:
+            ended(ReadFailed(f"{_short(boot_id)} is not connected"))
+            return
+        try:
+            handle = self._agent.make_prepped_xfer(
+                "READ",
+                self._blocks,
+                np.asarray(local, dtype=np.int32),
+                peer.blocks,
+                np.asarray(remote, dtype=np.int32),
+            )
+        except Exception as error:
+            ended(_failed(error))  # never posted
+            return
+        peer.reads += 1
+        flight = _Flight(handle, peer, ended)
+        if not self._ends(flight, self._agent.transfer):
+            self._flights.append(flight)
+
+    def _run(self, started: Future[bytes]) -> None:
+        try:
+            self._open()
+        except Exception as error:
+            started.set_exception(error)
+            return
+        started.set_result(self._agent.get_agent_metadata())
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception:  # READs under way must go on being polled
+                log.exception("the NIXL thread stumbled")
+                time.sleep(STUMBLE_PAUSE_S)
+        deadline = time.monotonic() + STOP_PATIENCE_S
+        while self._flights and time.monotonic() < deadline:
+            self._turn()
+        self._close()
+
+    def _open(self) -> None:
+        bindings = load_bindings()
+        config = bindings.nixl_agent_config(backends=[], enable_prog_thread=False)
+        self._agent = bindings.nixl_agent(self._name, config)
+        self._agent.create_backend("UCX", {})
+        base, size = self._array.ctypes.data, self._array.nbytes
+        self._registered = self._agent.register_memory([(base, size, 0, "")], "DRAM")
+        blocks, block_bytes = self._array.shape
+        self._blocks = self._agent.prep_xfer_dlist(
+            "NIXL_INIT_AGENT", _every_block(base, block_bytes, blocks, 0), "DRAM"
+        )
+
+    def _turn(self) -> None:
+        """Wait for commands, at most until the next poll is due; run them; poll."""
+        pause = SPIN_S if self._flights else HELD_POLL_S if self.holds else IDLE_POLL_S
+        try:
+            self._command(self._commands.get(timeout=pause))
+            while True:
+                self._command(self._commands.get_nowait())
+        except queue.Empty:
+            pass  # all have run
+        except Exception:
+            log.exception("a command of the NIXL thread failed")
+        self._flights = [
+            flight
+            for flight in self._flights
+            if not self._ends(flight, self._agent.check_xfer_state)
+        ]
+        self.unsettled = len(self._flights)
+        self._agent.get_new_notifs()  # serves peers; the messages carry nothing
+
+    def _command(self, command: Callable[[], None]) -> None:
+        while self._forgets:
+            self._forget(self._forgets.popleft())
+        command()
+
+    def _ends(self, flight: _Flight, ask: Callable[[Any], str]) -> bool:
+        """Ask NIXL about a READ, by posting or polling; tell its owner if it has ended."""
+        failure: ReadFailed | None = None
+        try:
+            state = ask(flight.handle)
+        except Exception as error:
+            failure = _failed(error)
+        else:
+            if state == "PROC":
+                return False
+            if state != "DONE":
+                failure = ReadFailed(f"NIXL reports {state} for a READ")
+        self._release(flight.handle)
+        flight.peer.reads -= 1
+        if flight.peer.forgotten and flight.peer.reads == 0:
+            self._leaving.remove(flight.peer)
+            self._release_peer(flight.peer)
+        flight.ended(failure)
+        return True
+
+    def _release(self, handle: Any) -> None:
+        try:
+            handle.release()
+        except Exception as error:
+            log.warning("NIXL did not release a handle", why=str(error))
+
+    def _release_peer(self, peer: _Peer) -> None:
+        self._release(peer.blocks)
+        try:
+            self._agent.remove_remote_agent(peer.name)
+        except Exception as error:
+            log.warning("NIXL did not remove a peer", why=str(error))
+
+    def _close(self) -> None:
+        if self._flights:
+            log.error("the NIXL thread ends with READs under way", reads=len(self._flights))
+            return  # tearing down beneath them could be worse
+        for boot_id in list(self._peers):
+            self._forget(boot_id)
+        self._release(self._blocks)
+        self._agent.deregister_memory(self._registered)
+
+
+def _every_block(base: int, block_bytes: int, blocks: int, device: int) -> NDArray[np.uint64]:
+    """NIXL's compressed list (address, length, device, stride, count): one for each block."""
+    return np.array([[base, block_bytes, device, block_bytes, blocks]], dtype=np.uint64)
+
+
+def _failed(error: Exception) -> ReadFailed:
+    failure = ReadFailed(f"NIXL: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _short(boot_id: bytes) -> str:
+    return f"worker {boot_id.hex()[:8]}"

@@ -1,0 +1,211 @@
+"""The mover between processes and hosts: one-sided READs by NIXL over UCX.
+
+The event loop's side: it hands READs to the agent's thread and turns their ends into futures.
+The agent's thread also sums what it has read; a granter's sums have a thread of their own.
+Deadlines are the reader's concern: an abandoned READ settles when NIXL reports its end, which
+for a peer that is cut off may be never. The pool's memory belongs to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.kv_transfer import checksum
+from baton.kv_transfer.mover import PeerPool, PoolView
+from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.runtime.errors import ReadFailed
+
+KIND = "nixl"
+CONNECT_TIMEOUT_S = 5.0
+MAX_CHECKSUM_CALLS = 64  # waiting or running; one more waits on the event loop
+
+
+class NixlRead:
+    """One READ; implements `mover.Read`."""
+
+    def __init__(self, summed: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.sums: asyncio.Future[NDArray[np.uint64]] | None = None
+        if summed:
+            self.sums = loop.create_future()
+            self.sums.add_done_callback(lambda done: done.exception())
+        self.landed: asyncio.Future[None] = loop.create_future()
+        self.settled: asyncio.Future[None] = loop.create_future()
+        self.landed.add_done_callback(lambda done: done.exception())  # it may go unwatched
+
+    def end(self, failure: ReadFailed | None) -> None:
+        """NIXL has reported: landed or failed, and settled either way."""
+        if failure is None:
+            self.landed.set_result(None)
+        else:
+            self.landed.set_exception(failure)
+            if self.sums is not None:
+                self.sums.set_exception(failure)
+        self.settled.set_result(None)
+
+    def summed(self, sums: NDArray[np.uint64]) -> None:
+        if self.sums is not None:
+            self.sums.set_result(sums)
+
+
+class NixlMover:
+    """Implements `mover.Mover`. The constructor registers the pool and blocks for that time;
+    afterwards all methods belong to one event loop. Raises ConfigError without NIXL."""
+
+    kind = KIND
+
+    def __init__(self, view: PoolView, boot_id: bytes, read_threads: int = 1) -> None:
+        """Where a READ is a copy by this host (CMA, TCP), several threads copy and sum faster
+        than one. Peers read through the first agent; the others only read."""
+        checksum.words_of(view.array, view.slabs)
+        self.slabs = view.slabs
+        self._array = view.array
+        self._boot_id = boot_id
+        names = [boot_id.hex(), *(f"{boot_id.hex()}-{n}" for n in range(1, read_threads))]
+        self._agents = [NixlAgent(view.array, name) for name in names]
+        self._agent = self._agents[0]
+        self._turns = itertools.cycle(self._agents)
+        self._peers: dict[bytes, PeerPool] = {}
+        self._summing = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+        self._sum_calls = asyncio.Semaphore(MAX_CHECKSUM_CALLS)
+
+    def describe(self) -> PeerPool:
+        blocks, block_bytes = self._array.shape
+        return PeerPool(
+            boot_id=self._boot_id,
+            mover=KIND,
+            metadata=self._agent.metadata,
+            base_address=self._array.ctypes.data,
+            block_bytes=block_bytes,
+            num_blocks=blocks,
+        )
+
+    async def connect(self, peer: PeerPool) -> None:
+        if peer.boot_id in self._peers:
+            return
+        if peer.block_bytes != self._array.shape[1]:
+            raise ReadFailed(
+                f"blocks of {peer.block_bytes} bytes do not fit into {self._array.shape[1]}"
+            )
+        for agent in self._agents:
+            await self._connect(agent, peer)
+        self._peers[peer.boot_id] = peer
+
+    async def _connect(self, agent: NixlAgent, peer: PeerPool) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        tell = _teller(done)
+
+        def connect() -> None:
+            try:
+                agent.connect(peer)
+            except ReadFailed as failure:
+                tell(failure)
+            else:
+                tell(None)
+
+        if not agent.do(connect):
+            raise ReadFailed("the mover has too many READs waiting")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await done
+        except TimeoutError:
+            raise ReadFailed(f"no connection in {CONNECT_TIMEOUT_S:g} s") from None
+
+    def peer(self, boot_id: bytes) -> PeerPool:
+        found = self._peers.get(boot_id)
+        if found is None:
+            raise ReadFailed(f"worker {boot_id.hex()[:8]} is not connected")
+        return found
+
+    def forget(self, boot_id: bytes) -> None:
+        if self._peers.pop(boot_id, None) is not None:
+            for agent in self._agents:
+                agent.forget(boot_id)
+
+    def read(
+        self,
+        boot_id: bytes,
+        remote: Sequence[int],
+        local: Sequence[int],
+        seeds: Sequence[int] | None = None,
+    ) -> NixlRead:
+        peer = self.peer(boot_id)
+        check_blocks(remote, peer.num_blocks, local, len(self._array))
+        if seeds is not None and len(seeds) != len(local):
+            raise ReadFailed(f"{len(seeds)} seeds do not fit {len(local)} blocks")
+        read = NixlRead(summed=seeds is not None)
+        loop = asyncio.get_running_loop()
+
+        def ended(failure: ReadFailed | None) -> None:
+            """In the agent's thread, which sums what has just landed while it is in the cache:
+            two threads that copy and sum at once are no faster where they share a memory."""
+            _call(loop, lambda: read.end(failure))
+            if failure is None and seeds is not None:
+                sums = checksum.checksums(self._array, local, seeds, self.slabs)
+                _call(loop, lambda: read.summed(sums))
+
+        agent = next(self._turns)
+        if not agent.do(lambda: agent.read(boot_id, remote, local, ended)):
+            read.end(ReadFailed("the mover has too many READs waiting"))
+        return read
+
+    async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        async with self._sum_calls:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._summing, checksum.checksums, self._array, blocks, seeds, self.slabs
+            )
+
+    def hold_progress(self) -> None:
+        self._agent.holds += 1
+        if self._agent.holds == 1:
+            self._agent.wake()
+
+    def drop_progress(self) -> None:
+        self._agent.holds -= 1
+
+    async def close(self) -> None:
+        """READs under way are given a second; then the agent is left as it is, for the process
+        to take down."""
+        await asyncio.gather(*(asyncio.to_thread(agent.stop) for agent in self._agents))
+        self._summing.shutdown(wait=False, cancel_futures=True)
+
+
+def check_blocks(
+    remote: Sequence[int], remote_blocks: int, local: Sequence[int], local_blocks: int
+) -> None:
+    """Raise ReadFailed unless the blocks are in their pools, pairwise: a READ outside of the
+    local pool would write over foreign memory."""
+    if len(remote) != len(local):
+        raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
+    for blocks, size in ((remote, remote_blocks), (local, local_blocks)):
+        if any(not 0 <= block < size for block in blocks):
+            raise ReadFailed(f"a block of {list(blocks)} is not in a pool of {size}")
+
+
+def _teller(done: asyncio.Future[None]) -> Callable[[Exception | None], None]:
+    """A callback for another thread that completes `done` in its own loop."""
+    loop = done.get_loop()
+
+    def finish(failure: Exception | None) -> None:
+        if not done.done():
+            if failure is None:
+                done.set_result(None)
+            else:
+                done.set_exception(failure)
+
+    return lambda failure: _call(loop, lambda: finish(failure))
+
+
+def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    """Run an action in the loop's thread; a loop that has closed has nobody waiting."""
+    try:
+        loop.call_soon_threadsafe(action)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,225 @@
+"""Preflight: how fast READs from a peer are, and over which transport they go.
+
+`measure` times READs through a mover that is connected already, into own free blocks that the
+caller lends. `loopback` measures this host: two processes of this module, one serving a pool and
+one reading it, with UCX asked to log the protocol that it chose, which names the transport
+for certain. NIXL does not tell it; elsewhere the name is what UCX_TLS leaves possible.
+
+    python -m baton.kv_transfer.preflight          prints one line
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import secrets
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from baton.kv_transfer.mover import Mover, PeerPool, PoolView
+from baton.kv_transfer.nixl_mover import NixlMover
+from baton.runtime.errors import BatonError, ReadFailed
+
+ROUNDS = 5
+READ_TIMEOUT_S = 10.0
+LOOPBACK_TIMEOUT_S = 60.0
+LOOPBACK_BLOCKS = 16
+LOOPBACK_BLOCK_BYTES = 1 << 20
+
+_SHARED_MEMORY = {"cma", "shm", "sm", "sysv", "posix", "mm", "xpmem", "knem"}
+_NETWORKS = {"ib", "rc", "rc_x", "rc_v", "ud", "ud_x", "ud_v", "dc", "dc_x", "srd", "all"}
+_CHOSEN = re.compile(r"\|\s*[\d.K]+\.\.inf\s*\|[^|]*\|\s*(?P<transport>\S[^|]*?)\s*\|")
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightReport:
+    """`gbps` is GB/s (10**9 bytes) of the median round; `first_ms` the first READ, with its
+    wiring-up; `degraded`: slower than the configured floor."""
+
+    transport: str
+    gbps: float
+    first_ms: float
+    read_bytes: int
+    degraded: bool
+
+    @property
+    def line(self) -> str:
+        state = "  DEGRADED: below the configured floor" if self.degraded else ""
+        return (
+            f"READ {self.gbps:.2f} GB/s over {self.transport}, "
+            f"first contact {self.first_ms:.1f} ms{state}"
+        )
+
+
+def possible_transport(ucx_tls: str) -> str:
+    """What UCX_TLS leaves possible; an empty one leaves the choice to UCX."""
+    named = {part.strip().split("/")[0] for part in ucx_tls.split(",") if part.strip()}
+    if not named or ucx_tls.startswith("^"):
+        return "a transport of UCX's choice"
+    if named & _SHARED_MEMORY or named & _NETWORKS:
+        return f"UCX_TLS={ucx_tls}"
+    return "tcp" if "tcp" in named else f"UCX_TLS={ucx_tls}"
+
+
+def chosen_transport(ucx_log: str) -> str | None:
+    """The transport of large READs in what UCX_PROTO_INFO=y logs; None if it is not there."""
+    tables = ucx_log.split("remote memory read by ucp_get")[1:]
+    for table in reversed(tables):
+        found = _CHOSEN.search(table)
+        if found:
+            return found["transport"]
+    return None
+
+
+async def measure(
+    mover: Mover,
+    boot_id: bytes,
+    remote: Sequence[int],
+    own: Sequence[int],
+    floor_gbps: float,
+    transport: str | None = None,
+) -> PreflightReport:
+    """Read the peer's blocks `remote` into the lent own blocks `own`, several times.
+
+    Raises ReadFailed; then the own blocks of an unfinished READ are still its target, and the
+    exception's `settled` says until when.
+    """
+    size = mover.peer(boot_id).block_bytes * len(own)
+    loop = asyncio.get_running_loop()
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        begun = loop.time()
+        read = mover.read(boot_id, remote, own)
+        done, _ = await asyncio.wait({read.landed}, timeout=READ_TIMEOUT_S)
+        if not done:
+            late = f"a preflight READ did not end in {READ_TIMEOUT_S:g} s"
+            raise PreflightFailed(late, read.settled)
+        read.landed.result()
+        seconds.append(loop.time() - begun)
+    gbps = size / statistics.median(seconds[1:]) / 1e9
+    name = transport or possible_transport(os.environ.get("UCX_TLS", ""))
+    return PreflightReport(name, gbps, seconds[0] * 1e3, size, gbps < floor_gbps)
+
+
+class PreflightFailed(ReadFailed):
+    """A READ did not end in time. Until `settled` is done its own blocks are not free."""
+
+    def __init__(self, message: str, settled: asyncio.Future[None] | None = None) -> None:
+        super().__init__(message)
+        self.settled = settled
+
+
+async def loopback(floor_gbps: float) -> PreflightReport:
+    """Measure READs between two processes of this host. Raises ReadFailed."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "baton.kv_transfer.preflight", "--read"),
+        env=os.environ | {"UCX_PROTO_INFO": "y"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(LOOPBACK_TIMEOUT_S):
+            out, err = await child.communicate()
+    except TimeoutError:
+        raise ReadFailed(f"the preflight did not end in {LOOPBACK_TIMEOUT_S:g} s") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    found = [line for line in out.decode().splitlines() if line.startswith("{")]
+    if child.returncode or not found:
+        raise ReadFailed(f"the preflight failed: {err.decode().strip()[-500:]}")
+    report = PreflightReport(**json.loads(found[-1]))
+    transport = chosen_transport(out.decode() + err.decode()) or report.transport
+    return PreflightReport(
+        transport, report.gbps, report.first_ms, report.read_bytes, report.gbps < floor_gbps
+    )
+
+
+def make_mover(blocks: int, block_bytes: int) -> tuple[NixlMover, np.ndarray[Any, Any]]:
+    """A mover on a pool of its own. Block i is filled with bytes i + 1 (mod 256)."""
+    pool = np.zeros((blocks, block_bytes), dtype=np.uint8)
+    pool += (np.arange(blocks) + 1).astype(np.uint8)[:, None]
+    return NixlMover(PoolView(pool, slabs=1), secrets.token_bytes(16)), pool
+
+
+async def serve(blocks: int, block_bytes: int) -> None:
+    """Print this process's pool as a line of JSON and serve READs until stdin ends."""
+    mover, _ = make_mover(blocks, block_bytes)
+    mover.hold_progress()
+    pool = asdict(mover.describe())
+    pool |= {"boot_id": pool["boot_id"].hex(), "metadata": pool["metadata"].hex()}
+    print(json.dumps(pool), flush=True)
+    await asyncio.to_thread(sys.stdin.buffer.read)  # its end is the parent's, or its wish
+    await mover.close()
+
+
+def described(line: str) -> PeerPool:
+    """The pool that a `serve` has printed."""
+    fields = json.loads(line)
+    fields |= {key: bytes.fromhex(fields[key]) for key in ("boot_id", "metadata")}
+    return PeerPool(**fields)
+
+
+async def read_from_child(blocks: int, block_bytes: int) -> PreflightReport:
+    """Start a `serve` in a child process and measure READs from it."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "baton.kv_transfer.preflight", "--serve"),
+        *("--blocks", str(blocks), "--block-bytes", str(block_bytes)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(LOOPBACK_TIMEOUT_S):
+            pool = described(await first_json(child))
+            mover, _ = make_mover(blocks, block_bytes)
+            await mover.connect(pool)
+            everything = range(blocks)
+            report = await measure(mover, pool.boot_id, everything, everything, 0.0)
+            await mover.close()
+            return report
+    finally:
+        child.kill()
+        await child.wait()
+
+
+async def first_json(child: asyncio.subprocess.Process) -> str:
+    """The first line of a child's output that is JSON; libraries may log before it. Raises
+    ReadFailed if the output ends without one."""
+    assert child.stdout is not None
+    while line := await child.stdout.readline():
+        if line.startswith(b"{"):
+            return line.decode()
+    raise ReadFailed("the serving process ended before it had a pool")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure READs between processes of this host")
+    parser.add_argument("--serve", action="store_true", help="serve a pool until stdin ends")
+    parser.add_argument("--read", action="store_true", help="measure, and print JSON")
+    parser.add_argument("--blocks", type=int, default=LOOPBACK_BLOCKS)
+    parser.add_argument("--block-bytes", type=int, default=LOOPBACK_BLOCK_BYTES)
+    parser.add_argument("--floor-gbps", type=float, default=0.0, help="GB/s")
+    args = parser.parse_args()
+    try:
+        if args.serve:
+            asyncio.run(serve(args.blocks, args.block_bytes))
+        elif args.read:
+            report = asyncio.run(read_from_child(args.blocks, args.block_bytes))
+            print(json.dumps(asdict(report)), flush=True)
+        else:
+            print(asyncio.run(loopback(args.floor_gbps)).line)
+    except BatonError as error:
+        sys.exit(f"{error.code}: {error}")
+
+
+if __name__ == "__main__":
+    main()

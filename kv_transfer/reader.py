@@ -1,0 +1,244 @@
+"""The reader's end of a handoff: fetches the blocks that a granter offers and verifies them.
+
+    offer ─▶ READ ─▶ landed ─▶ lease still trusted? ─▶ own sums ─▶ equal? ─▶ verified
+             in the window                             while the next READ is under way
+
+However `fetch` ends, the destinations of unfinished READs go to quarantine, and `closed` is said
+once no READ is in flight; `finished` waits for that. The owner of the destination blocks keeps
+the quarantined ones aside until their future is done. Time is the event loop's. A READ's futures
+are never cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.kv_transfer.fetch_report import FetchReport
+from baton.kv_transfer.mover import Mover, Read
+from baton.kv_transfer.places import Places
+from baton.kv_transfer.session import ReaderLink, ReaderSession
+from baton.kv_transfer.window import Window
+from baton.proto import handoff_pb2
+from baton.runtime.config import HandoffConfig
+from baton.runtime.errors import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    HandoffError,
+    LeaseLost,
+    ReadFailed,
+)
+
+Quarantine = Callable[[Sequence[int], "asyncio.Future[None]"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """Blocks that landed under a trusted lease, with their own sums, [places, slabs]."""
+
+    places: list[int]
+    sums: NDArray[np.uint64]
+
+
+class HandoffReader:
+    """One handoff; `fetch` is called once.
+
+    `peer` is the granter's boot id, connected in `mover`; `own` the local one. `quarantine`
+    takes over the destination blocks of an unfinished READ, with the future after which no byte
+    of it can land any more.
+    """
+
+    def __init__(
+        self,
+        link: ReaderLink,
+        mover: Mover,
+        peer: bytes,
+        own: bytes,
+        config: HandoffConfig,
+        quarantine: Quarantine,
+    ) -> None:
+        self._mover = mover
+        self._peer = peer
+        self._own = own
+        self._config = config
+        self._quarantine = quarantine
+        self._session = ReaderSession(link, config, self._heard, self._fail)
+        self._window = Window(config.window_reads, config.window_bytes)
+        self._ready: deque[int] = deque()  # places offered, not yet being read
+        self._suspect: set[int] = set()  # places whose sums were wrong once
+        self._reads: dict[asyncio.Future[None], list[int]] = {}  # settled to own blocks
+        self._tasks: set[asyncio.Task[None]] = set()  # one per READ, until its own sums are in
+        self._unproven: list[_Landed] = []  # waiting for the granter's sums
+        self._report = FetchReport()
+
+    async def fetch(
+        self,
+        opening: handoff_pb2.OpenHandoff,
+        blocks: Sequence[int],
+        identities: Sequence[bytes],
+        on_first: Callable[[handoff_pb2.FirstTokens], None],
+    ) -> FetchReport:
+        """Fetch places `opening.held_blocks` and on into the own `blocks`; `identities` are
+        those of the full ones among them. `on_first` gets the first tokens as they come, once.
+
+        Returns when every block is verified and the first tokens are here. Raises WorkerLost
+        (stream broken), LeaseLost (granter dead or paused), ReadFailed, ChecksumMismatch,
+        HandoffError (the granter's word cannot be true), DeadlineExceeded, or the error that
+        the granter named (Overloaded: busy). Can be cancelled at any time.
+        """
+        loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[None] = loop.create_future()
+        self._outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._on_first = on_first
+        self._choices = list(opening.choices)
+        self._report.started = loop.time()
+        try:
+            peer = self._mover.peer(self._peer)
+            self._block_bytes = peer.block_bytes
+            self._places = Places(opening, blocks, identities, peer, self._mover.slabs)
+            self._session.start(opening)
+            async with asyncio.timeout(opening.deadline_ms / 1000 or None):
+                await self._outcome
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time ended during its handoff") from None
+        finally:
+            self._leave()
+        return self._report
+
+    async def finished(self) -> None:
+        """Wait until `closed` has been said or the lease is over, and the stream has ended."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await self._session.finished()
+
+    def _leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        unsettled = [settled for settled in self._reads if not settled.done()]
+        for settled in unsettled:
+            self._quarantine(self._reads[settled], settled)
+        self._session.leave(unsettled)
+
+    def _fail(self, error: Exception) -> None:
+        outcome = self._outcome
+        if not outcome.done():
+            outcome.set_exception(error)
+
+    def _heard(self, message: handoff_pb2.GranterMessage) -> None:
+        kind = message.WhichOneof("kind")
+        report, now = self._report, _now()
+        report.opened = self._session.opened_at or now
+        if kind == "offer":
+            report.first_offer = report.first_offer or now
+            places = self._places.offered(message.offer)
+            report.heard(places, now)
+            self._ready.extend(places)
+            if self._places.all_offered:
+                report.last_offer = now
+            self._start_reads()
+        elif kind == "sums":
+            self._places.summed(message.sums)
+            self._prove()
+        elif kind == "first_tokens":
+            self._take_first(message.first_tokens, now)
+
+    def _take_first(self, first: handoff_pb2.FirstTokens, now: float) -> None:
+        choices = [token.choice for token in first.tokens]
+        if self._report.first_tokens or sorted(choices) != sorted(self._choices):
+            raise HandoffError(
+                f"the granter's first tokens are of choices {choices}, wanted {self._choices} once"
+            )
+        self._report.first_tokens = now
+        self._on_first(first)
+        self._conclude()
+
+    def _start_reads(self) -> None:
+        """Start READs of what is offered, while the window admits them."""
+        limit = max(1, self._config.window_bytes // self._block_bytes)
+        limit = min(limit, self._config.read_blocks)
+        while self._ready and not self._outcome.done():
+            places = [self._ready[i] for i in range(min(limit, len(self._ready)))]
+            size = len(places) * self._block_bytes
+            if not self._window.admits(size):
+                return
+            own = self._places.own(places)
+            seeds = self._places.seeds(places) if self._config.verify else None
+            read = self._mover.read(self._peer, self._places.remote(places), own, seeds)
+            for _ in places:
+                self._ready.popleft()
+            self._window.started(size)
+            self._reads[read.settled] = own
+            self._report.reads += 1
+            self._report.bytes += size
+            task = asyncio.create_task(self._finish_read(read, places, size))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _finish_read(self, read: Read, places: list[int], size: int) -> None:
+        try:
+            await self._await_landing(read)
+            if not self._session.trusted():
+                raise LeaseLost("the lease ran out before a READ was seen complete")
+            self._report.landed(places, _now())
+            self._window.ended(size)
+            self._reads.pop(read.settled)
+            self._start_reads()
+            if read.sums is not None:
+                await asyncio.wait({read.sums}, timeout=self._config.read_timeout_s)
+                if not read.sums.done():
+                    raise ReadFailed("what a READ brought was not summed in time")
+                self._unproven.append(_Landed(places, read.sums.result()))
+                self._prove()
+            else:
+                self._verified(places)
+                self._conclude()
+        except Exception as error:  # every failure ends the fetch, none ends unseen
+            self._fail(error)
+
+    async def _await_landing(self, read: Read) -> None:
+        done, _ = await asyncio.wait({read.landed}, timeout=self._config.read_timeout_s)
+        if not done:
+            raise ReadFailed(f"a READ did not end in {self._config.read_timeout_s:g} s")
+        read.landed.result()
+
+    def _prove(self) -> None:
+        """Compare own sums with the granter's where both are here; read wrong blocks again,
+        once."""
+        waiting, self._unproven = self._unproven, []
+        for landed in waiting:
+            if not self._places.known(landed.places):
+                self._unproven.append(landed)
+                continue
+            wrong = self._places.wrong(landed.places, landed.sums)
+            again = [place for place in wrong if place in self._suspect]
+            if again:
+                raise ChecksumMismatch(
+                    f"block {self._places.remote(again)[0]} of worker {self._peer.hex()[:8]}, "
+                    f"place {again[0]}, has wrong checksums after a second READ"
+                )
+            self._verified([p for p in landed.places if p not in set(wrong)])
+            self._report.rereads += bool(wrong)
+            self._report.wrong_blocks += len(wrong)
+            self._suspect.update(wrong)
+            self._ready.extendleft(reversed(wrong))
+        self._start_reads()
+        self._conclude()
+
+    def _verified(self, places: Sequence[int]) -> None:
+        self._places.verified(places)
+        self._report.proven(places, _now())
+
+    def _conclude(self) -> None:
+        """The fetch is done once all blocks are verified and the first tokens are here."""
+        if self._places.complete and self._report.first_tokens and not self._outcome.done():
+            self._report.verified = _now()
+            self._outcome.set_result(None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,174 @@
+"""The reader's stream and lease: one task speaks, one listens, and the end is always orderly.
+
+Knows nothing of blocks: what is heard goes to the handoff's reader, which owns the session.
+Calls on the link are never cancelled while the stream is of use (gRPC would end it): leaving
+sets a flag, and a task of the session's own says `closed` after the last READ has settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from baton.kv_transfer.lease import ReaderLease
+from baton.proto import handoff_pb2
+from baton.runtime.config import HandoffConfig
+from baton.runtime.errors import HandoffError, LeaseLost, by_code
+from baton.runtime.links import Link, LinkClosed
+
+ReaderLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
+
+FAREWELL_S = 0.5  # for the granter to end the stream after `closed`
+
+
+class ReaderSession:
+    """`heard` gets every message but `opened`, `acknowledged` and `failed`, once opened;
+    `failed` gets what ends the handoff, maybe more than once."""
+
+    def __init__(
+        self,
+        link: ReaderLink,
+        config: HandoffConfig,
+        heard: Callable[[handoff_pb2.GranterMessage], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._link = link
+        self._lease_s = config.lease_s
+        self._lease = ReaderLease(config.lease_s, config.renewals_per_lease)
+        self._heard = heard
+        self._failed = failed
+        self._leaving = asyncio.Event()
+        self._speaker: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._give_up_at = 0.0  # the alarm's time
+        self.opened_at: float | None = None
+
+    def start(self, opening: handoff_pb2.OpenHandoff) -> None:
+        """Open the handoff; the opening is the lease's first renewal."""
+        now = _now()
+        self._lease.renewal(now)
+        self._give_up_at = now + self._lease_s
+        self._alarm = asyncio.get_running_loop().call_at(self._give_up_at, self._watch_lease)
+        self._speaker = asyncio.create_task(self._speak(opening))
+        self._listener = asyncio.create_task(self._listen())
+
+    def trusted(self) -> bool:
+        """Whether what has landed by now may be believed (I2, I3)."""
+        return self._lease.trusted(_now())
+
+    def leave(self, unsettled: Sequence[asyncio.Future[None]]) -> None:
+        """The fetch is over. `unsettled` are its READs that may still land: `closed` waits for
+        them, or is never said if the lease runs out first. Returns at once."""
+        self._leaving.set()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._closing = asyncio.create_task(self._close(list(unsettled)))
+
+    async def finished(self) -> None:
+        """Wait for the stream's end; bounded by the lease and the farewell."""
+        if self._closing is not None:
+            await asyncio.wait({self._closing})
+
+    async def _speak(self, opening: handoff_pb2.OpenHandoff) -> None:
+        try:
+            await self._link.send(handoff_pb2.ReaderMessage(open=opening))
+            while not self._leaving.is_set():
+                now = _now()
+                if self._lease.due(now):
+                    renew = handoff_pb2.Renew(n=self._lease.renewal(now))
+                    await self._link.send(handoff_pb2.ReaderMessage(renew=renew))
+                else:
+                    await _wait(self._leaving, self._lease.due_at - now)
+        except LinkClosed as error:
+            self._failed(error)
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                message = await self._link.receive()
+            except LinkClosed as error:
+                self._failed(error)
+                return
+            if not self._leaving.is_set():
+                try:
+                    self._take(message)
+                except Exception as error:  # of a lying granter, or of `heard`: ends the fetch
+                    self._failed(error)
+
+    def _take(self, message: handoff_pb2.GranterMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "failed":
+            raise by_code(message.failed.code, message.failed.detail)
+        if kind == "opened":
+            self._take_opened(message.opened)
+        elif self.opened_at is None or kind is None:
+            raise HandoffError(f"the granter began with {kind or 'an unknown message'}")
+        elif kind == "acknowledged":
+            if self._lease.acknowledged(message.acknowledged.n):
+                self._set_alarm()
+        else:
+            self._heard(message)
+
+    def _take_opened(self, opened: handoff_pb2.Opened) -> None:
+        if self.opened_at is not None or opened.lease_ms == 0:
+            raise HandoffError("the granter opened twice, or for no time")
+        self.opened_at = _now()
+        self._lease.shorten(opened.lease_ms / 1000)
+        self._lease.acknowledged(0)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        until = self._lease.trusted_until
+        if until is not None and self._alarm is not None:
+            self._give_up_at = until
+            self._alarm.cancel()
+            self._alarm = asyncio.get_running_loop().call_at(until, self._watch_lease)
+
+    def _watch_lease(self) -> None:
+        if _now() < self._give_up_at:  # a timer may ring a clock tick early
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_at(self._give_up_at, self._watch_lease)
+        elif self.opened_at is None:
+            self._failed(LeaseLost(f"no answer to the opening in {self._lease_s:g} s"))
+        else:
+            self._failed(LeaseLost("the lease ran out: the granter is dead, paused or cut off"))
+
+    async def _close(self, unsettled: list[asyncio.Future[None]]) -> None:
+        """Say `closed` if it is true in time, wait for the granter to hang up, hang up."""
+        until = self._lease.trusted_until or self._give_up_at
+        tasks = [task for task in (self._speaker, self._listener) if task is not None]
+        try:
+            if self._speaker is not None and self._listener is not None:
+                waited: set[asyncio.Future[None]] = {self._speaker, *unsettled}
+                await asyncio.wait(waited, timeout=max(0.0, until - _now()) or FAREWELL_S)
+                if all(future.done() for future in waited) and not self._listener.done():
+                    farewell = asyncio.create_task(self._say_closed())
+                    tasks.append(farewell)
+                    await asyncio.wait({farewell}, timeout=FAREWELL_S)
+                    await asyncio.wait({self._listener}, timeout=FAREWELL_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._link.close()
+
+    async def _say_closed(self) -> None:
+        try:
+            await self._link.send(handoff_pb2.ReaderMessage(closed=handoff_pb2.Closed()))
+        except LinkClosed:
+            return  # the granter's lease ends it
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until the event is set, at most `seconds`."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    except TimeoutError:
+        return
