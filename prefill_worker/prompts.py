@@ -1,0 +1,74 @@
+"""One prompt on a prefill worker: what its handoff asked for, and what it is offered.
+
+A `Prompt` is the `GrantedPrompt` of one handoff: the worker's loop puts events in, the granter
+takes them out. `end` is called exactly once, by the granter, when the handoff is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from opentelemetry.context import Context
+
+from baton.engine.batch import Draw, Drawn
+from baton.kv_transfer.granter import Computed
+from baton.proto import handoff_pb2
+from baton.runtime.errors import BatonError
+from baton.runtime.sampling import SamplingParams
+
+Event: TypeAlias = Computed | handoff_pb2.FirstTokens | BatonError | None
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """`blocks` cover all tokens from admission on; `pinned` of them have been offered."""
+
+    request_id: str
+    tokens: list[int]
+    prompt_tokens: int
+    held_blocks: int  # the reader has these
+    params: SamplingParams
+    choices: list[int]
+    identities: list[bytes]  # of all full blocks
+    trace: Context
+    arrived_wall_s: float
+    on_end: Callable[[Prompt], None]
+    admitted_wall_s: float = 0.0
+    blocks: list[int] = field(default_factory=list)
+    pinned: list[int] = field(default_factory=list)
+    cached: int = 0  # leading blocks that were matched
+    offered: int = 0  # leading full blocks that were offered, or that the reader holds
+    ended: bool = False
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # <= chunks + 3
+
+    async def next(self) -> Computed | handoff_pb2.FirstTokens | None:
+        """The next event, in order; None after the last. Raises what ended the prompt."""
+        event = await self.events.get()
+        if isinstance(event, BatonError):
+            raise event
+        return event
+
+    def end(self) -> None:
+        self.ended = True
+        self.on_end(self)
+
+    def draws(self) -> tuple[Draw, ...]:
+        """The first draw of every choice, all from the prompt's last logits."""
+        history: Sequence[int] = self.tokens if self.params.needs_history else ()
+        return tuple(
+            Draw(choice, len(self.tokens), self.params, history, self.prompt_tokens)
+            for choice in self.choices
+        )
+
+    def first_tokens(self, drawn: Sequence[Drawn], block_size: int) -> handoff_pb2.FirstTokens:
+        message = handoff_pb2.FirstTokens(cached_tokens=self.cached * block_size)
+        for token in drawn:
+            first = message.tokens.add(choice=token.choice, token=token.token)
+            if token.logprob is not None:
+                first.logprob = token.logprob
+                for entry, logprob in token.top:
+                    first.top.add(token=entry, logprob=logprob)
+        return message

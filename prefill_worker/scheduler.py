@@ -1,0 +1,214 @@
+"""The prefill scheduler: prompts wait for blocks, go through in chunks, and are offered.
+
+Pure but for the events it hands to each prompt. A prompt is admitted only with blocks for all
+of it, in order of arrival; its cached prefix is offered at once, finished blocks after each
+chunk, the partial last block once, last. Offered blocks are pinned until the handoff ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.engine.batch import Slice, StepBatch, StepResult
+from baton.engine.blocks import BlockPool, Hold
+from baton.engine.chunks import Chunk, ChunkScheduler
+from baton.kv_transfer.granter import Computed
+from baton.prefill_worker.prompts import Prompt
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import BatonError, EngineError, InvalidRequest, Overloaded
+
+
+@dataclass(slots=True)
+class StepPlan:
+    batch: StepBatch
+    chunks: list[Chunk[Prompt]]
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks)
+
+
+class PrefillScheduler:
+    """Owned by the worker's loop."""
+
+    def __init__(
+        self, pool: BlockPool, config: StepConfig, on_fresh: Callable[[list[int]], None]
+    ) -> None:
+        self._pool = pool
+        self._on_fresh = on_fresh  # these blocks get new content
+        self._config = config
+        self._waiting: deque[Prompt] = deque()
+        self._computing: list[Prompt] = []
+        self._chunks: ChunkScheduler[Prompt] = ChunkScheduler(
+            config.prefill_tokens, config.chunk_tokens, pool.block_size
+        )
+        self._in_step: set[Prompt] = set()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def computing(self) -> int:
+        return len(self._computing)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return sum(len(p.tokens) for p in self._waiting) + self._chunks.remaining_tokens
+
+    def submit(self, prompt: Prompt) -> None:
+        """Queue a prompt. Raises Overloaded if the queue is full, InvalidRequest if the pool
+        can never hold it."""
+        wanted = self._blocks_for(prompt)
+        if wanted > self._pool.total:
+            raise InvalidRequest(
+                f"the prompt needs {wanted} KV blocks and the prefill pool has "
+                f"{self._pool.total}: shorten the prompt",
+                field="prompt",
+            )
+        if len(self._waiting) >= self._config.max_queue:
+            raise Overloaded(f"{len(self._waiting)} prompts wait on this worker")
+        self._waiting.append(prompt)
+
+    def admit(self) -> list[Prompt]:
+        """Give waiting prompts their blocks, oldest first, until one does not fit."""
+        admitted = []
+        while self._waiting and len(self._computing) < self._config.max_prompts:
+            prompt = self._waiting[0]
+            if not self._reserve(prompt):
+                break
+            self._waiting.popleft()
+            self._computing.append(prompt)
+            size = self._pool.block_size
+            self._chunks.add(prompt, len(prompt.tokens), prompt.cached * size)
+            prompt.offered = min(prompt.held_blocks, prompt.cached)
+            self._offer(prompt, prompt.cached)
+            admitted.append(prompt)
+        return admitted
+
+    def plan(self) -> StepPlan:
+        chunks = self._chunks.plan()
+        slices = tuple(
+            Slice(
+                chunk.key.tokens[chunk.start : chunk.end],
+                chunk.start,
+                tuple(chunk.key.blocks),
+                chunk.key.draws() if chunk.last else (),
+            )
+            for chunk in chunks
+        )
+        self._in_step = {chunk.key for chunk in chunks}
+        return StepPlan(StepBatch(slices), chunks)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Prompt]:
+        """Offer what the step finished. Returns the prompts that are complete."""
+        self._in_step = set()
+        self._chunks.commit(plan.chunks)
+        complete = []
+        for place, chunk in enumerate(plan.chunks):
+            prompt = chunk.key
+            if prompt.ended:
+                self._free(prompt)
+            elif place in result.broken:
+                self._pool.unpublish(prompt.blocks)
+                self.fail(prompt, EngineError("the model's numbers are not finite"))
+            else:
+                self._publish(prompt, chunk)
+                self._offer(prompt, chunk.end // self._pool.block_size)
+                if chunk.last:
+                    drawn = result.drawn[place]  # they travel while the offer is being read
+                    prompt.events.put_nowait(prompt.first_tokens(drawn, self._pool.block_size))
+                    self._complete(prompt)
+                    complete.append(prompt)
+        return complete
+
+    def abandon_step(self, plan: StepPlan, error: BatonError) -> None:
+        """The device failed: the prompts of this step fail, nothing of it is offered."""
+        self._in_step = set()
+        for chunk in plan.chunks:
+            if chunk.key.ended:
+                self._free(chunk.key)
+            else:
+                self.fail(chunk.key, error)
+
+    def fail(self, prompt: Prompt, error: BatonError) -> None:
+        """Stop computing and tell the reader; the pins stay until the handoff ends."""
+        self._stop(prompt)
+        prompt.events.put_nowait(error)
+
+    def stop(self, error: BatonError) -> None:
+        """No step will follow: every prompt that waits or is being computed fails."""
+        for prompt in [*self._waiting, *self._computing]:
+            prompt.events.put_nowait(error)
+        self._waiting.clear()
+
+    def end(self, prompt: Prompt) -> None:
+        """The handoff is over: unpin, and stop computing. Blocks that a step computes on are
+        freed with that step."""
+        self._pool.release(prompt.pinned, Hold.PINNED)
+        prompt.pinned = []
+        if prompt not in self._in_step:
+            self._free(prompt)
+
+    def _free(self, prompt: Prompt) -> None:
+        if prompt in self._waiting:
+            self._waiting.remove(prompt)
+        self._stop(prompt)
+
+    def _stop(self, prompt: Prompt) -> None:
+        if prompt in self._computing:
+            self._computing.remove(prompt)
+            self._chunks.remove(prompt)
+            self._pool.release(prompt.blocks, Hold.USED)
+            prompt.blocks = []
+
+    def _reserve(self, prompt: Prompt) -> bool:
+        size = self._pool.block_size
+        limit = (len(prompt.tokens) - 1) // size  # the last token is computed
+        matched = self._pool.match(prompt.identities, prompt.tokens, Hold.USED, limit)
+        wanted = self._blocks_for(prompt) - len(matched)
+        if wanted > self._pool.available:
+            self._pool.release(matched, Hold.USED)
+            return False
+        fresh = self._pool.allocate(wanted, Hold.USED)
+        self._on_fresh(fresh)
+        prompt.blocks = matched + fresh
+        prompt.cached = len(matched)
+        return True
+
+    def _blocks_for(self, prompt: Prompt) -> int:
+        return -(-len(prompt.tokens) // self._pool.block_size)
+
+    def _publish(self, prompt: Prompt, chunk: Chunk[Prompt]) -> None:
+        size = self._pool.block_size
+        for place in range(chunk.start // size, chunk.end // size):
+            tokens = prompt.tokens[place * size : (place + 1) * size]
+            self._pool.identify(prompt.blocks[place], prompt.identities[place], tokens)
+
+    def _offer(self, prompt: Prompt, full_blocks: int) -> None:
+        """Pin and offer the full blocks up to this place that the reader lacks."""
+        first = max(prompt.offered, prompt.held_blocks)
+        prompt.offered = max(prompt.offered, full_blocks)
+        if full_blocks <= first:
+            return
+        blocks = prompt.blocks[first:full_blocks]
+        self._pin(prompt, blocks)
+        names = tuple(prompt.identities[first:full_blocks])
+        prompt.events.put_nowait(Computed(first, tuple(blocks), names))
+
+    def _complete(self, prompt: Prompt) -> None:
+        """All is computed: offer the partial last block, and hold no more than the pins."""
+        size = self._pool.block_size
+        if partial := len(prompt.tokens) % size:
+            last = prompt.blocks[-1]
+            self._pin(prompt, [last])
+            place = len(prompt.tokens) // size
+            prompt.events.put_nowait(Computed(place, (last,), (), partial_tokens=partial))
+        prompt.events.put_nowait(None)
+        self._stop(prompt)
+
+    def _pin(self, prompt: Prompt, blocks: list[int]) -> None:
+        self._pool.hold(blocks, Hold.PINNED)
+        prompt.pinned += blocks

@@ -1,0 +1,52 @@
+"""The gRPC face of a prefill worker towards decode workers: greetings and handoffs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from baton.kv_transfer import greeting
+from baton.prefill_worker.worker import PrefillWorker
+from baton.proto import handoff_pb2, handoff_pb2_grpc
+from baton.runtime import logs
+from baton.runtime.errors import BatonError
+from baton.runtime.grpc_links import ServerLink, abort
+
+log = logs.get(__name__)
+
+
+class HandoffService(handoff_pb2_grpc.HandoffServicer):
+    """A handoff outlives its stream: its lease is served by a task of the worker's own."""
+
+    def __init__(self, worker: PrefillWorker, mine: Callable[[], handoff_pb2.Greeting]) -> None:
+        self._worker = worker
+        self._mine = mine
+        self._handoffs: set[asyncio.Task[None]] = set()
+
+    async def Greet(
+        self, theirs: handoff_pb2.Greeting, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> handoff_pb2.Greeting:
+        mine = self._mine()
+        try:
+            greeting.check(mine, theirs)
+        except BatonError as error:
+            await abort(context, error)
+        return mine
+
+    async def Open(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        link: ServerLink[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
+        link = ServerLink(context)
+        task = asyncio.create_task(self._worker.serve_handoff(link))
+        self._handoffs.add(task)
+        task.add_done_callback(self._handoffs.discard)
+        await asyncio.shield(task)
+
+    async def finished(self, within_s: float) -> None:
+        """Wait until every handoff is over; a reader that renews for ever is left behind."""
+        if self._handoffs:
+            _, open_still = await asyncio.wait(set(self._handoffs), timeout=within_s)
+            if open_still:
+                log.warning("handoffs are cut off", handoffs=len(open_still))

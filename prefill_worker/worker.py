@@ -1,0 +1,230 @@
+"""The prefill worker: handoffs in, KV offers out. Its loop is three verbs: plan, run, commit.
+
+    open ─▶ queue ─▶ blocks for all of it ─▶ plan ─ run ─ commit ─▶ offers, first tokens
+                                               └── chunk after chunk ──┘
+
+One event loop owns all state. It emits no tokens to routers; it answers the readers that
+opened a handoff, through the granter, and tells routers its load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from baton.engine.batch import Engine, StepResult
+from baton.engine.blocks import BlockPool
+from baton.kv_transfer.granter import grant
+from baton.kv_transfer.mover import Mover
+from baton.kv_transfer.sum_cache import SumCache
+from baton.prefill_worker.intake import to_prompt
+from baton.prefill_worker.prompts import Prompt
+from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.block_feed import BlockFeed
+from baton.runtime.config import Config
+from baton.runtime.errors import EngineError, WorkerLost
+from baton.runtime.links import Link, LinkClosed
+from baton.runtime.wire import ModelLimits
+
+log = logs.get(__name__)
+
+STEP_SMOOTHING = 0.1
+
+GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
+
+
+class PrefillSession:
+    """A router's link to a prefill worker carries load, and no requests."""
+
+    def receive(self, message: worker_pb2.RouterMessage) -> None:
+        log.warning("a router sent a request to a prefill worker; it is ignored")
+
+    async def outputs(self) -> worker_pb2.StepOutputs:
+        await asyncio.Event().wait()  # until the link's task is cancelled
+        raise LinkClosed("a prefill worker has no outputs")
+
+    def detach(self) -> None:
+        pass  # nothing is parked here
+
+
+class PrefillWorker:
+    """All of a prefill worker above its seams. `run` serves until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        boot_id: bytes,
+        engine: Engine,
+        pool: BlockPool,
+        mover: Mover,
+        limits: ModelLimits,
+        config: Config,
+        wall_offset_s: float,
+    ) -> None:
+        self.worker_id = worker_id
+        self.boot_id = boot_id
+        self._engine = engine
+        self._pool = pool
+        self._mover = mover
+        self._limits = limits
+        self._config = config
+        self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
+        self._sums = SumCache(pool.total)
+        self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget)
+        self._wake = asyncio.Event()
+        self._step_ms = 0.0
+        self._open_handoffs = 0
+        self.draining = False
+        self.feed = BlockFeed(boot_id, pool.identities)
+
+    async def serve_handoff(self, link: GranterLink) -> None:
+        """Serve one handoff stream; returns when the handoff is over, however long after its
+        stream has broken."""
+        self._open_handoffs += 1
+        metrics.OPEN_HANDOFFS.set(self._open_handoffs)
+        try:
+            report = await grant(
+                link, self.admit, self._mover, self.boot_id, self._config.handoff, self._sums
+            )
+            metrics.HANDOFFS.labels(report.end).inc()
+            if report.end != "closed":
+                log.warning("handoff over", end=report.end, why=str(report.failure or ""))
+        finally:
+            self._open_handoffs -= 1
+            metrics.OPEN_HANDOFFS.set(self._open_handoffs)
+
+    def admit(self, opening: handoff_pb2.OpenHandoff) -> Prompt:
+        """Queue the prompt of a handoff, or raise what is wrong with it."""
+        if self.draining:
+            raise WorkerLost("the prefill worker is stopping")
+        prompt = to_prompt(
+            opening, self._limits, self._pool.block_size, self._ended, wall_s=self._wall()
+        )
+        self._scheduler.submit(prompt)
+        self._admit_waiting()
+        return prompt
+
+    def attach(
+        self, hello: worker_pb2.RouterHello
+    ) -> tuple[worker_pb2.WorkerWelcome, PrefillSession]:
+        welcome = worker_pb2.WorkerWelcome(
+            worker_id=self.worker_id,
+            boot_id=self.boot_id,
+            role="prefill",
+            model_fingerprint=self._limits.fingerprint,
+            kv_dtype=self._limits.kv_dtype,
+            block_size=self._pool.block_size,
+            max_context=self._limits.max_context,
+            total_blocks=self._pool.total,
+            vocab_size=self._limits.vocab_size,
+            lost=[resume.request_id for resume in hello.resume],
+        )
+        return welcome, PrefillSession()
+
+    def load(self) -> worker_pb2.Load:
+        counts = self._pool.counts()
+        metrics.show_pool(asdict(counts))
+        return worker_pb2.Load(
+            running=self._scheduler.computing,
+            waiting=self._scheduler.waiting,
+            free_blocks=counts.available,
+            total_blocks=counts.total,
+            queued_tokens=self._scheduler.queued_tokens,
+            fetching=self._open_handoffs,
+            quarantined_blocks=counts.quarantined,
+            draining=self.draining,
+            step_ms=self._step_ms,
+        )
+
+    def audit(self) -> dict[str, Any]:
+        """What this worker holds now. Raises RuntimeError if the books do not balance."""
+        self._pool.check()
+        return {
+            "worker_id": self.worker_id,
+            "boot_id": self.boot_id.hex(),
+            "role": "prefill",
+            "blocks": asdict(self._pool.counts()),
+            "waiting": self._scheduler.waiting,
+            "running": self._scheduler.computing,
+            "open_handoffs": self._open_handoffs,
+        }
+
+    async def run(self) -> None:
+        """Serve until cancelled; then every prompt that is not complete fails, so that its
+        reader goes elsewhere at once. What is pinned stays so until its handoff ends."""
+        try:
+            while True:
+                self._wake.clear()
+                self._admit_waiting()
+                plan = self._scheduler.plan()
+                if plan:
+                    await self._run_step(plan)
+                    self._publish()
+                else:
+                    self._publish()
+                    await self._wake.wait()
+        finally:
+            self._scheduler.stop(WorkerLost("the prefill worker is stopping"))
+
+    async def _run_step(self, plan: StepPlan) -> None:
+        started = self._wall()
+        try:
+            result = await self._engine.submit(plan.batch).result()
+        except EngineError as error:
+            log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
+            self._scheduler.abandon_step(plan, error)
+            return
+        ended = self._wall()
+        complete = self._scheduler.commit(plan, result)
+        # after the readers' tasks, which the commit has woken
+        asyncio.get_running_loop().call_soon(self._record, plan, result, complete, started, ended)
+
+    def _record(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        complete: list[Prompt],
+        started: float,
+        ended: float,
+    ) -> None:
+        self._measure(plan, result)
+        for chunk in plan.chunks:
+            tracing.record(
+                tracing.CHUNK, started, ended, chunk.key.trace, start=chunk.start, end=chunk.end
+            )
+        for prompt in complete:
+            cached = prompt.cached * self._pool.block_size
+            tracing.record(
+                tracing.PREFILL, prompt.admitted_wall_s, ended, prompt.trace, cached_tokens=cached
+            )
+
+    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+        self._step_ms += STEP_SMOOTHING * (result.device_s * 1000 - self._step_ms)
+        metrics.STEP_SECONDS.labels("prefill").observe(result.device_s)
+        metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
+        metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in plan.chunks))
+
+    def _admit_waiting(self) -> None:
+        """A step may be running: an admitted prompt offers its cached blocks at once."""
+        for prompt in self._scheduler.admit():
+            self._wake.set()
+            prompt.admitted_wall_s = self._wall()
+            metrics.QUEUE_SECONDS.observe(prompt.admitted_wall_s - prompt.arrived_wall_s)
+            metrics.PREFIX_CACHED_TOKENS.inc(prompt.cached * self._pool.block_size)
+            tracing.record(
+                tracing.QUEUE, prompt.arrived_wall_s, prompt.admitted_wall_s, prompt.trace
+            )
+
+    def _ended(self, prompt: Prompt) -> None:
+        self._scheduler.end(prompt)
+        self._wake.set()
+
+    def _publish(self) -> None:
+        self.feed.publish(*self._pool.drain_events())
+
+    def _wall(self) -> float:
+        return asyncio.get_running_loop().time() + self._wall_offset_s
