@@ -1,0 +1,51 @@
+"""Decode credit: KV room for a prompt and its expected growth, promised before any prefill.
+
+Pure arithmetic over the scheduler's groups and sequences. A sequence that outgrows its promise
+counts with what it holds. Waiting grants (granted, not yet decoding) may use a share of the
+pool only, so that what decodes always has room to grow; one grant is always possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.decode_worker.sequences import Group, Sequence
+
+
+def promise(group: Group, block_size: int, expected_growth_tokens: int) -> None:
+    """Write each sequence's `promised` and `shared` blocks. The group's first sequence counts
+    the common blocks; the others count only what they will not share."""
+    full = len(group.tokens) // block_size
+    for rank, sequence in enumerate(group.sequences):
+        growth = min(expected_growth_tokens, sequence.growth_left)
+        total = blocks_for(len(group.tokens) + growth, block_size)
+        sequence.shared = 0 if rank == 0 else full
+        sequence.promised = total - sequence.shared
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+def outstanding(sequences: Iterable[Sequence]) -> int:
+    """Blocks that granted sequences hold or may still claim."""
+    return sum(max(s.promised, len(s.blocks) - s.shared) for s in sequences if not s.ended)
+
+
+def may_grant(
+    group: Group,
+    *,
+    running: Iterable[Sequence],
+    waiting_grants: Iterable[Group],
+    usable_blocks: int,
+    waiting_share: float,
+) -> bool:
+    """Whether the group's promise fits beside all others.
+
+    `usable_blocks` is the pool without its quarantine.
+    """
+    wanted = sum(sequence.promised for sequence in group.sequences)
+    in_waiting = outstanding(s for g in waiting_grants for s in g.sequences)
+    if in_waiting and in_waiting + wanted > waiting_share * usable_blocks:
+        return False
+    return outstanding(running) + in_waiting + wanted <= usable_blocks

@@ -1,0 +1,71 @@
+"""First contact with a prefill worker: how fast its pool can be read, said loudly once.
+
+Stock systems fall back to TCP in silence and lose a hundredfold. A pair below the configured
+floor is marked degraded in the log and in the metrics; a pair that cannot be read is refused.
+The blocks read into are leased from the own pool for that moment; what lands is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.engine.blocks import BlockPool, Hold
+from baton.kv_transfer.mover import Mover, PeerPool
+from baton.kv_transfer.preflight import PreflightFailed, measure
+from baton.runtime import logs, metrics
+from baton.runtime.errors import OutOfBlocks
+
+log = logs.get(__name__)
+
+READ_BYTES = 8 << 20
+READ_BLOCKS = 8
+
+
+class FirstContact:
+    """One per decode worker; `check` once per peer's boot id."""
+
+    def __init__(self, mover: Mover, pool: BlockPool, floor_gbps: float) -> None:
+        self._mover = mover
+        self._pool = pool
+        self._floor_gbps = floor_gbps
+        self._checks: set[asyncio.Task[None]] = set()
+
+    async def check(self, worker_id: str, peer: PeerPool) -> None:
+        """Measure and report. Raises ReadFailed if the peer's pool cannot be read. A pool
+        without free blocks leaves the measurement out: the handoff itself will tell.
+
+        Cancelled, the measurement goes on by itself: its READ may still land in the blocks."""
+        check = asyncio.create_task(self._check(worker_id, peer))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+        check.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(check)
+
+    async def _check(self, worker_id: str, peer: PeerPool) -> None:
+        count = max(1, min(READ_BLOCKS, READ_BYTES // peer.block_bytes, peer.num_blocks))
+        try:
+            own = self._pool.allocate(count, Hold.LEASED)
+        except OutOfBlocks:
+            log.info("no free block to measure a peer with", worker=worker_id)
+            return
+        try:
+            report = await measure(self._mover, peer.boot_id, range(count), own, self._floor_gbps)
+        except PreflightFailed as failed:
+            if failed.settled is not None:
+                self._quarantine(own, failed.settled)
+                own = []
+            raise
+        finally:
+            self._pool.release(own, Hold.LEASED)
+        (log.warning if report.degraded else log.info)(
+            "peer can be read",
+            worker=worker_id,
+            transport=report.transport,
+            gigabytes_per_s=round(report.gbps, 2),
+            degraded=report.degraded,
+        )
+        metrics.PEERS.labels("degraded" if report.degraded else "good").inc()
+
+    def _quarantine(self, blocks: list[int], settled: asyncio.Future[None]) -> None:
+        self._pool.convert(blocks, Hold.LEASED, Hold.QUARANTINED)
+        settled.add_done_callback(lambda _: self._pool.release(blocks, Hold.QUARANTINED))

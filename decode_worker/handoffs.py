@@ -1,0 +1,212 @@
+"""Getting a group's KV from a prefill worker: candidate after candidate, until it is here.
+
+One task per group. It ends in exactly one of four ways: the blocks are verified, no prefill
+worker is left (the group is prefilled here), all that are left are busy (Overloaded), or it is
+cancelled (the grant was taken back, or nobody wants it any more). Knows the scheduler's groups
+and the reader; the worker's loop decides what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from opentelemetry.context import Context
+
+from baton.decode_worker.peers import Peers
+from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.sequences import Group
+from baton.engine.blocks import BlockPool, Hold
+from baton.kv_transfer.fetch_report import FetchReport
+from baton.kv_transfer.mover import Mover
+from baton.kv_transfer.reader import HandoffReader
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.config import HandoffConfig
+from baton.runtime.errors import BatonError, LeaseLost, Overloaded, WorkerLost
+
+log = logs.get(__name__)
+
+BUSY_PATIENCE_S = 30.0
+BUSY_PAUSE_S = 0.05
+BUSY_PAUSE_MOST_S = 1.0
+
+OnFirst = Callable[[Group, handoff_pb2.FirstTokens], None]
+
+
+class Fetched(Enum):
+    VERIFIED = "verified"
+    NO_CANDIDATE = "no_candidate"
+
+
+class Handoffs:
+    """The reader's side of all handoffs of one decode worker."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        mover: Mover,
+        boot_id: bytes,
+        config: HandoffConfig,
+        pool: BlockPool,
+        scheduler: DecodeScheduler,
+        new_id: Callable[[], bytes],
+        wall_offset_s: float,
+        on_room: Callable[[], None],
+    ) -> None:
+        self._peers = peers
+        self._mover = mover
+        self._boot_id = boot_id
+        self._config = config
+        self._pool = pool
+        self._scheduler = scheduler
+        self._new_id = new_id  # 16 random bytes
+        self._wall_offset_s = wall_offset_s
+        self._on_room = on_room  # blocks have left quarantine
+        self._readers: set[asyncio.Task[None]] = set()
+        self.open = 0
+
+    async def fetch(self, group: Group, on_first: OnFirst) -> Fetched:
+        """Raises Overloaded when every living candidate stays busy, OutOfBlocks when
+        quarantined destinations cannot be replaced."""
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + BUSY_PATIENCE_S
+        pause = BUSY_PAUSE_S
+        candidates = list(group.request.candidates)
+        while candidates:
+            for candidate in list(candidates):
+                try:
+                    await self._try(group, candidate, on_first)
+                    return Fetched.VERIFIED
+                except Overloaded as error:
+                    log.info("prefill worker is busy", worker=candidate.worker_id, why=str(error))
+                except BatonError as error:
+                    self._give_up(candidate, error)
+                    candidates.remove(candidate)
+                self._scheduler.holdings.replace_leased(group)
+            if candidates and loop.time() > patience:
+                raise Overloaded("every prefill worker is busy")
+            if candidates:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, BUSY_PAUSE_MOST_S)
+        return Fetched.NO_CANDIDATE
+
+    async def finished(self) -> None:
+        """Wait until every reader has said closed, or its lease is over."""
+        while self._readers:
+            await asyncio.wait(set(self._readers))
+
+    async def _try(
+        self,
+        group: Group,
+        candidate: worker_pb2.Candidate,
+        on_first: OnFirst,
+    ) -> None:
+        self.open += 1
+        metrics.OPEN_HANDOFFS.set(self.open)
+        outcome = "cancelled"
+        try:
+            with tracing.span(
+                tracing.HANDOFF, group.request.trace, worker=candidate.worker_id
+            ) as context:
+                opening = self._opening(group, candidate, tracing.inject(context))
+                report = await self._read(group, candidate, opening, on_first)
+                # not before the group is in the batch
+                asyncio.get_running_loop().call_soon(self._record_fetch, report, context)
+            outcome = "completed"
+        except BatonError:
+            outcome = "failed"
+            raise
+        finally:
+            self.open -= 1
+            metrics.OPEN_HANDOFFS.set(self.open)
+            metrics.HANDOFFS.labels(outcome).inc()
+
+    async def _read(
+        self,
+        group: Group,
+        candidate: worker_pb2.Candidate,
+        opening: handoff_pb2.OpenHandoff,
+        on_first: OnFirst,
+    ) -> FetchReport:
+        link = await self._peers.open(candidate)
+
+        def quarantine(blocks: Sequence[int], settled: asyncio.Future[None]) -> None:
+            self._quarantine(group, list(blocks), settled)
+
+        reader = HandoffReader(
+            link, self._mover, candidate.boot_id, self._boot_id, self._config, quarantine
+        )
+        try:
+            return await reader.fetch(
+                opening,
+                group.blocks[group.held :],
+                group.identities[group.held :],
+                lambda first: on_first(group, first),
+            )
+        finally:
+            task = asyncio.create_task(reader.finished())
+            self._readers.add(task)
+            task.add_done_callback(self._readers.discard)
+
+    def _opening(
+        self,
+        group: Group,
+        candidate: worker_pb2.Candidate,
+        trace: dict[str, str],
+    ) -> handoff_pb2.OpenHandoff:
+        request = group.request
+        return handoff_pb2.OpenHandoff(
+            handoff_id=self._new_id(),
+            granter_boot_id=candidate.boot_id,
+            reader_boot_id=self._boot_id,
+            request_id=request.request_id,
+            attempt=request.attempt,
+            tokens=group.tokens,
+            prompt_tokens=len(request.prompt),
+            held_blocks=group.held,
+            sampling=request.wire_sampling,
+            choices=[sequence.choice for sequence in group.sequences],
+            cache_salt=request.cache_salt,
+            trace_context=trace,
+            lease_ms=round(self._config.lease_s * 1000),
+        )
+
+    def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:
+        self._scheduler.holdings.quarantine(group, blocks)
+        metrics.QUARANTINED_BLOCKS.inc(len(blocks))
+        log.warning("blocks quarantined", blocks=len(blocks))
+
+        def lift(_: asyncio.Future[None]) -> None:
+            self._pool.release(blocks, Hold.QUARANTINED)
+            metrics.QUARANTINED_BLOCKS.dec(len(blocks))
+            self._on_room()
+
+        settled.add_done_callback(lift)
+
+    def _give_up(self, candidate: worker_pb2.Candidate, error: BatonError) -> None:
+        log.warning(
+            "handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error)
+        )
+        if isinstance(error, WorkerLost | LeaseLost):
+            self._peers.forget(candidate.boot_id)
+
+    def _record_fetch(self, report: FetchReport, parent: Context) -> None:
+        metrics.HANDOFF_BYTES.inc(report.bytes)
+        metrics.HANDOFF_SECONDS.observe(report.seconds)
+        metrics.HANDOFF_TAIL_SECONDS.observe(report.verified - report.last_offer)
+        metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
+        metrics.REREAD_BLOCKS.inc(report.wrong_blocks)
+        if report.wrong_blocks:
+            log.error("blocks had wrong checksums and were read again", blocks=report.wrong_blocks)
+        for offer in report.offers:
+            tracing.record(
+                tracing.FETCH,
+                offer.heard + self._wall_offset_s,
+                offer.verified + self._wall_offset_s,
+                parent,
+                first=offer.first,
+                blocks=offer.blocks,
+                landed_s=offer.landed + self._wall_offset_s,
+            )

@@ -1,0 +1,129 @@
+"""The blocks of groups and sequences: reserve, lease, quarantine, publish, fork, free.
+
+Pure bookkeeping on the pool; decides nothing. A group holds its matched prefix as USED and the
+rest as LEASED while its handoff is open, then everything as USED; its sequences take over.
+"""
+
+from __future__ import annotations
+
+from baton.decode_worker.credit import blocks_for
+from baton.decode_worker.sequences import Group, Phase, Sequence
+from baton.engine.blocks import BlockPool, Hold
+from baton.runtime import identity
+
+
+class Holdings:
+    """Owned by the decode scheduler."""
+
+    def __init__(self, pool: BlockPool, key: bytes) -> None:
+        self._pool = pool
+        self._key = key
+        self._copies: dict[Sequence, tuple[int, int]] = {}  # still to be made; sources are held
+        self._copying: list[int] = []  # sources of the step under way, held until its end
+
+    def reserve(self, group: Group) -> bool:
+        """Match and allocate the blocks of the group's tokens, or leave all as it was. Each
+        sibling gets a spare block where the prompt ends within a block."""
+        size = self._pool.block_size
+        limit = (len(group.tokens) - 1) // size  # the last token is computed
+        matched = self._pool.match(group.identities, group.tokens, Hold.USED, limit)
+        wanted = blocks_for(len(group.tokens), size) - len(matched)
+        siblings = len(group.sequences) - 1 if len(group.tokens) % size else 0
+        if wanted + siblings > self._pool.available:
+            self._pool.release(matched, Hold.USED)
+            return False
+        fresh = self._pool.allocate(wanted, Hold.USED if group.local else Hold.LEASED)
+        group.spares = self._pool.allocate(siblings, Hold.USED)
+        group.blocks = matched + fresh
+        group.held = len(matched)
+        return True
+
+    def lease_ended(self, group: Group) -> None:
+        """The handoff is over, and its destinations are the group's own."""
+        self._pool.convert(group.blocks[group.held :], Hold.LEASED, Hold.USED)
+
+    def replace_leased(self, group: Group) -> None:
+        """New destinations in the place of those that went into quarantine. Raises
+        OutOfBlocks and changes nothing if there are none."""
+        missing = [place for place, block in enumerate(group.blocks) if block < 0]
+        fresh = self._pool.allocate(len(missing), Hold.LEASED)
+        for place, block in zip(missing, fresh, strict=True):
+            group.blocks[place] = block
+
+    def quarantine(self, group: Group, blocks: list[int]) -> None:
+        """A READ that nobody waits for may still land in these leased blocks."""
+        self._pool.convert(blocks, Hold.LEASED, Hold.QUARANTINED)
+        lost = set(blocks)
+        group.blocks = [-1 if block in lost else block for block in group.blocks]
+
+    def free_group(self, group: Group) -> None:
+        """Give back all that a group holds before its sequences run."""
+        rest = Hold.LEASED if group.phase is Phase.FETCHING else Hold.USED
+        self._pool.release(group.blocks[: group.held], Hold.USED)
+        leased = [block for block in group.blocks[group.held :] if block >= 0]
+        self._pool.release(leased, rest)
+        self._pool.release(group.spares, Hold.USED)
+        group.blocks, group.spares = [], []
+
+    def free(self, sequence: Sequence) -> None:
+        copy = self._copies.pop(sequence, None)
+        if copy is not None:
+            self._pool.release(copy[:1], Hold.USED)
+        self._pool.release(sequence.blocks, Hold.USED)
+        sequence.blocks, sequence.identities, sequence.computed = [], [], 0
+
+    def fork(self, group: Group) -> list[Sequence]:
+        """Hand the group's blocks to its living sequences: full blocks are shared, a partial
+        last block is copied for each sibling before its next step, and held until then."""
+        full = len(group.tokens) // self._pool.block_size
+        living = [sequence for sequence in group.sequences if not sequence.ended]
+        if not living:
+            self._pool.release(group.blocks, Hold.USED)
+        for rank, sequence in enumerate(living):
+            sequence.blocks = list(group.blocks)
+            if rank > 0:
+                self._pool.hold(group.blocks[:full], Hold.USED)
+                for source in group.blocks[full:]:
+                    self._pool.hold([source], Hold.USED)
+                    sequence.blocks[full:] = [group.spares.pop()]
+                    self._copies[sequence] = (source, sequence.blocks[full])
+            sequence.identities = list(group.identities)
+            sequence.computed = len(group.tokens)
+        self._pool.release(group.spares, Hold.USED)
+        group.blocks, group.spares = [], []
+        return living
+
+    def take_copies(self, decoding: list[Sequence]) -> list[tuple[int, int]]:
+        """Blocks to copy (source, target) before a step of these sequences is submitted. A copy
+        goes with a step of its own sequence: made later than that, or after the sequence was
+        freed, it would write into a block that has become another's."""
+        copies = [self._copies.pop(s) for s in decoding if s in self._copies]
+        self._copying += [source for source, _ in copies]
+        return copies
+
+    def step_ended(self) -> None:
+        """The step is over, and its copies were made."""
+        self._pool.release(self._copying, Hold.USED)
+        self._copying = []
+
+    def grow(self, sequence: Sequence) -> None:
+        """One block more. Raises OutOfBlocks."""
+        sequence.blocks += self._pool.allocate(1, Hold.USED)
+
+    def publish(self, group: Group, first: int, tokens: int) -> None:
+        """Identify the group's full blocks from place `first` on, up to this many tokens."""
+        size = self._pool.block_size
+        for place in range(first, tokens // size):
+            content = group.tokens[place * size : (place + 1) * size]
+            self._pool.identify(group.blocks[place], group.identities[place], content)
+
+    def publish_grown(self, sequence: Sequence) -> None:
+        """If the token just computed filled a block, publish it as a prefix."""
+        size = self._pool.block_size
+        if sequence.computed % size:
+            return
+        tokens = sequence.span(sequence.computed - size, sequence.computed)
+        parent = sequence.identities[-1] if sequence.identities else sequence.request.root
+        name = identity.child(self._key, parent, tokens)
+        sequence.identities.append(name)
+        self._pool.identify(sequence.blocks[len(sequence.identities) - 1], name, tokens)

@@ -1,0 +1,134 @@
+"""How a request ends: the living requests, their tokens on the way out, and one end per choice.
+
+Invariant I4 lives here: every output carries (attempt, choice, index), and after a choice's end
+nothing more of it is emitted. The scheduler frees what an ended sequence held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.sequences import Group, Request, Sequence
+from baton.engine.batch import Drawn
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import metrics, tracing
+from baton.runtime.errors import BatonError, DeadlineExceeded, HandoffError
+from baton.runtime.wire import ModelLimits
+
+
+class Requests:
+    """The living requests of a worker. Owned by its loop."""
+
+    def __init__(
+        self, scheduler: DecodeScheduler, limits: ModelLimits, wall: Callable[[], float]
+    ) -> None:
+        self._scheduler = scheduler
+        self._limits = limits
+        self._wall = wall  # seconds as of time.time(), for spans
+        self._living: dict[str, Request] = {}
+
+    def add(self, request: Request) -> None:
+        self._living[request.request_id] = request
+
+    def get(self, request_id: str) -> Request | None:
+        return self._living.get(request_id)
+
+    def living(self) -> list[Request]:
+        return list(self._living.values())
+
+    def accept(self, sequence: Sequence, drawn: Drawn) -> None:
+        """Emit a drawn token, and the choice's end if this token is its last."""
+        if sequence.ended:
+            return
+        request = sequence.request
+        sequence.output.append(drawn.token)
+        output = self._output(sequence, index=len(sequence.output) - 1)
+        output.token = drawn.token
+        if drawn.logprob is not None:
+            output.logprob = drawn.logprob
+            for token, logprob in drawn.top:
+                output.top.add(token=token, logprob=logprob)
+        if not request.first_token_wall_s:
+            request.first_token_wall_s = self._wall()
+        if len(sequence.output) == 1:
+            output.cached_tokens = request.cached_tokens
+        if drawn.token in request.stop_token_ids:
+            output.end = worker_pb2.STOP
+        elif len(sequence.output) >= request.max_tokens:
+            output.end = worker_pb2.LENGTH
+        if output.end:
+            self._end(sequence)
+        request.emit(output)
+
+    def accept_first(self, group: Group, first: handoff_pb2.FirstTokens) -> None:
+        """The first tokens, drawn by the prefill worker. Those of an earlier handoff of the
+        same group stand; a later one draws them in vain. Raises HandoffError if they do not
+        fit the group."""
+        by_choice = {token.choice: token for token in first.tokens}
+        if set(by_choice) != {sequence.choice for sequence in group.sequences}:
+            raise HandoffError("the first tokens are not those of the choices asked for")
+        if any(token.token >= self._limits.vocab_size for token in first.tokens):
+            raise HandoffError("a first token is outside the vocabulary")
+        for sequence in group.sequences:
+            if sequence.length == len(group.tokens):
+                token = by_choice[sequence.choice]
+                top = tuple((entry.token, entry.logprob) for entry in token.top)
+                logprob = token.logprob if token.HasField("logprob") else None
+                self.accept(sequence, Drawn(token.choice, token.token, logprob, top))
+                metrics.TOKENS.labels("output").inc()
+
+    def cancel(self, request: Request) -> None:
+        for sequence in request.sequences:
+            self._end_without_token(sequence, worker_pb2.CANCELLED)
+
+    def fail(self, sequence: Sequence, error: BatonError) -> None:
+        failure = worker_pb2.Failure(code=error.code, detail=str(error), retryable=error.retryable)
+        self._end_without_token(sequence, worker_pb2.FAILED, failure)
+
+    def deadline_passed(self, request: Request) -> None:
+        for sequence in request.sequences:
+            self.fail(sequence, DeadlineExceeded("the request's deadline has passed"))
+
+    def _end_without_token(
+        self,
+        sequence: Sequence,
+        reason: worker_pb2.EndReason,
+        failure: worker_pb2.Failure | None = None,
+    ) -> None:
+        if sequence.ended:
+            return
+        output = self._output(sequence, index=len(sequence.output))
+        output.end = reason
+        if failure is not None:
+            output.failure.CopyFrom(failure)
+        self._end(sequence)
+        sequence.request.emit(output)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._scheduler.end(sequence)
+        request = sequence.request
+        if not request.ended:
+            return
+        self._living.pop(request.request_id, None)
+        if request.deadline is not None:
+            request.deadline.cancel()
+        if request.first_token_wall_s:
+            tokens = sum(len(s.output) for s in request.sequences)
+            tracing.record(
+                tracing.DECODE,
+                request.first_token_wall_s,
+                self._wall(),
+                request.trace,
+                output_tokens=tokens,
+                batched_s=request.batched_wall_s,
+            )
+
+    def _output(self, sequence: Sequence, index: int) -> worker_pb2.Output:
+        request = sequence.request
+        return worker_pb2.Output(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            choice=sequence.choice,
+            index=index,
+        )

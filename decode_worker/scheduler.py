@@ -1,0 +1,353 @@
+"""The decode scheduler: who has credit, who is in the batch, who makes room.
+
+Pure: no clock, no tensors, no I/O. `admit` grants credit in order of arrival, `plan` makes one
+step for the whole batch (decode tokens, then chunks of prompts computed here), `commit` takes
+its result. When blocks run out the youngest waiting grant is taken back, then the youngest
+sequence is preempted; the oldest goes last.
+
+    submit ─▶ waiting ─ admit ─▶ fetching ── fetched ──▶ running ─▶ ended
+                 ▲         └───▶ prefilling ─ last chunk ──▲ │
+                 └───────────────── preempted ───────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.decode_worker import credit
+from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.sequences import Group, Phase, Request, Sequence
+from baton.engine.batch import Draw, Drawn, Slice, StepBatch, StepResult
+from baton.engine.blocks import BlockPool
+from baton.engine.chunks import Chunk, ChunkScheduler
+from baton.runtime import identity
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import InvalidRequest, OutOfBlocks, Overloaded
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: the batch, and whose slice is whose, in the same order."""
+
+    batch: StepBatch
+    decoding: list[Sequence]
+    chunks: list[Chunk[Group]]
+    copies: list[tuple[int, int]]  # blocks (source, target) to copy before the step
+
+    def __bool__(self) -> bool:
+        return bool(self.batch.slices)
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step has brought: tokens, and sequences whose numbers were not finite."""
+
+    drawn: list[tuple[Sequence, Drawn]] = field(default_factory=list)
+    broken: list[Sequence] = field(default_factory=list)
+
+
+class DecodeScheduler:
+    """Owned by the worker's loop. Groups wait in order of arrival."""
+
+    def __init__(self, pool: BlockPool, config: StepConfig, key: bytes) -> None:
+        self._pool = pool
+        self._config = config
+        self._key = key
+        self.holdings = Holdings(pool, key)
+        self._waiting: list[Group] = []
+        self._granted: list[Group] = []  # fetching or prefilling, oldest first
+        self._running: list[Sequence] = []  # oldest first
+        self._chunks: ChunkScheduler[Group] = ChunkScheduler(
+            config.local_prefill_tokens, config.local_prefill_tokens, pool.block_size
+        )
+        self._in_step: set[Sequence] = set()
+        self.preemptions = 0
+        self.starved = False  # the last plan found no block while waiting grants hold some
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def granted(self) -> list[Group]:
+        return self._granted
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are still to be computed on this worker."""
+        waiting = sum(len(group.tokens) for group in self._waiting if group.local)
+        return waiting + self._chunks.remaining_tokens
+
+    @property
+    def promised_blocks(self) -> int:
+        """Credit granted and not yet turned into blocks."""
+        return sum(
+            max(0, s.promised - (len(s.blocks) - s.shared)) for s in self._live() if not s.ended
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises Overloaded if the queue is full, InvalidRequest if the
+        pool can never hold it."""
+        if len(self._waiting) >= self._config.max_queue:
+            raise Overloaded(f"{len(self._waiting)} requests wait for KV room on this worker")
+        first = request.sequences[0]
+        tokens = first.span(0, first.length)
+        group = self._group(request, list(request.sequences), tokens, request.local)
+        wanted = sum(sequence.promised for sequence in group.sequences)
+        longest = credit.blocks_for(len(request.prompt) + request.max_tokens, self._pool.block_size)
+        if max(wanted, longest) > self._pool.total:
+            raise InvalidRequest(
+                f"the request needs {max(wanted, longest)} KV blocks and this worker's pool has "
+                f"{self._pool.total}: shorten the prompt, lower max_tokens or n",
+                field="max_tokens",
+            )
+        self._waiting.append(group)
+
+    def admit(self) -> list[Group]:
+        """Grant credit and reserve blocks, oldest first, until one does not fit.
+
+        A returned group is FETCHING, with leased blocks after its `held` matched ones, or
+        PREFILLING here. Nobody is let in while a running sequence waits for a block: it would
+        take what a grant gives back.
+        """
+        admitted = []
+        while (group := self._next_waiting()) is not None and not self.starved:
+            if not self._fits(group) or not self.holdings.reserve(group):
+                break
+            group.phase = Phase.FETCHING
+            if group.local:
+                self._start_prefill(group)
+            self._waiting.remove(group)
+            self._granted.append(group)
+            admitted.append(group)
+        return admitted
+
+    def to_local(self, group: Group) -> None:
+        """No prefill worker is left: compute the group's prompt here, from its matched blocks."""
+        self.holdings.lease_ended(group)
+        self._start_prefill(group)
+
+    def fetched(self, group: Group) -> None:
+        """The group's blocks are here and verified: publish the full ones, and decode."""
+        self.holdings.lease_ended(group)
+        self.holdings.publish(group, group.held, len(group.tokens))
+        self._run(group)
+
+    def requeue(self, group: Group) -> None:
+        """Take a waiting grant back: its blocks are freed and it waits again, in its place."""
+        self.holdings.free_group(group)
+        self._granted.remove(group)
+        if not group.live:
+            group.phase = Phase.OVER
+            return
+        sequences = [sequence for sequence in group.sequences if not sequence.ended]
+        again = self._group(group.request, sequences, group.tokens, group.local)
+        self._wait_again(again)
+
+    def youngest_fetching(self) -> Group | None:
+        fetching = [group for group in self._granted if group.phase is Phase.FETCHING]
+        return max(fetching, key=lambda group: group.arrived_s, default=None)
+
+    def plan(self) -> StepPlan:
+        """One step. Sequences that find no block make room for older ones first."""
+        self.starved = False
+        decoding: list[Sequence] = []
+        for sequence in list(self._running):
+            if sequence in self._running and self._grow(sequence):
+                decoding.append(sequence)
+        decoding = [sequence for sequence in decoding if sequence in self._running]
+        slices = [
+            Slice([s.token_at(s.computed)], s.computed, tuple(s.blocks), (s.draw(),))
+            for s in decoding
+        ]
+        chunks = self._chunks.plan()
+        for chunk in chunks:
+            group = chunk.key
+            tokens = group.tokens[chunk.start : chunk.end]
+            slices.append(Slice(tokens, chunk.start, tuple(group.blocks), self._draws(chunk)))
+        self._in_step = {*decoding, *(s for chunk in chunks for s in chunk.key.sequences)}
+        copies = self.holdings.take_copies(decoding)
+        return StepPlan(StepBatch(tuple(slices)), decoding, chunks, copies)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
+        """Take a step's tokens. Ended sequences that were in the step are freed now."""
+        outcome = StepOutcome()
+        self._in_step = set()
+        self.holdings.step_ended()
+        for place, sequence in enumerate(plan.decoding):
+            if sequence.ended:
+                self.release(sequence)
+            elif place in result.broken:
+                self._pool.unpublish(sequence.blocks)
+                outcome.broken.append(sequence)
+            else:
+                sequence.computed += 1
+                self.holdings.publish_grown(sequence)
+                outcome.drawn.append((sequence, result.drawn[place][0]))
+        offset = len(plan.decoding)
+        self._chunks.commit(plan.chunks)
+        for place, chunk in enumerate(plan.chunks, start=offset):
+            self._commit_chunk(chunk, place, result, outcome)
+        return outcome
+
+    def abandon_step(self, plan: StepPlan) -> list[Sequence]:
+        """The device failed: nothing of the step counts. Returns the sequences it held."""
+        held = [s for s in self._in_step if not s.ended]
+        self._in_step = set()
+        self.holdings.step_ended()
+        for sequence in plan.decoding:
+            if sequence.ended:
+                self.release(sequence)
+        for chunk in plan.chunks:
+            if not chunk.key.live:
+                self._drop_group(chunk.key)
+        return held
+
+    def end(self, sequence: Sequence) -> None:
+        """This sequence takes no more tokens. Its blocks are freed now, or with the step that
+        computes on them; those of an open handoff by `requeue`, once the reader is done."""
+        sequence.ended = True
+        if sequence not in self._in_step:
+            self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free what an ended sequence holds."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+        self.holdings.free(sequence)
+        self._waiting = [group for group in self._waiting if group.live]
+        for group in list(self._granted):
+            unwanted = group.phase is Phase.PREFILLING and not group.live
+            if unwanted and self._in_step.isdisjoint(group.sequences):
+                self._drop_group(group)
+
+    def _live(self) -> Iterator[Sequence]:
+        yield from self._running
+        for group in self._granted:
+            yield from group.sequences
+
+    def _group(
+        self, request: Request, sequences: list[Sequence], tokens: list[int], local: bool
+    ) -> Group:
+        names = identity.chain(self._key, request.root, tokens, self._pool.block_size)
+        group = Group(request, sequences, tokens, names, local)
+        credit.promise(group, self._pool.block_size, self._config.expected_growth_tokens)
+        return group
+
+    @property
+    def _usable_blocks(self) -> int:
+        return self._pool.total - self._pool.counts().quarantined
+
+    def _next_waiting(self) -> Group | None:
+        """The oldest; but one that even an empty pool could not hold beside its quarantine,
+        which may last, keeps nobody else waiting."""
+        usable = self._usable_blocks
+        for group in self._waiting:
+            if sum(sequence.promised for sequence in group.sequences) <= usable:
+                return group
+        return None
+
+    def _fits(self, group: Group) -> bool:
+        sequences = len(self._running) + sum(len(g.sequences) for g in self._granted)
+        if sequences and sequences + len(group.sequences) > self._config.max_sequences:
+            return False
+        return credit.may_grant(
+            group,
+            running=self._running,
+            waiting_grants=self._granted,
+            usable_blocks=self._usable_blocks,
+            waiting_share=self._config.waiting_share,
+        )
+
+    def _start_prefill(self, group: Group) -> None:
+        group.phase = Phase.PREFILLING
+        group.local = True
+        self._chunks.add(group, len(group.tokens), group.held * self._pool.block_size)
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Give the sequence a block for its next token, at the cost of younger ones."""
+        while sequence.computed >= len(sequence.blocks) * self._pool.block_size:
+            try:
+                self.holdings.grow(sequence)
+                self._extend_promise(sequence)
+            except OutOfBlocks:
+                if self.youngest_fetching() is not None:
+                    self.starved = True
+                    return False  # sits out a step while the loop takes that grant back
+                if not self._preempt_youngest() or sequence not in self._running:
+                    return False
+        return True
+
+    def _extend_promise(self, sequence: Sequence) -> None:
+        """A sequence that outgrew its credit is expected to go on: new grants must leave it
+        room, or they would be taken back at its next block."""
+        if len(sequence.blocks) - sequence.shared > sequence.promised:
+            growth = min(self._config.expected_growth_tokens, sequence.growth_left)
+            sequence.promised += credit.blocks_for(growth, self._pool.block_size)
+
+    def _preempt_youngest(self) -> bool:
+        """Take the blocks of the youngest prefilling group or running sequence."""
+        groups = [g for g in self._granted if g.phase is Phase.PREFILLING]
+        young_group = max(groups, key=lambda g: g.arrived_s, default=None)
+        young = max(self._running, key=lambda s: s.request.arrived_s)
+        self.preemptions += 1
+        if young_group is not None and young_group.arrived_s >= young.request.arrived_s:
+            self._chunks.remove(young_group)
+            self.requeue(young_group)
+            return True
+        self._running.remove(young)
+        self.holdings.free(young)
+        group = self._group(young.request, [young], young.span(0, young.length), local=True)
+        self._wait_again(group)
+        return True
+
+    def _wait_again(self, group: Group) -> None:
+        place = sum(1 for other in self._waiting if other.arrived_s <= group.arrived_s)
+        self._waiting.insert(place, group)
+
+    def _undrawn(self, group: Group) -> list[Sequence]:
+        """Those whose next token follows the group's tokens: a sequence that has its first
+        token from a handoff that failed later must not draw it again."""
+        return [s for s in group.sequences if s.length == len(group.tokens)]
+
+    def _draws(self, chunk: Chunk[Group]) -> tuple[Draw, ...]:
+        return tuple(s.draw() for s in self._undrawn(chunk.key)) if chunk.last else ()
+
+    def _commit_chunk(
+        self, chunk: Chunk[Group], place: int, result: StepResult, outcome: StepOutcome
+    ) -> None:
+        group = chunk.key
+        if not group.live:
+            self._drop_group(group)
+            return
+        if place in result.broken:
+            self._pool.unpublish(group.blocks)
+            outcome.broken += [s for s in group.sequences if not s.ended]
+            return
+        self.holdings.publish(group, chunk.start // self._pool.block_size, chunk.end)
+        if not chunk.last:
+            return
+        undrawn = self._undrawn(group)
+        self._run(group)
+        outcome.drawn += list(zip(undrawn, result.drawn[place], strict=True))
+
+    def _run(self, group: Group) -> None:
+        """From now on the group's living sequences run, each in the order of its arrival."""
+        self._granted.remove(group)
+        group.phase = Phase.RUNNING
+        arrived = group.arrived_s
+        place = sum(1 for other in self._running if other.request.arrived_s <= arrived)
+        self._running[place:place] = self.holdings.fork(group)
+
+    def _drop_group(self, group: Group) -> None:
+        """A group that nobody wants any more and that no step computes on."""
+        self._chunks.remove(group)
+        if group.phase is Phase.PREFILLING:
+            self.holdings.free_group(group)
+            self._granted.remove(group)
+        group.phase = Phase.OVER

@@ -1,0 +1,132 @@
+"""What the decode worker knows of a request: its groups and its sequences.
+
+    Request ─┬─ Group: sequences whose tokens are still the same, prefilled once
+             └─ Sequence: one choice, its output and its block table
+
+A request starts as one group of all its choices. Once the group's KV is here, its sequences
+run alone. A preempted sequence becomes a group of one. The scheduler owns all of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from opentelemetry.context import Context
+
+from baton.engine.batch import Draw
+from baton.proto import worker_pb2
+from baton.runtime.sampling import SamplingParams
+
+
+class Phase(Enum):
+    """Where a group is. WAITING holds no blocks; the others do."""
+
+    WAITING = "waiting"  # for decode credit
+    FETCHING = "fetching"  # its handoff is open; blocks are leased
+    PREFILLING = "prefilling"  # computed here, chunk by chunk
+    RUNNING = "running"  # its sequences are in the batch; the group is history
+    OVER = "over"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One Submit. `ended` once every choice has ended."""
+
+    request_id: str
+    attempt: int
+    prompt: list[int]
+    sampling: SamplingParams
+    wire_sampling: worker_pb2.Sampling  # the same, as a handoff carries it
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    local: bool
+    candidates: list[worker_pb2.Candidate]
+    cache_salt: bytes
+    root: bytes  # identity before the first block
+    trace: Context
+    arrived_s: float  # of the loop's clock
+    arrived_wall_s: float  # of time.time(), for spans
+    emit: Callable[[worker_pb2.Output], None]
+    sequences: list[Sequence] = field(default_factory=list)
+    cached_tokens: int = 0
+    first_token_wall_s: float = 0.0  # 0: none yet
+    batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none
+    deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def ended(self) -> bool:
+        return all(sequence.ended for sequence in self.sequences)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice. `blocks` cover `computed` tokens and the next one to compute."""
+
+    request: Request
+    choice: int
+    output: list[int]
+    blocks: list[int] = field(default_factory=list)
+    identities: list[bytes] = field(default_factory=list)  # of the full blocks computed
+    computed: int = 0  # tokens whose KV is in `blocks`
+    promised: int = 0  # blocks of its credit that it alone will need
+    shared: int = 0  # leading blocks that an older sibling's credit counts
+    ended: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    def token_at(self, position: int) -> int:
+        prompt = self.request.prompt
+        return prompt[position] if position < len(prompt) else self.output[position - len(prompt)]
+
+    def span(self, start: int, end: int) -> list[int]:
+        """Tokens [start, end) of prompt and output."""
+        boundary = len(self.request.prompt)
+        if start >= boundary:
+            return self.output[start - boundary : end - boundary]
+        if end <= boundary:
+            return self.request.prompt[start:end]
+        return self.request.prompt[start:] + self.output[: end - boundary]
+
+    def draw(self) -> Draw:
+        """The draw of this sequence's next token, from all tokens it has."""
+        sampling = self.request.sampling
+        return Draw(
+            choice=self.choice,
+            position=self.length,
+            params=sampling,
+            history=self.span(0, self.length) if sampling.needs_history else (),
+            prompt_tokens=len(self.request.prompt),
+        )
+
+    @property
+    def growth_left(self) -> int:
+        return self.request.max_tokens - len(self.output)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Sequences with the same tokens, on their way to having their KV here."""
+
+    request: Request
+    sequences: list[Sequence]
+    tokens: list[int]
+    identities: list[bytes]  # of all full blocks of `tokens`
+    local: bool
+    phase: Phase = Phase.WAITING
+    blocks: list[int] = field(default_factory=list)
+    held: int = 0  # leading blocks that were matched here
+    spares: list[int] = field(default_factory=list)  # for the siblings' own partial last block
+
+    @property
+    def arrived_s(self) -> float:
+        return self.request.arrived_s
+
+    @property
+    def live(self) -> bool:
+        """Whether any sequence still wants its KV."""
+        return any(not sequence.ended for sequence in self.sequences)

@@ -1,0 +1,235 @@
+"""What a router is still owed: the outputs of its requests, kept until it has seen the end.
+
+A link is the lease for the requests it carries. While a router's stream is broken its requests
+are parked and go on; a reconnect names what it waits for and gets the rest by index; what is
+not named, or not asked for within the grace, is cancelled. Pure but for the event that wakes
+the sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from baton.proto import worker_pb2
+from baton.runtime import logs
+from baton.runtime.errors import BatonError, InvalidRequest
+from baton.runtime.links import LinkClosed
+
+log = logs.get(__name__)
+
+Submit = Callable[[worker_pb2.Submit, Callable[[worker_pb2.Output], None]], None]
+Cancel = Callable[[str, int], None]
+
+MESSAGE_OUTPUTS = 8192  # a long backlog goes in several messages, far below gRPC's limit
+ENDED_KEPT = 4096  # ended requests per router that it has not settled
+
+
+@dataclass(slots=True)
+class _Log:
+    """The outputs of one request, in order; `open_choices` have not ended."""
+
+    attempt: int
+    open_choices: set[int]
+    outputs: list[worker_pb2.Output] = field(default_factory=list)
+
+
+class Attachment:
+    """One stream of a router: the `Session` that runtime/worker_links.py serves."""
+
+    def __init__(self, owner: RouterSession, backlog: Iterable[worker_pb2.Output]) -> None:
+        self._owner = owner
+        self._pending = list(backlog)
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self.replaced = False
+
+    def push(self, output: worker_pb2.Output) -> None:
+        self._pending.append(output)
+        self._wake.set()
+
+    def replace(self) -> None:
+        self.replaced = True
+        self._wake.set()
+
+    def receive(self, message: worker_pb2.RouterMessage) -> None:
+        if not self.replaced:
+            self._owner.receive(message)
+
+    async def outputs(self) -> worker_pb2.StepOutputs:
+        while not self._pending and not self.replaced:
+            self._wake.clear()
+            await self._wake.wait()
+        if self.replaced:
+            raise LinkClosed("another stream of this router has taken over")
+        taken, self._pending = self._pending[:MESSAGE_OUTPUTS], self._pending[MESSAGE_OUTPUTS:]
+        return worker_pb2.StepOutputs(outputs=taken)
+
+    def detach(self) -> None:
+        self._owner.detach(self)
+
+
+class RouterSession:
+    """All requests of one router process (one boot id) on this worker."""
+
+    def __init__(self, submit: Submit, cancel: Cancel, park: Callable[[], None]) -> None:
+        self._submit = submit
+        self._cancel = cancel
+        self._park = park
+        self._logs: dict[str, _Log] = {}
+        self._attachment: Attachment | None = None
+
+    @property
+    def attached(self) -> bool:
+        return self._attachment is not None
+
+    def attach(self, resumes: Iterable[worker_pb2.Resume]) -> tuple[Attachment, list[str]]:
+        """A stream has come. Returns it with the backlog it is owed, and the request ids that
+        the router waits for and this worker does not hold."""
+        if self._attachment is not None:
+            self._attachment.replace()
+        wanted = {(resume.request_id, resume.attempt): resume for resume in resumes}
+        for request_id, entry in list(self._logs.items()):
+            if (request_id, entry.attempt) not in wanted:
+                self._drop(request_id)
+        backlog: list[worker_pb2.Output] = []
+        lost = []
+        for (request_id, attempt), resume in wanted.items():
+            kept = self._logs.get(request_id)
+            if kept is None or kept.attempt != attempt:
+                lost.append(request_id)
+                continue
+            next_index = {entry.choice: entry.index for entry in resume.next}
+            backlog += [
+                output
+                for output in kept.outputs
+                if output.choice in next_index
+                and (output.index >= next_index[output.choice] or output.end)
+            ]
+        self._attachment = Attachment(self, backlog)
+        return self._attachment, lost
+
+    def detach(self, attachment: Attachment) -> None:
+        if self._attachment is attachment:
+            self._attachment = None
+            self._park()
+
+    def receive(self, message: worker_pb2.RouterMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "submit":
+            self._on_submit(message.submit)
+        elif kind == "cancel":
+            entry = self._logs.get(message.cancel.request_id)
+            if entry is None or not entry.open_choices:
+                return  # it may be another router's by now
+            if entry.attempt == message.cancel.attempt:
+                self._cancel(message.cancel.request_id, message.cancel.attempt)
+        elif kind == "settled":
+            for request_id in message.settled.request_ids:
+                self._drop(request_id)
+        else:
+            log.warning("a router sent a message of an unknown kind", kind=kind)
+
+    def drop_all(self) -> None:
+        """The grace is over: cancel and forget everything."""
+        for request_id in list(self._logs):
+            self._drop(request_id)
+
+    def _on_submit(self, submit: worker_pb2.Submit) -> None:
+        request_id, attempt = submit.request_id, submit.attempt
+        known = self._logs.get(request_id)
+        if known is not None:
+            if known.attempt >= attempt:
+                return  # sent twice, or late
+            self._drop(request_id)
+        entry = _Log(attempt, {choice.choice for choice in submit.choices})
+        self._logs[request_id] = entry
+
+        def emit(output: worker_pb2.Output) -> None:
+            self._emit(entry, output)
+
+        try:
+            self._submit(submit, emit)
+        except BatonError as error:
+            self._refuse(submit, emit, error)
+        except (ValueError, TypeError, OverflowError) as error:
+            self._refuse(submit, emit, InvalidRequest(f"submit: {error}"))
+
+    def _refuse(
+        self,
+        submit: worker_pb2.Submit,
+        emit: Callable[[worker_pb2.Output], None],
+        error: BatonError,
+    ) -> None:
+        for choice in submit.choices:
+            emit(
+                worker_pb2.Output(
+                    request_id=submit.request_id,
+                    attempt=submit.attempt,
+                    choice=choice.choice,
+                    index=len(choice.accepted),
+                    end=worker_pb2.FAILED,
+                    failure=worker_pb2.Failure(
+                        code=error.code, detail=str(error), retryable=error.retryable
+                    ),
+                )
+            )
+
+    def _emit(self, entry: _Log, output: worker_pb2.Output) -> None:
+        if self._logs.get(output.request_id) is not entry:
+            return  # settled, or replaced by a newer attempt
+        entry.outputs.append(output)
+        if output.end:
+            entry.open_choices.discard(output.choice)
+            if not entry.open_choices:
+                self._bound_ended()
+        if self._attachment is not None:
+            self._attachment.push(output)
+
+    def _drop(self, request_id: str) -> None:
+        entry = self._logs.pop(request_id, None)
+        if entry is not None and entry.open_choices:
+            self._cancel(request_id, entry.attempt)
+
+    def _bound_ended(self) -> None:
+        if len(self._logs) <= ENDED_KEPT:
+            return
+        ended = [name for name, entry in self._logs.items() if not entry.open_choices]
+        for request_id in ended[: max(0, len(ended) - ENDED_KEPT)]:
+            del self._logs[request_id]
+
+
+class RouterSessions:
+    """The sessions of all routers, by boot id; a parked one is dropped after the grace."""
+
+    def __init__(self, submit: Submit, cancel: Cancel, grace_s: float) -> None:
+        self._submit = submit
+        self._cancel = cancel
+        self._grace_s = grace_s
+        self._sessions: dict[bytes, RouterSession] = {}
+        self._graces: dict[bytes, asyncio.TimerHandle] = {}  # of those that are parked
+
+    @property
+    def count(self) -> int:
+        return len(self._sessions)
+
+    def attach(self, hello: worker_pb2.RouterHello) -> tuple[Attachment, list[str]]:
+        """A router's stream has come; as `RouterSession.attach`."""
+        boot_id = hello.boot_id
+        if grace := self._graces.pop(boot_id, None):
+            grace.cancel()
+        if boot_id not in self._sessions:
+            self._sessions[boot_id] = RouterSession(
+                self._submit, self._cancel, lambda: self._park(boot_id)
+            )
+        return self._sessions[boot_id].attach(hello.resume)
+
+    def _park(self, boot_id: bytes) -> None:
+        log.info("a router's requests are parked", grace_s=self._grace_s)
+        loop = asyncio.get_running_loop()
+        self._graces[boot_id] = loop.call_later(self._grace_s, self._expire, boot_id)
+
+    def _expire(self, boot_id: bytes) -> None:
+        del self._graces[boot_id]
+        self._sessions.pop(boot_id).drop_all()

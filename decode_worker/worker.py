@@ -1,0 +1,302 @@
+"""The decode worker: requests in, tokens out. Its loop is three verbs: plan, run, commit.
+
+    submit ─▶ credit ─▶ handoff (a task) ─▶ batch ─▶ plan ─ run ─ commit ─▶ outputs
+                           └─ or prefilled here
+
+One event loop owns all state. The device works between plan and commit; handoff tasks only
+touch groups that no step computes on. Knows no gRPC: links, peers, mover and engine are seams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from baton.decode_worker.handoffs import Fetched, Handoffs
+from baton.decode_worker.intake import to_request
+from baton.decode_worker.peers import Peers
+from baton.decode_worker.requests import Requests
+from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
+from baton.decode_worker.sequences import Group, Phase, Request
+from baton.decode_worker.sessions import RouterSessions
+from baton.engine.batch import Engine, StepResult
+from baton.engine.blocks import BlockPool
+from baton.kv_transfer.mover import Mover
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.block_feed import BlockFeed
+from baton.runtime.config import Config
+from baton.runtime.errors import (
+    BatonError,
+    EngineError,
+    HandoffError,
+    OutOfBlocks,
+    Unavailable,
+    WorkerLost,
+)
+from baton.runtime.wire import ModelLimits
+from baton.runtime.worker_links import Session
+
+log = logs.get(__name__)
+
+STEP_SMOOTHING = 0.1
+IDLE_S = 1.0  # the loop looks again at least so often
+
+
+class DecodeWorker:
+    """All of a decode worker above its seams. `run` serves until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        boot_id: bytes,
+        engine: Engine,
+        pool: BlockPool,
+        mover: Mover,
+        peers: Peers,
+        limits: ModelLimits,
+        config: Config,
+        wall_offset_s: float,
+        new_id: Callable[[], bytes],
+    ) -> None:
+        self.worker_id = worker_id
+        self.boot_id = boot_id
+        self._engine = engine
+        self._pool = pool
+        self._limits = limits
+        self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
+        self._scheduler = DecodeScheduler(pool, config.step, limits.key)
+        self._wake = asyncio.Event()
+        self._handoffs = Handoffs(
+            peers,
+            mover,
+            boot_id,
+            config.handoff,
+            pool,
+            self._scheduler,
+            new_id,
+            wall_offset_s,
+            self._wake.set,
+        )
+        self._requests = Requests(self._scheduler, limits, self._wall)
+        self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
+        self._fetches: dict[Group, asyncio.Task[None]] = {}
+        self._step_ms = 0.0
+        self.draining = False
+        self.feed = BlockFeed(boot_id, pool.identities)
+
+    # -- what a router link calls -------------------------------------------------------------
+
+    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Session]:
+        attachment, lost = self._sessions.attach(hello)
+        return self._welcome(lost), attachment
+
+    def load(self) -> worker_pb2.Load:
+        counts = self._pool.counts()
+        metrics.show_pool(asdict(counts))
+        return worker_pb2.Load(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            free_blocks=counts.available,
+            total_blocks=counts.total,
+            queued_tokens=self._scheduler.queued_tokens,
+            fetching=len(self._fetches),
+            quarantined_blocks=counts.quarantined,
+            draining=self.draining,
+            step_ms=self._step_ms,
+            promised_blocks=self._scheduler.promised_blocks,
+        )
+
+    def submit(self, submit: worker_pb2.Submit, emit: Callable[[worker_pb2.Output], None]) -> None:
+        """Take a request, or raise what is wrong with it."""
+        if self.draining:
+            raise Unavailable("the decode worker is stopping")
+        if self._requests.get(submit.request_id) is not None:
+            raise Unavailable("a request of another router has this id here")
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        request = to_request(submit, self._limits, emit, now_s=now, wall_s=self._wall())
+        self._scheduler.submit(request)
+        self._requests.add(request)
+        if submit.deadline_ms:
+            request.deadline = loop.call_later(
+                submit.deadline_ms / 1000, self._deadline_passed, request
+            )
+        self._admit()  # a step may be running: the handoff opens beside it
+
+    def cancel(self, request_id: str, attempt: int) -> None:
+        request = self._requests.get(request_id)
+        if request is not None and request.attempt == attempt:
+            self._requests.cancel(request)
+            self._after_ends()
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until cancelled; then every request fails for another worker to continue, every
+        handoff is closed and every block is free."""
+        try:
+            while True:
+                self._wake.clear()
+                plan = self._scheduler.plan()  # what runs grows before anyone is let in
+                self._take_back_if_starved()
+                self._admit()
+                if plan:
+                    await self._run_step(plan)
+                    self._publish()
+                else:
+                    await self._woken()
+        finally:
+            for request in self._requests.living():
+                for sequence in request.sequences:
+                    self._requests.fail(sequence, WorkerLost("the decode worker is stopping"))
+            self._after_ends()
+            if self._fetches:
+                await asyncio.wait(set(self._fetches.values()))
+            await self._handoffs.finished()
+
+    def audit(self) -> dict[str, Any]:
+        """What this worker holds now. Raises RuntimeError if the books do not balance."""
+        self._pool.check()
+        return {
+            "worker_id": self.worker_id,
+            "boot_id": self.boot_id.hex(),
+            "role": "decode",
+            "blocks": asdict(self._pool.counts()),
+            "requests": len(self._requests.living()),
+            "waiting": self._scheduler.waiting,
+            "running": self._scheduler.running,
+            "open_handoffs": self._handoffs.open,
+            "sessions": self._sessions.count,
+            "preemptions": self._scheduler.preemptions,
+        }
+
+    async def _woken(self) -> None:
+        """Until something has happened; blocks that a late READ gave back tell nobody."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_S):
+                await self._wake.wait()
+
+    def _admit(self) -> None:
+        for group in self._scheduler.admit():
+            self._wake.set()
+            now_wall = self._wall()
+            request = group.request
+            metrics.QUEUE_SECONDS.observe(now_wall - request.arrived_wall_s)
+            tracing.record(tracing.QUEUE, request.arrived_wall_s, now_wall, request.trace)
+            request.cached_tokens = max(request.cached_tokens, group.held * self._pool.block_size)
+            metrics.PREFIX_CACHED_TOKENS.inc(group.held * self._pool.block_size)
+            if group.phase is Phase.FETCHING:
+                fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))
+                fetch.add_done_callback(partial(self._fetch_ended, group))
+            else:
+                metrics.LOCAL_PREFILLS.labels("placed" if request.local else "recompute").inc()
+
+    async def _run_step(self, plan: StepPlan) -> None:
+        try:
+            for source, target in plan.copies:
+                self._engine.copy_block(source, target)
+            result = await self._engine.submit(plan.batch).result()
+        except EngineError as error:
+            log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
+            for sequence in self._scheduler.abandon_step(plan):
+                self._requests.fail(sequence, error)
+            self._after_ends()
+            return
+        self._measure(plan, result)
+        outcome = self._scheduler.commit(plan, result)
+        for sequence, drawn in outcome.drawn:
+            self._requests.accept(sequence, drawn)
+        for sequence in outcome.broken:
+            metrics.BROKEN_SLICES.inc()
+            self._requests.fail(sequence, EngineError("the model's numbers are not finite"))
+        self._after_ends()
+
+    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+        milliseconds = result.device_s * 1000
+        self._step_ms += STEP_SMOOTHING * (milliseconds - self._step_ms)
+        metrics.STEP_SECONDS.labels("decode").observe(result.device_s)
+        metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
+        metrics.TOKENS.labels("output").inc(len(plan.decoding))
+        metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in plan.chunks))
+
+    def _wall(self) -> float:
+        return asyncio.get_running_loop().time() + self._wall_offset_s
+
+    def _publish(self) -> None:
+        self.feed.publish(*self._pool.drain_events())
+
+    # -- handoffs -----------------------------------------------------------------------------
+
+    async def _fetch(self, group: Group) -> None:
+        """The task of one group's handoff."""
+        try:
+            fetched = await self._handoffs.fetch(group, self._on_first)
+            if fetched is Fetched.VERIFIED:
+                self._scheduler.fetched(group)
+                group.request.batched_wall_s = self._wall()
+            elif group.live:
+                metrics.LOCAL_PREFILLS.labels("no_candidate").inc()
+                self._scheduler.to_local(group)
+        except OutOfBlocks:
+            log.info("a grant is taken back: its quarantined blocks cannot be replaced")
+        except BatonError as error:
+            self._fail(group, error)
+        except Exception as error:  # of what should be impossible: one request ends, not all
+            log.exception("a handoff failed in an unknown way")
+            self._fail(group, HandoffError(f"the handoff failed: {type(error).__name__}"))
+
+    def _fetch_ended(self, group: Group, _: asyncio.Task[None]) -> None:
+        """Whatever happened, and even if the task was cancelled before it began: the group
+        leaves FETCHING."""
+        del self._fetches[group]
+        if group.phase is Phase.FETCHING:
+            self._scheduler.requeue(group)
+        self._publish()
+        self._wake.set()
+
+    def _fail(self, group: Group, error: BatonError) -> None:
+        for sequence in group.sequences:
+            self._requests.fail(sequence, error)
+
+    def _on_first(self, group: Group, first: handoff_pb2.FirstTokens) -> None:
+        request = group.request
+        request.cached_tokens = max(request.cached_tokens, first.cached_tokens)
+        self._requests.accept_first(group, first)
+        self._after_ends()
+
+    def _take_back_if_starved(self) -> None:
+        group = self._scheduler.youngest_fetching() if self._scheduler.starved else None
+        if group is not None and group in self._fetches:
+            log.info("a waiting grant is taken back", request_id=group.request.request_id)
+            self._fetches[group].cancel()
+
+    def _after_ends(self) -> None:
+        """Stop the handoffs that nobody wants any more, and plan again."""
+        for group, task in self._fetches.items():
+            if not group.live:
+                task.cancel()
+        self._wake.set()
+
+    def _deadline_passed(self, request: Request) -> None:
+        self._requests.deadline_passed(request)
+        self._after_ends()
+
+    def _welcome(self, lost: list[str]) -> worker_pb2.WorkerWelcome:
+        return worker_pb2.WorkerWelcome(
+            worker_id=self.worker_id,
+            boot_id=self.boot_id,
+            role="decode",
+            model_fingerprint=self._limits.fingerprint,
+            kv_dtype=self._limits.kv_dtype,
+            block_size=self._pool.block_size,
+            max_context=self._limits.max_context,
+            total_blocks=self._pool.total,
+            vocab_size=self._limits.vocab_size,
+            lost=lost,
+        )
