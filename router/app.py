@@ -1,0 +1,215 @@
+"""The HTTP routes: OpenAI's, the tokenizer's, and those for operators.
+
+Each route parses, validates and hands on; the work is `answer.py`'s. State lives in the parts
+that are given to `build_app`, which is called once per router.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from baton.router.answer import Answer, Serving
+from baton.router.fleet import Fleet
+from baton.router.gate import read_body
+from baton.router.generation_request import GenerationRequest
+from baton.router.http_error import error_response
+from baton.router.openai_body import ChatRenderer, CompletionRenderer, Heading, Renderer
+from baton.router.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from baton.router.tokenizer import Tokenizer
+from baton.router.validation import Validator, parse
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import BatonError, InvalidRequest, NotFound, Unavailable
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
+GENERATION_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
+
+log = logs.get(__name__)
+
+
+class MethodNotAllowed(InvalidRequest):
+    http_status = 405
+
+
+@dataclass(slots=True)
+class Router:
+    """The parts of a running router. `stopping` turns readiness off before the end."""
+
+    config: RouterConfig
+    model: str
+    started_s: int  # Unix time
+    fleet: Fleet
+    validator: Validator
+    tokenizer: Tokenizer
+    serving: Serving
+    stopping: bool = False
+
+
+def build_app(router: Router) -> FastAPI:
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_errors(app)
+    _add_generation(app, router)
+    _add_tokenizer(app, router)
+    _add_operation(app, router)
+    return app
+
+
+def _add_generation(app: FastAPI, router: Router) -> None:
+    @app.post(CHAT_PATH)
+    async def chat(request: Request) -> Response:
+        arrival_s = time.perf_counter()
+        asked = parse(await read_body(request, router.config.max_body_bytes), ChatRequest)
+        validated = await router.validator.chat(asked, router.fleet.limits())
+        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
+        heading = _heading(router, "chatcmpl", request, validated)
+        renderer = ChatRenderer(heading, router.tokenizer.token_bytes, validated.logprobs)
+        return _answer(router, request, validated, renderer, arrival_s)
+
+    @app.post(COMPLETION_PATH)
+    async def complete(request: Request) -> Response:
+        arrival_s = time.perf_counter()
+        asked = parse(await read_body(request, router.config.max_body_bytes), CompletionRequest)
+        validated = await router.validator.completion(asked, router.fleet.limits())
+        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
+        heading = _heading(router, "cmpl", request, validated)
+        renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated.logprobs)
+        return _answer(router, request, validated, renderer, arrival_s)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [_model_body(router)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        router.validator.check_model(name)
+        return _json(_model_body(router))
+
+
+def _add_tokenizer(app: FastAPI, router: Router) -> None:
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        asked = parse(await read_body(request, router.config.max_body_bytes), TokenizeRequest)
+        router.validator.check_model(asked.model)
+        limits = router.fleet.limits()
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InvalidRequest("give either prompt or messages", "prompt")
+        if asked.messages is not None:
+            tokens = await router.validator.chat_tokens(asked.messages, limits)
+        else:
+            tokens = await router.validator.text_tokens(
+                asked.prompt or "", asked.add_special_tokens, "prompt", limits
+            )
+        return _json({"count": len(tokens), "max_model_len": limits.max_context, "tokens": tokens})
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        asked = parse(await read_body(request, router.config.max_body_bytes), DetokenizeRequest)
+        router.validator.check_model(asked.model)
+        router.validator.check_tokens(asked.tokens, "tokens", router.fleet.limits())
+        text = router.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+        return _json({"prompt": text})
+
+
+def _add_operation(app: FastAPI, router: Router) -> None:
+    @app.get("/livez")
+    async def live() -> Response:
+        return _json({"status": "alive"})
+
+    @app.get("/readyz")
+    async def ready() -> Response:
+        if router.stopping:
+            raise Unavailable("the router stops")
+        if not router.fleet.ready():
+            raise Unavailable("no decode worker is there yet")
+        return _json({"status": "ready"})
+
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
+
+    @app.get("/version")
+    async def told_version() -> Response:
+        return _json({"version": _version()})
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(BatonError)
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, BatonError)
+        if request.url.path in GENERATION_PATHS:
+            metrics.REQUESTS.labels("refused").inc()
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def theirs(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path[:200]
+        if error.status_code == 404:
+            return error_response(NotFound(f"there is no route {path}: see /v1/models"))
+        if error.status_code == 405:
+            refusal = MethodNotAllowed(f"{request.method} is not allowed on {path}")
+            response = error_response(refusal)
+            response.headers.update(error.headers or {})
+            return response
+        return error_response(InvalidRequest(str(error.detail)))
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: Exception) -> Response:
+        return error_response(InvalidRequest(str(error)))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        log.error("unexpected error", path=request.url.path[:200], error=repr(error))
+        return error_response(BatonError("unexpected"))
+
+
+def _answer(
+    router: Router,
+    request: Request,
+    validated: GenerationRequest,
+    renderer: Renderer,
+    arrival_s: float,
+) -> Response:
+    metrics.PROMPT_TOKENS.observe(len(validated.prompt))
+    context = tracing.extract({"traceparent": request.headers.get("traceparent", "")})
+    request_id = request.state.request_id
+    return Answer(router.serving, validated, renderer, request_id, arrival_s, context)
+
+
+def _heading(router: Router, kind: str, request: Request, validated: GenerationRequest) -> Heading:
+    answer_id = f"{kind}-{request.state.request_id.removeprefix('req-')}"
+    return Heading(answer_id, int(time.time()), router.model, validated.include_usage)
+
+
+def _model_body(router: Router) -> dict[str, object]:
+    return {
+        "id": router.model,
+        "object": "model",
+        "created": router.started_s,
+        "owned_by": "baton",
+        "max_model_len": router.fleet.limits().max_context,
+    }
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _version() -> str:
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,89 @@
+"""The text of one choice as it grows: detokenized, cut at stop strings, with logprobs beside.
+
+Turns accepted tokens into pieces that may be shown. Knows no transport and no JSON. One per
+choice, owned by the task that writes the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from baton.router.detokenizer import Detokenizer
+from baton.router.generation import OutputToken
+from baton.router.stops import StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """`offset` is where the token's text begins in the choice's text, in characters."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one or several tokens added. `finish` is set in the last piece of a choice."""
+
+    choice: int
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.logprobs or self.finish)
+
+
+class ChoiceText:
+    """`stop_tokens` end an output and are not part of its text. `tokens` counts what was drawn
+    up to the end, the stop token included."""
+
+    def __init__(
+        self,
+        choice: int,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        stop_tokens: Collection[int],
+    ) -> None:
+        self._choice = choice
+        self._detokenizer = detokenizer
+        self._stops = StopMatcher(stops)
+        self._stop_tokens = stop_tokens
+        self._characters = 0
+        self.tokens = 0
+        self.finished = False
+
+    def push(self, outputs: Sequence[OutputToken]) -> Piece:
+        """The piece of these outputs of this choice; outputs after the end are ignored."""
+        piece = Piece(self._choice)
+        for output in outputs:
+            if self.finished:
+                break
+            if output.token is not None:
+                self._take(output, piece)
+            if self._stops.stopped:
+                piece.finish = "stop"
+            elif output.finish is not None:
+                self._show(self._detokenizer.flush(), piece)
+                piece.text += self._stops.flush()
+                piece.finish = "stop" if self._stops.stopped else output.finish
+            self.finished = piece.finish is not None
+        return piece
+
+    def _take(self, output: OutputToken, piece: Piece) -> None:
+        assert output.token is not None
+        self.tokens += 1
+        if output.finish == "stop" or output.token in self._stop_tokens:
+            return
+        if output.logprob is not None:
+            piece.logprobs.append(
+                TokenLogprob(output.token, output.logprob, output.top, self._characters)
+            )
+        self._show(self._detokenizer.push(output.token), piece)
+
+    def _show(self, text: str, piece: Piece) -> None:
+        self._characters += len(text)
+        piece.text += self._stops.push(text)

@@ -1,0 +1,332 @@
+"""The life of a request between its validation and its end: placed, submitted, carried on.
+
+    place ─▶ submit(attempt) ─▶ outputs ─▶ end         every choice ends exactly once
+      ▲           │ worker lost, or a retryable failure
+      └───────────┘ attempt + 1, with the accepted tokens
+
+Only the current attempt and the next index of each choice are accepted (I4). A submission is
+what one worker holds of a request: all its choices at first; after a loss, each unfinished
+choice that goes on from accepted tokens is a submission of its own. All state is owned by the
+event loop; nothing here waits on a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from opentelemetry.context import Context
+
+from baton.proto import worker_pb2
+from baton.router.fleet import Fleet
+from baton.router.generation import Choice, Finish, Generation, OutputToken
+from baton.router.generation_request import GenerationRequest
+from baton.router.placement import Need, Placement, place
+from baton.router.submission import Submission, build_submit, ended_before_loss
+from baton.router.worker_link import WorkerLink
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import (
+    BatonError,
+    Cancelled,
+    InvalidRequest,
+    Overloaded,
+    WorkerLost,
+    by_code,
+)
+from baton.runtime.links import LinkClosed
+
+PLACE_WAIT_S = 15.0  # for a worker to appear: longer than a worker's restart
+PLACE_RETRY_S = 0.05
+BUSY_PAUSE_S = 0.25  # before a request that a client sees the tokens of asks a full worker again
+REQUEST_S = 3600.0  # a request's longest life
+EXPECTED_OUTPUT_TOKENS = 256  # placement does not reserve more than this for an unknown output
+
+log = logs.get(__name__)
+
+
+class Dispatcher:
+    """The Bearer of every link. `place_wait_s` bounds how long a request without any worker
+    waits before it is refused as Unavailable."""
+
+    place_wait_s = PLACE_WAIT_S
+
+    def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
+        self._fleet = fleet
+        self._config = config
+        self._submissions: dict[str, Submission] = {}
+        self._placing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._submissions)
+
+    async def start(
+        self, request: GenerationRequest, request_id: str, context: Context
+    ) -> Generation:
+        """Place and submit. Raises Unavailable, Overloaded or InvalidRequest if no worker can
+        take it; then no worker has heard of it. If cancelled, the request ends."""
+        deadline_s = asyncio.get_running_loop().time() + REQUEST_S
+        generation = Generation(
+            request_id, request, self._config.stream_buffer_messages, deadline_s
+        )
+        submission = Submission(request_id, generation, set(range(request.choices)), context)
+        self._submissions[request_id] = submission
+        try:
+            await self._place(submission)
+        except BaseException:
+            self._submissions.pop(request_id, None)
+            raise
+        return generation
+
+    def cancel(self, generation: Generation, error: BatonError | None = None) -> None:
+        """End a request now; its workers are told in the same tick."""
+        for submission in self._of(generation):
+            self._withdraw(submission)
+        generation.end(error or Cancelled("the client left"))
+
+    def finish_choice(self, generation: Generation, choice: int) -> None:
+        """A stop string ended this choice: what the worker still sends of it is not wanted."""
+        generation.choices[choice].ended = True
+        for submission in self._of(generation):
+            submission.choices.discard(choice)
+            if not submission.choices:
+                self._withdraw(submission)
+        self._end_if_done(generation)
+
+    async def close(self) -> None:
+        """Fail what is left, and wait for the tasks of this dispatcher."""
+        for submission in list(self._submissions.values()):
+            self.cancel(submission.generation, Cancelled("the router stops"))
+        for task in self._placing:
+            task.cancel()
+        await asyncio.gather(*self._placing, return_exceptions=True)
+
+    # -- Bearer ------------------------------------------------------------------------------
+
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+        for output in outputs.outputs:
+            submission = self._submissions.get(output.request_id)
+            if (
+                submission is None
+                or submission.link is not link
+                or submission.attempt != output.attempt
+                or output.choice not in submission.choices
+            ):
+                metrics.STALE_OUTPUTS.inc()
+                if submission is None and output.end != worker_pb2.NOT_ENDED:
+                    link.settle(output.request_id)
+                continue
+            self._accept(submission, output)
+
+    def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
+        resumes = []
+        for submission in self._on(link):
+            following = [
+                worker_pb2.ChoiceIndex(
+                    choice=choice, index=len(submission.generation.choices[choice].accepted)
+                )
+                for choice in sorted(submission.choices)
+            ]
+            resumes.append(
+                worker_pb2.Resume(
+                    request_id=submission.wire_id, attempt=submission.attempt, next=following
+                )
+            )
+        return resumes
+
+    def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
+        wanted = None if request_ids is None else set(request_ids)
+        for submission in self._on(link):
+            if wanted is None or submission.wire_id in wanted:
+                submission.link = None
+                self._again(submission, WorkerLost(f"{link.worker_id}: {reason}"), link.boot_id)
+
+    # -- outputs -----------------------------------------------------------------------------
+
+    def _accept(self, submission: Submission, output: worker_pb2.Output) -> None:
+        if output.end == worker_pb2.CANCELLED:
+            self._fail(submission, WorkerLost("the worker gave the request up"), True)
+            return
+        if output.end == worker_pb2.FAILED:
+            failure = output.failure
+            self._fail(submission, by_code(failure.code, failure.detail), failure.retryable)
+            return
+        generation = submission.generation
+        accepted = len(generation.choices[output.choice].accepted)
+        if output.index < accepted:
+            metrics.STALE_OUTPUTS.inc()
+            return
+        if output.index > accepted:
+            self._fail(submission, WorkerLost("outputs are missing between two indices"), True)
+            return
+        generation.cached_tokens = max(generation.cached_tokens, output.cached_tokens)
+        finish = _FINISH.get(output.end)
+        made = OutputToken(
+            choice=output.choice,
+            token=output.token if output.HasField("token") else None,
+            logprob=output.logprob if output.HasField("logprob") else None,
+            top=tuple((top.token, top.logprob) for top in output.top),
+            finish=finish,
+        )
+        if not generation.put(made):
+            self.cancel(generation, Cancelled("the client reads too slowly"))
+            return
+        if finish is not None:
+            self._choice_ended(submission, output.choice)
+
+    def _choice_ended(self, submission: Submission, choice: int) -> None:
+        submission.choices.discard(choice)
+        if not submission.choices:
+            self._submissions.pop(submission.wire_id, None)
+            if submission.link is not None:
+                submission.link.settle(submission.wire_id)
+        self._end_if_done(submission.generation)
+
+    def _end_if_done(self, generation: Generation) -> None:
+        if all(choice.ended for choice in generation.choices):
+            generation.end()
+
+    # -- failing over ------------------------------------------------------------------------
+
+    def _fail(self, submission: Submission, error: BatonError, retryable: bool) -> None:
+        """The worker could not do it: cancel what it still holds, and try elsewhere if that
+        can help."""
+        boot_id = submission.link.boot_id if submission.link is not None else b""
+        self._tell_cancel(submission)
+        submission.link = None
+        if retryable:
+            self._again(submission, error, boot_id)
+        else:
+            self.cancel(submission.generation, error)
+
+    def _again(self, submission: Submission, error: BatonError, failed_boot_id: bytes) -> None:
+        """Place a submission again, from its accepted tokens. It is on no worker now."""
+        generation = submission.generation
+        for choice in sorted(submission.choices):
+            finish = ended_before_loss(generation, choice)
+            if finish is not None:  # its last token arrived, only the word of its end was lost
+                generation.put(OutputToken(choice, None, finish=finish))
+                generation.choices[choice].ended = True
+                self._choice_ended(submission, choice)
+        if not submission.choices:
+            return
+        if submission.attempt >= self._config.max_attempts:
+            self.cancel(generation, error)
+            return
+        metrics.MIGRATIONS.inc()
+        generation.migrations += 1
+        log.warning("request placed again", request_id=generation.request_id, reason=str(error))
+        self._submissions.pop(submission.wire_id, None)
+        for part in submission.continued(failed_boot_id):
+            self._submissions[part.wire_id] = part
+            busy = isinstance(error, Overloaded) and any(map(_accepted, generation.choices))
+            pause_s = BUSY_PAUSE_S * submission.attempt if busy else 0.0
+            task = asyncio.create_task(self._place_again(part, pause_s))
+            part.placing = task
+            self._placing.add(task)
+            task.add_done_callback(self._placing.discard)
+
+    async def _place_again(self, submission: Submission, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        try:
+            await self._place(submission)
+        except BatonError as error:
+            if self._submissions.get(submission.wire_id) is submission:
+                self.cancel(submission.generation, error)
+
+    async def _place(self, submission: Submission) -> None:
+        """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
+        requests at once, but not one whose tokens a client has seen."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + self.place_wait_s
+        while True:
+            error = self._try_place(submission)
+            if error is None:
+                return
+            hopeless = isinstance(error, InvalidRequest) or (
+                isinstance(error, Overloaded) and submission.attempt == 1
+            )
+            if hopeless or clock() >= until_s:
+                raise error
+            await asyncio.sleep(PLACE_RETRY_S)
+
+    def _try_place(self, submission: Submission) -> BatonError | None:
+        request = submission.generation.request
+        started_s = time.perf_counter()
+        tokens = submission.tokens()
+        need = Need(
+            tokens=len(tokens),
+            output_tokens=min(request.max_tokens, EXPECTED_OUTPUT_TOKENS),
+            sequences=len(submission.choices),
+            avoid=submission.avoid,
+        )
+        placement = place(
+            need,
+            self._fleet.views(tokens, request.cache_salt),
+            self._config.placement,
+            self._config.local_prefill_tokens,
+        )
+        metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
+        if isinstance(placement, BatonError):
+            return placement
+        return self._submit(submission, placement, len(tokens))
+
+    def _submit(
+        self, submission: Submission, placement: Placement, tokens: int
+    ) -> BatonError | None:
+        link = self._fleet.link(placement.decode.worker_id)
+        if link is None:
+            return WorkerLost(f"{placement.decode.worker_id} has just left")
+        remaining_s = submission.generation.deadline_s - asyncio.get_running_loop().time()
+        message = build_submit(submission, placement, remaining_s)
+        message.trace_context.update(tracing.inject(submission.context))
+        try:
+            link.send(worker_pb2.RouterMessage(submit=message))
+        except (LinkClosed, Overloaded) as error:
+            return error
+        submission.link = link
+        _note_placed(link, tokens)
+        if placement.candidates:
+            first = self._fleet.link(placement.candidates[0].worker_id)
+            if first is not None:
+                _note_placed(first, tokens)
+        metrics.PLACEMENTS.labels("local" if placement.local else "disaggregated").inc()
+        return None
+
+    # -- leaving a worker --------------------------------------------------------------------
+
+    def _withdraw(self, submission: Submission) -> None:
+        self._submissions.pop(submission.wire_id, None)
+        if submission.placing is not None and submission.placing is not asyncio.current_task():
+            submission.placing.cancel()
+        self._tell_cancel(submission)
+
+    def _tell_cancel(self, submission: Submission) -> None:
+        link = submission.link
+        if link is None or not link.up:
+            return  # a parked worker drops what the next hello does not name
+        cancel = worker_pb2.Cancel(request_id=submission.wire_id, attempt=submission.attempt)
+        try:
+            link.send(worker_pb2.RouterMessage(cancel=cancel))
+        except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
+            log.info("cancel not sent", worker_id=link.worker_id, reason=str(error))
+        link.settle(submission.wire_id)
+
+    def _of(self, generation: Generation) -> list[Submission]:
+        return [sub for sub in self._submissions.values() if sub.generation is generation]
+
+    def _on(self, link: WorkerLink) -> list[Submission]:
+        return [sub for sub in self._submissions.values() if sub.link is link]
+
+
+def _accepted(choice: Choice) -> bool:
+    return bool(choice.accepted)
+
+
+def _note_placed(link: WorkerLink, tokens: int) -> None:
+    link.placed_tokens += tokens
+    link.placed_requests += 1
+
+
+_FINISH: dict[int, Finish] = {worker_pb2.STOP: "stop", worker_pb2.LENGTH: "length"}

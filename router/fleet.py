@@ -1,0 +1,149 @@
+"""The fleet: every worker that the registry names, each with its link; what they can do now.
+
+The registry is a hint of who exists; a worker is alive while its link is. A worker that the
+registry has forgotten is let go once its link is down. Owns the links and the index. Knows no
+requests: those are the dispatcher's, which is the links' Bearer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+
+from baton.router.dialer import Dialer
+from baton.router.placement import WorkerView
+from baton.router.radix_index import RadixIndex
+from baton.router.validation import Limits
+from baton.router.worker_link import Bearer, WorkerLink
+from baton.runtime import logs
+from baton.runtime.config import RouterConfig
+from baton.runtime.identity import chain, root
+from baton.runtime.registry import Registry, WorkerRecord
+
+POLL_S = 0.5
+
+log = logs.get(__name__)
+
+
+class Fleet:
+    """`key` is the cluster's identity key; `limits` those of the model itself."""
+
+    def __init__(
+        self, registry: Registry, dialer: Dialer, config: RouterConfig, key: bytes, limits: Limits
+    ) -> None:
+        self._registry = registry
+        self._dialer = dialer
+        self._config = config
+        self._key = key
+        self._limits = limits
+        self._boot_id = secrets.token_bytes(16)
+        self._links: dict[str, WorkerLink] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.index = RadixIndex()
+
+    async def run(self, bearer: Bearer) -> None:
+        """Follow the registry until cancelled, then close every link."""
+        try:
+            while True:
+                self._follow(self._registry.workers(), bearer)
+                self.index.sweep()
+                await asyncio.sleep(POLL_S)
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:
+        named = {record.worker_id: record for record in records if _sound(record)}
+        for worker_id, link in list(self._links.items()):
+            record = named.get(worker_id)
+            task = self._tasks[worker_id]
+            if task.done():  # a bug in the link itself; it is told, and the worker linked anew
+                log.error("link task ended", worker_id=worker_id, error=repr(task.exception()))
+                self._drop(worker_id)
+                continue
+            forgotten = record is None and not link.up and not link.parked
+            if forgotten or (record is not None and _replaced(link, record)):
+                self._drop(worker_id)
+        for worker_id, record in named.items():
+            if worker_id not in self._links:
+                link = WorkerLink(
+                    record, self._dialer, self.index, bearer, self._config, self._boot_id
+                )
+                self._links[worker_id] = link
+                self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
+
+    def _drop(self, worker_id: str) -> None:
+        del self._links[worker_id]
+        self._tasks.pop(worker_id).cancel()
+
+    def link(self, worker_id: str) -> WorkerLink | None:
+        return self._links.get(worker_id)
+
+    def views(self, tokens: Sequence[int], salt: bytes) -> list[WorkerView]:
+        """Every linked worker, with how many leading blocks of `tokens` it holds."""
+        linked = [(link, link.welcome) for link in self._links.values() if link.up]
+        held: dict[tuple[str, str, int], Mapping[str, int]] = {}
+        views = []
+        for link, welcome in linked:
+            assert welcome is not None  # up means welcomed
+            shape = (welcome.model_fingerprint, welcome.kv_dtype, welcome.block_size)
+            if shape not in held:
+                parent = root(self._key, shape[0], shape[1], salt=salt)
+                held[shape] = self.index.match(chain(self._key, parent, tokens, shape[2]))
+            load = link.load
+            views.append(
+                WorkerView(
+                    worker_id=link.worker_id,
+                    boot_id=link.boot_id,
+                    role=welcome.role,
+                    address=welcome.handoff_address or link.record.address,
+                    shape=shape,
+                    held_blocks=held[shape].get(link.worker_id, 0),
+                    running=load.running,
+                    waiting=load.waiting,
+                    free_blocks=load.free_blocks,
+                    total_blocks=load.total_blocks or welcome.total_blocks,
+                    promised_blocks=load.promised_blocks,
+                    queued_tokens=load.queued_tokens,
+                    placed_tokens=link.placed_tokens,
+                    placed_requests=link.placed_requests,
+                    draining=load.draining,
+                )
+            )
+        return views
+
+    def limits(self) -> Limits:
+        """What every linked worker can take; the model's own limits while none is linked."""
+        welcomes = [link.welcome for link in self._links.values() if link.up and link.welcome]
+        contexts = [welcome.max_context for welcome in welcomes if welcome.max_context]
+        vocabularies = [welcome.vocab_size for welcome in welcomes if welcome.vocab_size]
+        return Limits(
+            max_context=min([self._limits.max_context, *contexts]),
+            vocab_size=min([self._limits.vocab_size, *vocabularies]),
+        )
+
+    def ready(self) -> bool:
+        """Whether a request could be served: a decode worker is linked and takes work."""
+        return any(
+            link.up and not link.load.draining and link.record.role == "decode"
+            for link in self._links.values()
+        )
+
+
+def _sound(record: WorkerRecord) -> bool:
+    """Whether the record can be used at all; the registry may hold what others wrote."""
+    try:
+        return len(bytes.fromhex(record.boot_id)) == 16
+    except ValueError:
+        log.warning("bad boot id in the registry", worker_id=record.worker_id)
+        return False
+
+
+def _replaced(link: WorkerLink, record: WorkerRecord) -> bool:
+    """The registry names another boot of the worker than the one that is linked."""
+    if record.address != link.record.address:
+        return True
+    return bytes.fromhex(record.boot_id) != link.boot_id and record.boot_id != link.record.boot_id

@@ -1,0 +1,87 @@
+"""The gate before every route: request ids, API keys, and the size of bodies.
+
+Plain ASGI, so that disconnects and streams pass untouched. Knows no route's meaning but which
+are open to everyone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.router.http_error import error_response
+from baton.runtime import logs
+from baton.runtime.errors import Cancelled, InvalidRequest, TooLarge, Unauthenticated
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/metrics"})
+BODY_S = 60.0
+_LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+
+
+class Gate:
+    """Mints `scope["state"]["request_id"]` and sends it as X-Request-Id. A client's own
+    X-Request-Id is only a label in the logs."""
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req-{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        header = (b"x-request-id", request_id.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        given = dict(scope["headers"])
+        label = given.get(b"x-request-id", b"")
+        with logs.bind_request(
+            request_id, client_label=label.decode() if _LABEL.fullmatch(label) else ""
+        ):
+            if not self._admits(scope["path"], given.get(b"authorization", b"")):
+                refusal = Unauthenticated("give one of this server's API keys as a Bearer token")
+                await error_response(refusal)(scope, receive, send_with_id)
+                return
+            await self._app(scope, receive, send_with_id)
+
+    def _admits(self, path: str, authorization: bytes) -> bool:
+        if not self._keys or path in OPEN_PATHS:
+            return True
+        scheme, _, given = authorization.partition(b" ")
+        matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The request's body. Raises TooLarge as soon as the limit is passed, with or without a
+    Content-Length; InvalidRequest if it does not come in time."""
+    too_large = TooLarge(f"the body is larger than {max_bytes} bytes: send less")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared[:20]) > max_bytes:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError as error:
+        raise InvalidRequest(f"the body did not arrive within {BODY_S:g} s") from error
+    except ClientDisconnect as error:
+        raise Cancelled("the client left while sending its request") from error
+    return b"".join(parts)

@@ -1,0 +1,96 @@
+"""A request under way, seen from the side that answers the client.
+
+    dispatcher ── put ──▶ [ bounded buffer ] ── next ──▶ the task that writes the answer
+
+Holds the accepted tokens of every choice: what a retry carries on, and what I4 is checked
+against. Knows no links and no HTTP. State is owned by the event loop: both sides run on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.router.generation_request import GenerationRequest
+from baton.runtime.errors import BatonError, DeadlineExceeded
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToken:
+    """One accepted token of one choice, or its end, or both."""
+
+    choice: int
+    token: int | None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """`accepted` are all output tokens so far; nothing is accepted after the end."""
+
+    accepted: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+class Generation:
+    """`buffer` bounds the outputs that wait for a slow client; `deadline_s` is on the loop's
+    clock. `over` is set exactly once: finished, failed (`error`) or cancelled (`error`)."""
+
+    def __init__(
+        self, request_id: str, request: GenerationRequest, buffer: int, deadline_s: float
+    ) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.deadline_s = deadline_s
+        self.choices = [Choice() for _ in range(request.choices)]
+        self.cached_tokens = 0
+        self.migrations = 0
+        self.over = False
+        self.error: BatonError | None = None
+        self._buffer: deque[OutputToken] = deque()
+        self._limit = buffer * request.choices
+        self._wake = asyncio.Event()
+
+    def put(self, output: OutputToken) -> bool:
+        """Accept an output. False: the buffer is full, the client is too slow."""
+        if len(self._buffer) >= self._limit:
+            return False
+        choice = self.choices[output.choice]
+        if output.token is not None:
+            choice.accepted.append(output.token)
+        if output.finish is not None:
+            choice.ended = True
+        self._buffer.append(output)
+        self._wake.set()
+        return True
+
+    def end(self, error: BatonError | None = None) -> None:
+        """No output will follow. Only the first end counts."""
+        if not self.over:
+            self.over = True
+            self.error = error
+            self._wake.set()
+
+    async def next(self) -> list[OutputToken]:
+        """All outputs that wait, at least one; an empty list once the request is finished.
+        Raises the error it ended with, or DeadlineExceeded."""
+        if not self._buffer and not self.over:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(self.deadline_s):
+                    await self._wake.wait()
+            except TimeoutError as error:
+                raise DeadlineExceeded("the request took longer than is allowed") from error
+        if self._buffer:
+            outputs = list(self._buffer)
+            self._buffer.clear()
+            return outputs
+        if self.error is not None:
+            raise self.error
+        return []

@@ -1,0 +1,30 @@
+"""A request as the router carries it on: validated, tokenized, with every default filled in.
+
+Made by `validation.py` alone; whoever holds one may trust it. Knows no HTTP and no workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.proto import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """`max_tokens` bounds the output of each choice and fits the context. `stop_token_ids`
+    holds the model's end tokens, unless the client ignores them. `sampling` has its seed."""
+
+    prompt: tuple[int, ...]
+    sampling: worker_pb2.Sampling
+    max_tokens: int
+    choices: int = 1
+    stops: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    cache_salt: bytes = b""
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def logprobs(self) -> bool:
+        return self.sampling.HasField("top_logprobs")

@@ -1,0 +1,86 @@
+"""HTTP on a socket: uvicorn's protocol, with bounds on what comes before a request's body.
+
+A head (request line and headers) is small and comes soon, or the connection ends: uvicorn alone
+would keep a head of any size, for any time. What is not HTTP is answered as every other error.
+Owned by one connection; the event loop calls everything here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from baton.router.http_error import error_body
+from baton.runtime.errors import InvalidRequest
+
+HEAD_BYTES = 64 << 10  # what an incomplete head may have sent
+HEAD_S = 20.0
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. `_head_bytes` counts what came since the last complete head."""
+
+    _head_open = True
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._head_open and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(
+                    b"431 Request Header Fields Too Large",
+                    f"the headers are larger than {HEAD_BYTES} bytes: send less",
+                )
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_open = False
+        self._head_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", "this is not a valid HTTP/1.1 request")
+
+    def _expect_head(self) -> None:
+        self._head_open = True
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
+
+    def _head_late(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expect_head()  # an answer to an earlier request is under way
+        elif not self.transport.is_closing():
+            self._refuse(b"408 Request Timeout", f"no request came within {HEAD_S:g} s")
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        self._stop_timer()
+        body = orjson.dumps(error_body(InvalidRequest(message)))
+        head = (
+            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            % len(body)
+        )
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
+        self.transport.close()

@@ -1,0 +1,108 @@
+"""What the router knows of a model from its folder: names, limits, end tokens, chat template.
+
+Read once at start from config.json, generation_config.json, tokenizer_config.json and
+chat_template.jinja. Knows no weights. The template is taken from this folder only, never from
+a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from baton.runtime.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """`max_context` counts tokens of prompt and output together. `template` is None where the
+    model has no chat template; `special` are the named tokens that templates may print."""
+
+    name: str
+    max_context: int
+    vocab_size: int
+    end_tokens: frozenset[int]
+    template: str | None
+    special: dict[str, str]
+    tokenizer_file: Path
+
+
+def read_card(folder: Path, name: str) -> ModelCard:
+    """Raises ModelError naming the file, what is wrong with it, and the remedy."""
+    config = _json(folder / "config.json", required=True)
+    generation = _json(folder / "generation_config.json")
+    tokenizer = _json(folder / "tokenizer_config.json")
+    tokenizer_file = folder / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise ModelError(
+            f"{tokenizer_file} is missing: give a model folder with a fast tokenizer "
+            "(save it with transformers' `save_pretrained`)"
+        )
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    return ModelCard(
+        name=name,
+        max_context=_count(config, "max_position_embeddings", folder),
+        vocab_size=_count(config, "vocab_size", folder),
+        end_tokens=frozenset([ends] if isinstance(ends, int) else ends or ()),
+        template=_template(folder, tokenizer),
+        special=_special(tokenizer),
+        tokenizer_file=tokenizer_file,
+    )
+
+
+def _json(path: Path, required: bool = False) -> dict[str, Any]:
+    try:
+        found = orjson.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        if required:
+            raise ModelError(
+                f"{path} is missing: give the folder of a model in Hugging Face format"
+            ) from error
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}): download the model again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is not a JSON object: download the model again")
+    return found
+
+
+def _count(config: dict[str, Any], key: str, folder: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"{folder / 'config.json'}: {key} is {value!r}, expected a count")
+    return value
+
+
+def _template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
+    """chat_template.jinja wins over tokenizer_config.json, as in transformers; of a list of
+    named templates the one called "default"."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+    found = tokenizer.get("chat_template")
+    if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
+        named = {entry.get("name"): entry.get("template") for entry in found}
+        found = named.get("default")
+    if found is not None and not isinstance(found, str):
+        raise ModelError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is neither a string "
+            "nor a list of named templates"
+        )
+    return found
+
+
+def _special(tokenizer: dict[str, Any]) -> dict[str, str]:
+    special = {}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"):
+        value = tokenizer.get(key)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            special[key] = value
+    return special

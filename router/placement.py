@@ -1,0 +1,151 @@
+"""Placement: a pure function from what is known to (decode worker, prefill candidates | local).
+
+Costs are in tokens of prefill work, so that they can be added and read in a log:
+
+    decode worker   moved tokens * MOVE_COST + sequences in its batch * SEQUENCE_COST
+                    + tokens that lack KV room * ROOM_COST
+    prefill worker  uncached tokens + tokens queued there
+
+The router's view is a hint, some hundred milliseconds old; the decode worker grants the credit.
+Knows no clock, no network and no request but its sizes. Equal costs: the lower worker id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.runtime.config import PlacementMode
+from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
+
+MOVE_COST = 0.1  # moving a token's KV, in tokens computed
+SEQUENCE_COST = 8.0  # one sequence more in the batch slows every step
+ROOM_COST = 4.0  # a token without room waits for another request's end
+MAX_CANDIDATES = 8
+MAX_WAITING = 512  # requests that wait for credit on one decode worker
+BUSY_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker, as the router sees it now. `shape` is what two pools must share for a
+    handoff: fingerprint, dtype, block size. `placed_tokens` were sent there since its last
+    load report, `placed_requests` likewise."""
+
+    worker_id: str
+    boot_id: bytes
+    role: str
+    address: str
+    shape: tuple[str, str, int]
+    held_blocks: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    promised_blocks: int = 0
+    queued_tokens: int = 0
+    placed_tokens: int = 0
+    placed_requests: int = 0
+    draining: bool = False
+
+    @property
+    def block_size(self) -> int:
+        return self.shape[2]
+
+    @property
+    def held_tokens(self) -> int:
+        return self.held_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is to be placed: prompt and accepted tokens, and the output that may still come."""
+
+    tokens: int
+    output_tokens: int
+    sequences: int = 1
+    avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request; a last resort
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where. `candidates` are prefill workers, best first; none where `local`."""
+
+    decode: WorkerView
+    candidates: tuple[WorkerView, ...]
+    local: bool
+
+
+def place(
+    need: Need, workers: Sequence[WorkerView], mode: PlacementMode, local_prefill_tokens: int
+) -> Placement | BatonError:
+    """The cheapest placement, or why there is none: Unavailable (no decode worker), Overloaded
+    (all full), InvalidRequest (larger than any pool). Errors are values here, not raised."""
+    usable = [worker for worker in workers if not worker.draining]
+    decoders = [worker for worker in usable if worker.role == "decode"]
+    if not decoders:
+        return Unavailable("no decode worker is there: start one, or wait for its start")
+    fitting = [worker for worker in decoders if _blocks(need, worker) <= worker.total_blocks]
+    if not fitting:
+        largest = max(worker.total_blocks * worker.block_size for worker in decoders)
+        return InvalidRequest(
+            f"the prompt of {need.tokens} tokens does not fit the largest KV pool "
+            f"({largest} tokens): shorten it, or start a worker with a larger pool",
+            "prompt",
+        )
+    open_ = [worker for worker in fitting if worker.waiting + worker.placed_requests < MAX_WAITING]
+    if not open_:
+        return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
+    decode = min(open_, key=lambda worker: (worker.boot_id in need.avoid, *_cost(need, worker)))
+    prefills = [
+        worker for worker in usable if worker.role == "prefill" and worker.shape == decode.shape
+    ]
+    if _stays_local(need, decode, prefills, mode, local_prefill_tokens):
+        return Placement(decode, (), local=True)
+    ranked = sorted(
+        prefills,
+        key=lambda worker: (worker.boot_id in need.avoid, _prefill_cost(need, worker)),
+    )
+    return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False)
+
+
+def _stays_local(
+    need: Need,
+    decode: WorkerView,
+    prefills: Sequence[WorkerView],
+    mode: PlacementMode,
+    local_prefill_tokens: int,
+) -> bool:
+    """`disaggregated` is never local while a prefill worker is there; `auto` keeps prompts with
+    few uncached tokens on the decode worker."""
+    if mode == "local" or not prefills:
+        return True
+    if mode == "disaggregated":
+        return False
+    return _uncached(need, decode) < local_prefill_tokens
+
+
+def _uncached(need: Need, worker: WorkerView) -> int:
+    """Tokens still to be computed there; the last prompt token always is."""
+    return need.tokens - min(worker.held_tokens, need.tokens - 1)
+
+
+def _blocks(need: Need, worker: WorkerView) -> int:
+    return -(-(need.tokens + 1) // worker.block_size)
+
+
+def _cost(need: Need, worker: WorkerView) -> tuple[float, str]:
+    sequences = worker.running + worker.waiting + worker.placed_requests
+    room = (worker.free_blocks - worker.promised_blocks) * worker.block_size
+    wanted = need.tokens + need.output_tokens * need.sequences + worker.placed_tokens
+    cost = (
+        _uncached(need, worker) * MOVE_COST
+        + sequences * SEQUENCE_COST
+        + max(0, wanted - room) * ROOM_COST
+    )
+    return cost, worker.worker_id
+
+
+def _prefill_cost(need: Need, worker: WorkerView) -> tuple[int, str]:
+    waiting = worker.queued_tokens + worker.placed_tokens
+    return _uncached(need, worker) + waiting, worker.worker_id

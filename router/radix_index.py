@@ -1,0 +1,149 @@
+"""The radix index: which worker holds which blocks, as far as the router has heard.
+
+A block's identity names its whole prefix, so the radix tree needs no nodes: following an edge
+is one lookup of an identity, and its answer is the set of workers as a bit mask.
+
+    identity of block 0 ─▶ 0b0111      match [0, 1, 2]: worker bits 0, 1, 2 hold one block,
+    identity of block 1 ─▶ 0b0101      bits 0 and 2 hold two, bit 2 holds three
+    identity of block 2 ─▶ 0b0100
+
+A hint, never a promise: workers match their own caches again. Pure: no I/O, no clock. A worker's
+bit leaves `live` at once when its knowledge is void; its old bits are swept out in small parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.proto import worker_pb2
+from baton.runtime.identity import IDENTITY_BYTES
+
+CAPACITY_BLOCKS = 4 << 20  # some 130 bytes each
+SWEEP_BLOCKS = 20_000  # looked at by one call of `sweep`: a few milliseconds
+
+
+@dataclass(slots=True)
+class _Watched:
+    boot_id: bytes
+    mask: int
+    sequence: int
+    complete: bool = False  # the snapshot has ended
+
+
+class RadixIndex:
+    """Block events in, held prefix lengths out. `skipped` counts blocks beyond the capacity."""
+
+    def __init__(self, capacity_blocks: int = CAPACITY_BLOCKS) -> None:
+        self._capacity = capacity_blocks
+        self._holders: dict[bytes, int] = {}
+        self._watched: dict[str, _Watched] = {}
+        self._live = 0
+        self._retired = 0  # bits whose entries are not swept yet
+        self._sweeping: list[bytes] = []
+        self._swept_mask = 0
+        self.skipped = 0
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def apply(self, worker_id: str, events: worker_pb2.BlockEvents) -> bool:
+        """Take one message of a worker's stream. False: a gap or another boot id was seen,
+        everything known of the worker is dropped, and its blocks must be watched anew."""
+        watched = self._watched.get(worker_id)
+        if events.snapshot:
+            if watched is None or watched.complete or watched.boot_id != events.boot_id:
+                self.remove(worker_id)
+                watched = self._watch(worker_id, events)
+        elif (
+            watched is None
+            or not watched.complete
+            or watched.boot_id != events.boot_id
+            or events.sequence != watched.sequence + 1
+        ):
+            self.remove(worker_id)
+            return False
+        watched.sequence = events.sequence
+        watched.complete = watched.complete or events.snapshot_end
+        self._drop(watched.mask, events.removed)
+        self._store(watched.mask, events.stored)
+        return True
+
+    def remove(self, worker_id: str) -> None:
+        """Forget all that is known of a worker; nothing of it matches from now on."""
+        watched = self._watched.pop(worker_id, None)
+        if watched is not None:
+            self._live &= ~watched.mask
+            self._retired |= watched.mask
+
+    def match(self, identities: Sequence[bytes]) -> dict[str, int]:
+        """How many leading blocks each worker holds; workers that hold none are left out."""
+        holders = self._holders
+        alive = self._live
+        counts: dict[int, int] = {}
+        held = 0
+        for identity in identities:
+            still = holders.get(identity, 0) & alive
+            if still != alive:
+                if held:
+                    counts[alive & ~still] = held
+                alive = still
+                if not alive:
+                    break
+            held += 1
+        if alive and held:
+            counts[alive] = held
+        return {
+            worker_id: blocks
+            for worker_id, watched in self._watched.items()
+            for mask, blocks in counts.items()
+            if watched.mask & mask
+        }
+
+    def sweep(self, blocks: int = SWEEP_BLOCKS) -> None:
+        """Remove entries of retired bits, looking at no more than `blocks` of them. To be
+        called now and then; bits whose sweep is over are used again."""
+        if not self._sweeping:
+            if not self._retired:
+                return
+            self._sweeping = list(self._holders)
+            self._swept_mask = self._retired
+        part = self._sweeping[-blocks:]
+        del self._sweeping[-blocks:]
+        for identity in part:
+            self._clear(identity, self._swept_mask)
+        if not self._sweeping:
+            self._retired &= ~self._swept_mask
+            self._swept_mask = 0
+
+    def _watch(self, worker_id: str, events: worker_pb2.BlockEvents) -> _Watched:
+        taken = self._live | self._retired
+        mask = ~taken & (taken + 1)  # the lowest free bit
+        self._live |= mask
+        watched = self._watched[worker_id] = _Watched(events.boot_id, mask, events.sequence)
+        return watched
+
+    def _store(self, mask: int, joined: bytes) -> None:
+        holders = self._holders
+        for start in range(0, len(joined) - IDENTITY_BYTES + 1, IDENTITY_BYTES):
+            identity = joined[start : start + IDENTITY_BYTES]
+            known = holders.get(identity)
+            if known is not None:
+                holders[identity] = known | mask
+            elif len(holders) < self._capacity:
+                holders[identity] = mask
+            else:
+                self.skipped += 1
+
+    def _drop(self, mask: int, joined: bytes) -> None:
+        for start in range(0, len(joined) - IDENTITY_BYTES + 1, IDENTITY_BYTES):
+            self._clear(joined[start : start + IDENTITY_BYTES], mask)
+
+    def _clear(self, identity: bytes, mask: int) -> None:
+        known = self._holders.get(identity)
+        if known is None:
+            return
+        if known & ~mask:
+            self._holders[identity] = known & ~mask
+        else:
+            del self._holders[identity]

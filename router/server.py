@@ -1,0 +1,205 @@
+"""The router process: its parts put together, its port bound, served until it is told to stop.
+
+Stopping: readiness goes off, open requests get a grace to end, then links close. Owns every
+part of the router. SIGTERM and SIGINT are handled here when it runs in the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from baton.router.admission import Admission
+from baton.router.answer import Serving
+from baton.router.app import Router, build_app
+from baton.router.chat_template import template_of
+from baton.router.dialer import Dialer, GrpcDialer
+from baton.router.dispatch import Dispatcher
+from baton.router.fleet import Fleet
+from baton.router.gate import Gate
+from baton.router.http_protocol import BoundedHttp
+from baton.router.model_card import read_card
+from baton.router.tokenizer import HfTokenizer
+from baton.router.validation import Limits, Validator
+from baton.runtime import logs
+from baton.runtime.config import Config, RouterConfig
+from baton.runtime.errors import ConfigError
+from baton.runtime.identity import cluster_key
+from baton.runtime.registry import Registry
+
+STOP_GRACE_S = 10
+BACKLOG = 1024
+KEEP_ALIVE_S = 30
+
+log = logs.get(__name__)
+
+
+async def serve_router(
+    config: Config,
+    *,
+    model_folder: Path,
+    model_name: str,
+    registry: Registry,
+    token: str,
+    ready: Callable[[str], None] | None = None,
+    dialer: Dialer | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or cancellation. `ready` is called once with the URL when the
+    port answers (not when workers are there: that is /readyz). Raises ConfigError for a port in
+    use or an open host without keys, ModelError for the model's folder."""
+    check_exposure(config.router)
+    card = read_card(model_folder, model_name)
+    template = template_of(card)
+    tokenizer = HfTokenizer(card.tokenizer_file)
+    listener = bind(config.router.host, config.router.port)
+    try:
+        fleet = Fleet(
+            registry,
+            dialer or GrpcDialer(token),
+            config.router,
+            cluster_key(token),
+            Limits(card.max_context, card.vocab_size),
+        )
+        dispatcher = Dispatcher(fleet, config.router)
+        router = Router(
+            config=config.router,
+            model=card.name,
+            started_s=int(time.time()),
+            fleet=fleet,
+            validator=Validator(
+                card.name, tokenizer, template, card.end_tokens, config.router.max_choices
+            ),
+            tokenizer=tokenizer,
+            serving=Serving(dispatcher, Admission(config.router.max_requests), tokenizer),
+        )
+        await _serve(router, dispatcher, listener, ready)
+    finally:
+        listener.close()
+        await tokenizer.close()
+
+
+async def _serve(
+    router: Router,
+    dispatcher: Dispatcher,
+    listener: socket.socket,
+    ready: Callable[[str], None] | None,
+) -> None:
+    server = _Server(
+        uvicorn.Config(
+            Gate(build_app(router), router.config.api_keys),
+            http=BoundedHttp,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=STOP_GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            server_header=False,
+        ),
+        on_started=lambda: ready(url_of(listener)) if ready is not None else None,
+    )
+
+    def stop() -> None:
+        router.stopping = True
+        server.should_exit = True
+
+    following = asyncio.create_task(router.fleet.run(dispatcher), name="fleet")
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        with _signals(stop):
+            # bounded by the process's owner: this is the router's whole life
+            await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop()
+        if not serving.done():
+            await asyncio.wait({serving}, timeout=STOP_GRACE_S + 5)
+        await dispatcher.close()
+        for task in (serving, following):
+            task.cancel()
+        await asyncio.gather(serving, following, return_exceptions=True)
+    for task in (serving, following):
+        if not task.cancelled():
+            task.result()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it has started, and leaves signals to the process's owner."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def check_exposure(config: RouterConfig) -> None:
+    """Raises ConfigError if others than this machine could use the router without a key."""
+    if config.api_keys:
+        return
+    try:
+        loopback = ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        loopback = config.host == "localhost"
+    if not loopback:
+        raise ConfigError(
+            f"router.host is {config.host!r}, which others can reach, and router.api_keys is "
+            "empty: set router.api_keys, or use 127.0.0.1"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError naming the port and the remedy."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"router.host is {host!r}: {error}; give a name or an address") from error
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"port {port} on {host} cannot be used ({error.strerror}): "
+            "stop what listens there, or give another with router.port"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

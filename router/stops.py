@@ -1,0 +1,58 @@
+"""Stop strings: found across the borders of tokens, never shown, with as little held as can be.
+
+Text is judged as if it came character by character: the stop string that is complete first
+ends the output, and of those that end at the same place the one that begins first. So the
+result does not depend on how the text was cut. One matcher serves one choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """`push` gives the text that may be shown; after a match `stopped` is true, and `push` and
+    `flush` give nothing more."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max((len(stop) for stop in stops), default=0)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        if not self._stops:
+            return text
+        self._held += text
+        start = self._first_match()
+        if start is not None:
+            self.stopped = True
+            shown, self._held = self._held[:start], ""
+            return shown
+        keep = self._possible_start()
+        shown, self._held = self._held[:keep], self._held[keep:]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back in vain, at the end of the output."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _first_match(self) -> int | None:
+        best: tuple[int, int] | None = None  # (end, start)
+        for stop in self._stops:
+            start = self._held.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best):
+                best = (start + len(stop), start)
+        return None if best is None else best[1]
+
+    def _possible_start(self) -> int:
+        """The first place from which the held text may yet grow into a stop string."""
+        length = len(self._held)
+        for place in range(max(0, length - self._longest + 1), length):
+            tail = self._held[place:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return place
+        return length

@@ -1,0 +1,93 @@
+"""A submission: what one worker holds, or is to hold, of a request; and its message.
+
+Knows the request and its accepted tokens, no links' states. Owned by the dispatcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+
+from baton.proto import worker_pb2
+from baton.router.generation import Finish, Generation
+from baton.router.placement import Placement
+from baton.router.worker_link import WorkerLink
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
+    boot ids that failed it."""
+
+    wire_id: str
+    generation: Generation
+    choices: set[int]
+    context: Context
+    attempt: int = 1
+    avoid: frozenset[bytes] = frozenset()
+    link: WorkerLink | None = None
+    placing: asyncio.Task[None] | None = None
+
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and accepted tokens; several choices go on from the prompt alone."""
+        if len(self.choices) > 1:
+            return self.generation.request.prompt
+        (choice,) = self.choices
+        return (*self.generation.request.prompt, *self.generation.choices[choice].accepted)
+
+    def continued(self, failed_boot_id: bytes) -> list[Submission]:
+        """The next attempt: one submission, or one for each choice if several go on from
+        accepted tokens."""
+        avoid = self.avoid | {failed_boot_id}
+        choices = self.generation.choices
+        if len(self.choices) == 1 or not any(choices[choice].accepted for choice in self.choices):
+            parts = [(self.wire_id, self.choices)]
+        else:
+            parts = [(f"{self.wire_id}.{choice}", {choice}) for choice in sorted(self.choices)]
+        return [
+            Submission(wire_id, self.generation, part, self.context, self.attempt + 1, avoid)
+            for wire_id, part in parts
+        ]
+
+
+def ended_before_loss(generation: Generation, choice: int) -> Finish | None:
+    """How a choice ended whose last token was accepted before its end was told, if it did."""
+    accepted = generation.choices[choice].accepted
+    if accepted and accepted[-1] in generation.request.stop_token_ids:
+        return "stop"
+    if len(accepted) >= generation.request.max_tokens:
+        return "length"
+    return None
+
+
+def build_submit(
+    submission: Submission, placement: Placement, remaining_s: float
+) -> worker_pb2.Submit:
+    """The message, without trace context. `remaining_s` is what is left of the request's life."""
+    generation = submission.generation
+    request = generation.request
+    return worker_pb2.Submit(
+        request_id=submission.wire_id,
+        attempt=submission.attempt,
+        prompt=request.prompt,
+        choices=[
+            worker_pb2.Choice(choice=choice, accepted=generation.choices[choice].accepted)
+            for choice in sorted(submission.choices)
+        ],
+        sampling=request.sampling,
+        max_tokens=request.max_tokens,
+        stop_token_ids=request.stop_token_ids,
+        placement=worker_pb2.Placement(
+            local=placement.local,
+            candidates=[
+                worker_pb2.Candidate(
+                    worker_id=worker.worker_id, boot_id=worker.boot_id, address=worker.address
+                )
+                for worker in placement.candidates
+            ],
+        ),
+        cache_salt=request.cache_salt,
+        deadline_ms=max(1, int(remaining_s * 1000)),
+    )

@@ -1,0 +1,117 @@
+"""The `Tokenizer` seam: text to token ids, and back piece by piece.
+
+`HfTokenizer` is the real implementation, on Hugging Face `tokenizers`; encoding runs in its own
+two threads with a bounded queue, so that a long prompt holds up no other request.
+
+Special tokens written in a prompt's or a message's text are read as special tokens, as
+OpenAI-compatible servers do: chat templates and completion clients depend on it. Who serves
+untrusted text strips them before sending. The thread pool is owned here; `close` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import tokenizers
+
+from baton.router.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    byte_level_bytes,
+)
+from baton.runtime.errors import InvalidRequest, ModelError, Overloaded
+
+ENCODE_THREADS = 2
+MAX_WAITING = 256  # prompts; one more is refused
+
+
+class Tokenizer(Protocol):
+    """`vocab_size` counts added tokens too. All methods but `encode` are quick."""
+
+    vocab_size: int
+    longest_token_bytes: int
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Raises InvalidRequest for text that is not Unicode, Overloaded if too many wait."""
+        ...
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token stands for inside a text; maybe a part of a character."""
+        ...
+
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        """A new incremental detokenizer for an output that follows `prompt`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class HfTokenizer:
+    """A tokenizer.json. Raises ModelError if it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception; this is its seam
+            raise ModelError(f"{path} cannot be read ({error}): download it again") from error
+        # limits on length belong to the router, which says so; a tokenizer must not cut in silence
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._special = frozenset(
+            token
+            for token, added in self._tokenizer.get_added_tokens_decoder().items()
+            if added.special
+        )
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._byte_level = byte_level_bytes(self._tokenizer, vocabulary)
+        self.longest_token_bytes = max(
+            (len(piece.encode(errors="replace")) for piece in vocabulary), default=1
+        )
+        self._waiting = 0
+        self._threads = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer")
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if self._waiting >= MAX_WAITING:
+            raise Overloaded("too many prompts wait for tokenization")
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
+        finally:
+            self._waiting -= 1
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise InvalidRequest("the text is not Unicode: send valid UTF-8") from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        if self._byte_level is not None:
+            return self._byte_level.get(token, b"")
+        piece: str = self._tokenizer.id_to_token(token) or ""
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\u2581", " ").encode(errors="replace")
+
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        if self._byte_level is not None:
+            return ByteDetokenizer(self._byte_level, self._special)
+        return WindowDetokenizer(self.decode, prompt)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,307 @@
+"""The one validator: from a request's bytes to a GenerationRequest, or to an error that names
+the field as the client wrote it and the remedy.
+
+Everything a client sends passes here before any worker hears of it. Knows the model's limits,
+its tokenizer and its template; knows no placement. Stateless but for these.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+
+from baton.proto import worker_pb2
+from baton.router.chat_template import ChatTemplate
+from baton.router.generation_request import GenerationRequest
+from baton.router.openai_schema import (
+    NEUTRAL,
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Message,
+)
+from baton.router.tokenizer import Tokenizer
+from baton.runtime.errors import InvalidRequest, NotFound
+
+LONGEST_NAME = 200  # characters of a field's path in an answer
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_Shape = TypeVar("_Shape", bound=Body)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the workers can take, in tokens, now."""
+
+    max_context: int
+    vocab_size: int
+
+
+def parse(body: bytes, shape: type[_Shape]) -> _Shape:
+    """The body as `shape`. Raises InvalidRequest naming the first bad field."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    if issubclass(shape, Generation):
+        _drop_neutral(found, shape)
+    try:
+        return shape.model_validate(found)
+    except ValidationError as error:
+        raise _explain(error, found) from error
+
+
+def _drop_neutral(body: dict[str, Any], shape: type[Body]) -> None:
+    for name, neutral in NEUTRAL.items():
+        if name in body and name not in shape.model_fields:
+            if not neutral(body[name]):
+                raise InvalidRequest(f"{name} is not supported here: leave it out", name)
+            del body[name]
+
+
+def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
+    """pydantic's first complaint in our words; its union tags are not part of the path. Of a
+    union's complaints the one that got deepest into the body tells most, and a wrong value
+    more than a wrong type."""
+    complaints = [(_path(found["loc"], body), found) for found in error.errors(include_url=False)]
+    first_root = complaints[0][0][:1]
+    path, found = max(
+        (complaint for complaint in complaints if complaint[0][:1] == first_root),
+        key=lambda complaint: (len(complaint[0]), not complaint[1]["type"].endswith("_type")),
+    )
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    field = field.removeprefix(".")
+    if len(field) > LONGEST_NAME:
+        field = f"{field[:LONGEST_NAME]}..."
+    if not field:
+        return InvalidRequest(f"the body: {found['msg']}")
+    if found["type"] == "missing":
+        return InvalidRequest(f"{field} is missing: add it", field)
+    if found["type"] == "extra_forbidden":
+        return InvalidRequest(f"{field} is not a known field: leave it out", field)
+    said = found["msg"].replace("Input should be", "it should be")
+    return InvalidRequest(f"{field}: {said[:1].lower()}{said[1:]}", field)
+
+
+def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
+    path: list[int | str] = []
+    inside: Any = body
+    for place, part in enumerate(location):
+        if isinstance(inside, dict) and part in inside:
+            inside = inside[str(part)]
+        elif isinstance(inside, list) and isinstance(part, int) and part < len(inside):
+            inside = inside[part]
+        elif not (isinstance(inside, dict) and place == len(location) - 1 and part != "[key]"):
+            continue  # a union's tag
+        path.append(part)
+    return path
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: text parts joined by newlines, absent fields left out.
+    Raises InvalidRequest for a message without content."""
+    plain = []
+    for place, message in enumerate(messages):
+        made: dict[str, Any] = {"role": message.role}
+        if isinstance(message.content, list):
+            made["content"] = "\n".join(part.text for part in message.content)
+        elif message.content is not None:
+            made["content"] = message.content
+        elif message.role == "assistant" and message.tool_calls:
+            made["content"] = ""
+        else:
+            field = f"messages[{place}].content"
+            raise InvalidRequest(f"{field} is missing: add a text", field)
+        if message.name is not None:
+            made["name"] = message.name
+        if message.tool_calls:
+            made["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            made["tool_call_id"] = message.tool_call_id
+        plain.append(made)
+    return plain
+
+
+class Validator:
+    """For one model. `template` is None where the model has none: then chats are refused."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        end_tokens: frozenset[int],
+        max_choices: int,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._template = template
+        self._end_tokens = end_tokens
+        self._max_choices = max_choices
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model:
+            raise NotFound(
+                f"the model {name[:200]!r} does not exist here: use {self._model!r}", "model"
+            )
+
+    async def chat(self, request: ChatRequest, limits: Limits) -> GenerationRequest:
+        self.check_model(request.model)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        if request.max_tokens is not None and request.max_completion_tokens is not None:
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens are the same: give one", "max_tokens"
+            )
+        prompt = await self.chat_tokens(request.messages, limits)
+        top = (request.top_logprobs or 0) if request.logprobs else None
+        asked, field = request.max_tokens, "max_tokens"
+        if request.max_completion_tokens is not None:
+            asked, field = request.max_completion_tokens, "max_completion_tokens"
+        room = self._room(prompt, asked, field, "messages", limits)
+        return self._finish(request, prompt, top, asked or room, limits)
+
+    async def chat_tokens(self, messages: Sequence[Message], limits: Limits) -> list[int]:
+        """The prompt's tokens for a chat; nothing is added to what the template printed."""
+        if self._template is None:
+            raise InvalidRequest(
+                f"the model {self._model!r} has no chat template: use /v1/completions", "messages"
+            )
+        text = self._template.render(plain_messages(messages))
+        return await self.text_tokens(text, False, "messages", limits)
+
+    async def completion(self, request: CompletionRequest, limits: Limits) -> GenerationRequest:
+        self.check_model(request.model)
+        prompt = await self._completion_tokens(request.prompt, limits)
+        room = self._room(prompt, request.max_tokens, "max_tokens", "prompt", limits)
+        max_tokens = request.max_tokens or min(COMPLETION_TOKENS, room)
+        return self._finish(request, prompt, request.logprobs, max_tokens, limits)
+
+    async def _completion_tokens(
+        self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], limits: Limits
+    ) -> list[int]:
+        if isinstance(prompt, str):
+            return await self.text_tokens(prompt, True, "prompt", limits)
+        tokens = [part for part in prompt if isinstance(part, int)]
+        if len(tokens) == len(prompt):
+            self.check_tokens(tokens, "prompt", limits)
+            return tokens
+        only = prompt[0]  # the schema lets one through
+        assert not isinstance(only, int)
+        return await self._completion_tokens(only, limits)
+
+    async def text_tokens(
+        self, text: str, add_special_tokens: bool, field: str, limits: Limits
+    ) -> list[int]:
+        """Encode, unless the text is so long that no tokenization could fit the context."""
+        if len(text) > (limits.max_context + 1) * self._tokenizer.longest_token_bytes:
+            raise InvalidRequest(
+                f"{field}: {len(text)} characters cannot fit the context of "
+                f"{limits.max_context} tokens: shorten it",
+                field,
+            )
+        return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _room(
+        self, prompt: Sequence[int], asked: int | None, field: str, source: str, limits: Limits
+    ) -> int:
+        """Output tokens that fit beside the prompt. Raises InvalidRequest if `asked` do not."""
+        if not prompt:
+            raise InvalidRequest(f"{source} is empty: give at least one token", source)
+        room = limits.max_context - len(prompt)
+        if room < 1:
+            raise InvalidRequest(
+                f"{source} has {len(prompt)} tokens, and the context is {limits.max_context} "
+                "tokens with at least one of output: shorten it",
+                source,
+            )
+        if asked is not None and asked > room:
+            raise InvalidRequest(
+                f"{field} is {asked}, and beside the {len(prompt)} tokens of {source} the context "
+                f"has room for {room}: lower it",
+                field,
+            )
+        return room
+
+    def _finish(
+        self,
+        request: Generation,
+        prompt: Sequence[int],
+        top_logprobs: int | None,
+        max_tokens: int,
+        limits: Limits,
+    ) -> GenerationRequest:
+        choices = request.n or 1
+        if choices > self._max_choices:
+            raise InvalidRequest(f"n is {choices}: give at most {self._max_choices}", "n")
+        if request.stream_options is not None and not request.stream:
+            raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+        stop = request.stop or ()
+        stop_tokens = set(request.stop_token_ids or ())
+        self.check_tokens(request.stop_token_ids or (), "stop_token_ids", limits)
+        if not request.ignore_eos:
+            stop_tokens |= self._end_tokens
+        return GenerationRequest(
+            prompt=tuple(prompt),
+            sampling=self._sampling(request, top_logprobs, limits),
+            max_tokens=max_tokens,
+            choices=choices,
+            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(sorted(stop_tokens)),
+            cache_salt=(request.cache_salt or "").encode(),
+            stream=bool(request.stream),
+            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        )
+
+    def _sampling(
+        self, request: Generation, top_logprobs: int | None, limits: Limits
+    ) -> worker_pb2.Sampling:
+        seed = secrets.randbits(64) if request.seed is None else request.seed % (1 << 64)
+        return worker_pb2.Sampling(
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_k=max(0, request.top_k or 0),  # -1 is another spelling of off
+            top_p=1.0 if request.top_p is None else request.top_p,
+            min_p=request.min_p or 0.0,
+            repetition_penalty=request.repetition_penalty or 1.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            logit_bias=self._bias(request.logit_bias or {}, limits),
+            seed=seed,
+            top_logprobs=top_logprobs,
+        )
+
+    def _bias(self, given: dict[str, float], limits: Limits) -> dict[int, float]:
+        bias = {}
+        for key, value in given.items():
+            field = f"logit_bias.{key[:40]}"
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise InvalidRequest(f"{field}: the key must be a token id", field)
+            self._check_token(int(key), field, limits)
+            bias[int(key)] = value
+        return bias
+
+    def check_tokens(self, tokens: Sequence[int], field: str, limits: Limits) -> None:
+        """Raises InvalidRequest if they cannot fit the context, or naming the first that is out
+        of range."""
+        if len(tokens) > limits.max_context:
+            raise InvalidRequest(
+                f"{field} has {len(tokens)} tokens, and the context is {limits.max_context} "
+                "tokens: shorten it",
+                field,
+            )
+        for place, token in enumerate(tokens):
+            self._check_token(token, f"{field}[{place}]", limits)
+
+    def _check_token(self, token: int, field: str, limits: Limits) -> None:
+        size = min(limits.vocab_size, max(self._tokenizer.vocab_size, 1))
+        if not 0 <= token < size:
+            raise InvalidRequest(
+                f"{field}: {token} is no token id: give one from 0 to {size - 1}", field
+            )

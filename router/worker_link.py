@@ -1,0 +1,272 @@
+"""One worker as the router sees it: its link kept alive, its outputs passed on, its death told.
+
+    connecting ─▶ up ─▶ parked ─▶ up ...       parked: the link broke; for `link_grace_s` its
+                   │       └────▶ connecting   requests wait for it to come back (resume by index)
+                   └─(another boot id)─▶ up    everything of the old boot is void at once
+
+Knows messages and time, no requests: those are the Bearer's, which is told of outputs and of
+losses and answers what it still waits for. Both ends heartbeat; silence ends a link. All state
+is owned by the task that runs `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterable
+from typing import Any, Protocol
+
+from baton.proto import worker_pb2
+from baton.router.dialer import Connection, Dialer, RouterLink
+from baton.router.radix_index import RadixIndex
+from baton.runtime import logs, metrics
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import Overloaded
+from baton.runtime.identity import IDENTITY_BYTES
+from baton.runtime.links import LinkClosed
+from baton.runtime.registry import WorkerRecord
+
+MAX_QUEUED = 8192  # messages to a worker; it has stopped reading if they pile up
+WATCH_RETRY_S = 0.5
+SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
+RETRY_S = (0.05, 1.0)  # first and longest wait between attempts to connect
+
+log = logs.get(__name__)
+
+
+class Bearer(Protocol):
+    """Who bears the requests that travel on links: the dispatcher."""
+
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None: ...
+
+    def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]: ...
+
+    def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
+        """These requests are not on the worker any more; None: none of its requests is."""
+        ...
+
+
+class WorkerLink:
+    """`up` is true while the link is; `boot_id` and `welcome` are those of the last welcome.
+    `placed_tokens` and `placed_requests` count what was sent since the last load report."""
+
+    def __init__(
+        self,
+        record: WorkerRecord,
+        dialer: Dialer,
+        index: RadixIndex,
+        bearer: Bearer,
+        config: RouterConfig,
+        router_boot_id: bytes,
+    ) -> None:
+        self.record = record
+        self.boot_id = bytes.fromhex(record.boot_id)
+        self.welcome: worker_pb2.WorkerWelcome | None = None
+        self.load = worker_pb2.Load()
+        self.up = False
+        self.parked = False
+        self.placed_tokens = 0
+        self.placed_requests = 0
+        self._dialer = dialer
+        self._index = index
+        self._bearer = bearer
+        self._config = config
+        self._router_boot_id = router_boot_id
+        self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(MAX_QUEUED)
+        self._settled: list[str] = []
+        self._heard_s = 0.0
+        self._was_up = False
+
+    @property
+    def worker_id(self) -> str:
+        return self.record.worker_id
+
+    def send(self, message: worker_pb2.RouterMessage) -> None:
+        """Queue a message. Raises LinkClosed if the link is down, Overloaded if it is stuck."""
+        if not self.up:
+            raise LinkClosed(f"the link to {self.worker_id} is down")
+        try:
+            # what is settled goes first: a later attempt may have the same request id
+            self._flush_settled()
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull as error:
+            raise Overloaded(f"{self.worker_id} does not read its link") from error
+
+    def settle(self, request_id: str) -> None:
+        """The end of this request was seen: the worker may forget it, with the next heartbeat."""
+        self._settled.append(request_id)
+
+    def _flush_settled(self) -> None:
+        if self._settled:
+            settled = worker_pb2.Settled(request_ids=self._settled)
+            self._outbox.put_nowait(worker_pb2.RouterMessage(settled=settled))
+            self._settled = []
+
+    async def run(self) -> None:
+        """Keep the link until cancelled. Everything on it is lost at the end."""
+        wait_s = RETRY_S[0]
+        parked_until = 0.0
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                connection = self._dialer.connect(self.record.address)
+                try:
+                    await self._serve(connection, parked_until)
+                except (LinkClosed, TimeoutError) as error:
+                    reason = str(error) or "silence"
+                finally:
+                    was_up, self.up = self._was_up, False
+                    await connection.close()
+                if was_up:
+                    self._note_break(reason)
+                    parked_until = clock() + self._config.link_grace_s
+                    self.parked = True
+                    wait_s = RETRY_S[0]
+                pause_s = wait_s * random.uniform(0.5, 1.0)
+                if self.parked and clock() + pause_s >= parked_until:
+                    await asyncio.sleep(max(0.0, parked_until - clock()))
+                    self._give_up(reason)
+                await asyncio.sleep(pause_s)
+                wait_s = min(2 * wait_s, RETRY_S[1])
+        finally:
+            self.up = False
+            self._give_up("the router let the worker go")
+
+    def _note_break(self, reason: str) -> None:
+        metrics.LINK_BREAKS.inc()
+        metrics.LINKS.labels(self.record.role).dec()
+        self._was_up = False
+        log.warning("link broken", worker_id=self.worker_id, reason=reason)
+
+    def _give_up(self, reason: str) -> None:
+        self.parked = False
+        if self._was_up:  # cancelled while up
+            metrics.LINKS.labels(self.record.role).dec()
+            self._was_up = False
+        self._index.remove(self.worker_id)
+        self._bearer.lost(self, None, reason)
+
+    async def _serve(self, connection: Connection, parked_until: float) -> None:
+        """One link from hello to its end. Raises LinkClosed or TimeoutError."""
+        config, clock = self._config, asyncio.get_running_loop().time
+        patience_s = config.link_silence_s
+        if self.parked:
+            patience_s = max(0.01, min(patience_s, parked_until - clock()))
+        link = connection.link()
+        try:
+            async with asyncio.timeout(patience_s):
+                await link.send(worker_pb2.RouterMessage(hello=self._hello()))
+                first = await link.receive()
+            if first.WhichOneof("kind") != "welcome":
+                raise LinkClosed(f"{self.worker_id} did not begin with a welcome")
+            self._welcomed(first.welcome)
+            await _first_end(
+                self._receive(link), self._write(link), self._beat(), self._watch(connection)
+            )
+        finally:
+            self.up = False
+            await link.close()
+
+    def _hello(self) -> worker_pb2.RouterHello:
+        while not self._outbox.empty():
+            self._outbox.get_nowait()  # of the broken link; `pending` tells what still counts
+        return worker_pb2.RouterHello(
+            router_id=self._router_boot_id.hex(),
+            boot_id=self._router_boot_id,
+            resume=self._bearer.pending(self),
+        )
+
+    def _welcomed(self, welcome: worker_pb2.WorkerWelcome) -> None:
+        if welcome.boot_id != self.boot_id:
+            self._index.remove(self.worker_id)
+            self._bearer.lost(self, None, "the worker was started anew")
+            self.boot_id = welcome.boot_id
+        self.welcome = welcome
+        self.load = worker_pb2.Load(
+            free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks
+        )
+        self._heard_s = asyncio.get_running_loop().time()
+        self.parked = False
+        self.up = self._was_up = True
+        metrics.LINKS.labels(self.record.role).inc()
+        log.info("link up", worker_id=self.worker_id, role=self.record.role)
+        if welcome.lost:
+            self._bearer.lost(self, list(welcome.lost), "the worker does not hold it any more")
+
+    async def _receive(self, link: RouterLink) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            message = await link.receive()  # bounded by _beat, which watches the silence
+            self._heard_s = clock()
+            kind = message.WhichOneof("kind")
+            if kind == "outputs":
+                self._bearer.take(self, message.outputs)
+            elif kind == "load":
+                self.load = message.load
+                self.placed_tokens = self.placed_requests = 0
+
+    async def _write(self, link: RouterLink) -> None:
+        while True:
+            message = await self._outbox.get()  # wakes for heartbeats at the latest
+            async with asyncio.timeout(self._config.link_silence_s):
+                await link.send(message)
+
+    async def _beat(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            if clock() - self._heard_s > self._config.link_silence_s:
+                raise LinkClosed(f"{self.worker_id} has been silent too long")
+            message = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
+            try:
+                self._flush_settled()
+                self._outbox.put_nowait(message)
+            except asyncio.QueueFull as error:
+                raise LinkClosed(f"{self.worker_id} does not read its link") from error
+            await asyncio.sleep(self._config.link_heartbeat_s)
+
+    async def _watch(self, connection: Connection) -> None:
+        """Feed the index while the link is up; a gap or a broken stream begins anew."""
+        while True:
+            try:
+                async for events in connection.watch_blocks():
+                    if events.boot_id != self.boot_id:
+                        raise LinkClosed("block events of another boot")
+                    if not await self._apply(events):
+                        log.warning("gap in block events", worker_id=self.worker_id)
+                        break
+            except LinkClosed:
+                log.info("block events ended", worker_id=self.worker_id)
+            self._index.remove(self.worker_id)
+            await asyncio.sleep(WATCH_RETRY_S)
+
+    async def _apply(self, events: worker_pb2.BlockEvents) -> bool:
+        """Into the index; a large part of a snapshot in slices, between which tokens pass."""
+        if not events.snapshot or len(events.stored) <= SLICE_BYTES:
+            return self._index.apply(self.worker_id, events)
+        for start in range(0, len(events.stored), SLICE_BYTES):
+            end = start + SLICE_BYTES
+            part = worker_pb2.BlockEvents(
+                boot_id=events.boot_id,
+                sequence=events.sequence,
+                snapshot=True,
+                snapshot_end=events.snapshot_end and end >= len(events.stored),
+                stored=events.stored[start:end],
+            )
+            if not self._index.apply(self.worker_id, part):
+                return False
+            await asyncio.sleep(0)
+        return True
+
+
+async def _first_end(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run the parts of a link until one fails, end the others, and raise that failure."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        # bounded by the part that watches the silence
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
