@@ -1,0 +1,230 @@
+"""A running instance: one `baton serve`, its folder, and the lock that is its lifeline.
+
+    <runtime folder>/port-8000/          mode 0700, removed at the end
+      lifeline           flocked by `baton serve` while it lives; holds the instance's id
+      environment.json   what every child adds to its environment, the cluster token included
+      registry/          the workers' announcements
+      <job>.json         what to run          <job>.status   how it fares
+      <job>.lock         flocked by its keeper <job>.log      what it wrote
+
+The kernel drops a flock when its holder dies, however it dies: so a keeper that waits for the
+lifeline learns of the end of `baton serve` without pids, parents or heartbeats. All on one
+host. Knows nothing of what the jobs are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from baton.runtime.errors import ConfigError
+
+INSTANCE_KEY = "BATON_INSTANCE"  # in the environment of every process of the instance
+TOKEN_KEY = "BATON_TOKEN"  # the cluster token
+ERROR_KEY = "BATON_ERROR_FILE"  # where a child leaves its one clear message
+STOP_DEADLINE_S = 30.0
+
+JobState = Literal["running", "waiting", "failed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command that a keeper keeps running."""
+
+    name: str
+    argv: tuple[str, ...]
+    grace_s: float = 10.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job fares; written by its keeper alone."""
+
+    name: str
+    state: JobState
+    pid: int  # of the last child
+    starts: int
+    ended: str = ""  # how the child before this one ended
+    message: str = ""  # its own clear message, where it left one
+
+
+def runtime_folder() -> Path:
+    """The folder of all instances of this user: private, made when missing.
+
+    Raises ConfigError where the folder belongs to another user or is open to others.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(base, "baton") if base else Path(tempfile.gettempdir(), f"baton-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made ({error.strerror or error}): set XDG_RUNTIME_DIR to a "
+            "folder that this user can write"
+        ) from error
+    found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if not private or found.st_uid != os.getuid():
+        raise ConfigError(
+            f"{folder} is not a private folder of this user: remove it, "
+            "or set XDG_RUNTIME_DIR to a folder of mode 0700"
+        )
+    return folder
+
+
+class Instance:
+    """Owned by `baton serve`. `claim` takes the lifeline, `end` lets go of it and cleans up."""
+
+    def __init__(self, folder: Path, lifeline: int, instance_id: str) -> None:
+        self.folder = folder
+        self.instance_id = instance_id
+        self._lifeline: int | None = lifeline
+
+    @classmethod
+    def claim(cls, name: str) -> Instance:
+        """Take the folder `name` for this process.
+
+        Raises ConfigError when a live instance holds it, or the children of a dead one do not
+        end within STOP_DEADLINE_S.
+        """
+        folder = runtime_folder() / name
+        lifeline = _lock_lifeline(folder)
+        if lifeline is None:
+            raise ConfigError(
+                f"another `baton serve` holds {folder}: stop it, or choose another --port"
+            )
+        if not wait_unkept(folder, time.monotonic() + STOP_DEADLINE_S):
+            os.close(lifeline)
+            raise ConfigError(f"processes of an earlier instance in {folder} do not end: kill them")
+        for path in folder.iterdir():
+            if path.name != "lifeline":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        instance_id = secrets.token_hex(16)
+        os.ftruncate(lifeline, 0)
+        os.pwrite(lifeline, instance_id.encode(), 0)
+        (folder / "registry").mkdir(mode=0o700)
+        return cls(folder, lifeline, instance_id)
+
+    def write_environment(self, environment: dict[str, str]) -> None:
+        """Store what every child adds to its environment; the instance's id is added here."""
+        write_private(
+            self.folder / "environment.json",
+            json.dumps(environment | {INSTANCE_KEY: self.instance_id}),
+        )
+
+    def write_job(self, job: Job) -> None:
+        write_private(self.folder / f"{job.name}.json", json.dumps(asdict(job)))
+
+    def release(self) -> None:
+        """Let go of the lifeline: every keeper now ends its child, then itself."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def end(self) -> bool:
+        """`release`, wait for the keepers, remove the folder. False if some keeper stayed."""
+        self.release()
+        if not wait_unkept(self.folder, time.monotonic() + STOP_DEADLINE_S):
+            return False
+        lifeline = _lock_lifeline(self.folder)
+        if lifeline is not None:  # else a new instance has claimed the folder meanwhile
+            shutil.rmtree(self.folder)
+            os.close(lifeline)
+        return True
+
+
+def _lock_lifeline(folder: Path) -> int | None:
+    """The locked lifeline's descriptor; None when another process holds it."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lifeline = os.open(folder / "lifeline", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lifeline, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lifeline)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(folder / "lifeline").st_ino == os.fstat(lifeline).st_ino:
+                return lifeline
+        os.close(lifeline)  # its last holder removed the folder before we had the lock
+
+
+def wait_unkept(folder: Path, deadline: float) -> bool:
+    """Whether no keeper holds a job of `folder`, waiting until `deadline` (time.monotonic)."""
+    while any(is_locked(path) for path in folder.glob("*.lock")):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds the flock of `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):  # not made yet, or a stray file beside us
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def live_instances() -> list[Path]:
+    """Folders of the instances of this user that are running."""
+    return [
+        folder for folder in sorted(runtime_folder().iterdir()) if is_locked(folder / "lifeline")
+    ]
+
+
+def processes_of(instance_id: str) -> list[int]:
+    """Pids of all processes, this one excepted, that carry the instance's id in their
+    environment. Processes of other users are not seen."""
+    marker = f"{INSTANCE_KEY}={instance_id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def read_environment(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads((folder / "environment.json").read_text())
+    return found
+
+
+def read_job(folder: Path, name: str) -> Job:
+    found = json.loads((folder / f"{name}.json").read_text())
+    return Job(found["name"], tuple(found["argv"]), found["grace_s"])
+
+
+def read_status(folder: Path, name: str) -> JobStatus | None:
+    """The job's status; None before its first start."""
+    try:
+        return JobStatus(**json.loads((folder / f"{name}.status").read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file atomically, readable by this user alone."""
+    draft = path.with_suffix(path.suffix + f".{os.getpid()}.draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(draft, path)

@@ -1,0 +1,98 @@
+"""What `baton serve` will run: the jobs, their commands and their environment. Pure.
+
+Secrets and settings travel by environment, never on a command line that others can read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from baton.deploy.instance import TOKEN_KEY, Job
+from baton.deploy.model_source import ModelSource
+from baton.runtime.config import Config
+from baton.runtime.errors import ConfigError
+
+LauncherName = Literal["ray", "process"]
+ROUTER_JOB = "router"
+MOST_WORKERS = 64  # of one role, on one host
+EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
+MEMORY_FRACTION_LEAST = 0.01  # the setting's own bound
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """`flags` are settings given on the command line, as `section.key`: value."""
+
+    config: Config
+    prefill: int = 1
+    decode: int = 1
+    model: str | None = None
+    config_file: Path | None = None
+    flags: Mapping[str, str] | None = None
+    launcher: LauncherName = "ray"
+    ray_address: str = ""
+    start_timeout_s: float = 600.0
+
+    def check(self) -> None:
+        """Raise ConfigError naming the option that cannot work."""
+        for option, count in (("--prefill", self.prefill), ("--decode", self.decode)):
+            if not 0 <= count <= MOST_WORKERS:
+                raise ConfigError(f"{option} is {count}: give a number from 0 to {MOST_WORKERS}")
+        if not self.start_timeout_s > 0:  # also false for not-a-number
+            raise ConfigError(f"--start-timeout is {self.start_timeout_s:g}: give seconds above 0")
+        if self.decode == 0:
+            raise ConfigError("--decode is 0: only decode workers emit tokens, give at least 1")
+        if self.prefill == 0 and self.config.router.placement == "disaggregated":
+            raise ConfigError("--placement disaggregated needs --prefill 1 or more")
+
+
+def worker_names(options: ServeOptions) -> list[str]:
+    """Also the workers' ids."""
+    return [f"prefill-{n}" for n in range(options.prefill)] + [
+        f"decode-{n}" for n in range(options.decode)
+    ]
+
+
+def jobs(options: ServeOptions, model: ModelSource, folder: Path) -> list[Job]:
+    """The router's job, then the workers', for the instance in `folder`."""
+    shared = ["--model", str(model.folder), "--registry", str(folder / "registry")]
+    if options.config_file is not None:
+        shared += ["--config", str(options.config_file.resolve())]
+    address_file = str(folder / "router.address")
+    router = ["router", "--model-name", model.name, "--address-file", address_file, *shared]
+    workers = [
+        Job(name, _baton("worker", "--role", name.split("-")[0], "--worker-id", name, *shared))
+        for name in worker_names(options)
+    ]
+    return [Job(ROUTER_JOB, _baton(*router)), *workers]
+
+
+def environment(
+    options: ServeOptions, token: str, cores: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """What the jobs add to the environment that they inherit.
+
+    OpenMP must not spin: two torch processes that spin on shared cores slow each other thirty
+    times. Cores and pool memory are divided among the workers: what the user gives as
+    `pool.memory_fraction` is for this host.
+    """
+    workers = options.prefill + options.decode
+    added = {TOKEN_KEY: token, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    for name, value in (options.flags or {}).items():
+        added["BATON_" + name.replace(".", "__").upper()] = value
+    if options.config.worker.threads == 0 and "OMP_NUM_THREADS" not in inherited:
+        added["OMP_NUM_THREADS"] = str(max(1, cores // workers))
+    if options.config.pool.blocks == 0 and options.model is None:
+        added.setdefault("BATON_POOL__BLOCKS", str(EMBEDDED_BLOCKS))
+    elif options.config.pool.blocks == 0:
+        fraction = options.config.pool.memory_fraction / workers
+        added["BATON_POOL__MEMORY_FRACTION"] = str(max(fraction, MEMORY_FRACTION_LEAST))
+    return added
+
+
+def _baton(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", "baton.deploy.cli", *arguments)

@@ -1,0 +1,118 @@
+"""`baton ps`: what runs on this host under this user, from the instances' own files.
+
+Reads registry, status files and each worker's audit; owns nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baton.deploy.instance import is_locked, live_instances, read_status
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+
+AUDIT_TIMEOUT_S = 2.0
+NOT_LOAD = ("worker_id", "boot_id", "role")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One job of a live instance. `audit` is empty where the worker gave none."""
+
+    instance: str
+    name: str
+    state: str
+    pid: int
+    starts: int
+    address: str = ""
+    model: str = ""
+    audit: dict[str, Any] = field(default_factory=dict)
+
+
+def running() -> list[ProcessRow]:
+    """Every job of every live instance of this user."""
+    return [row for folder in live_instances() for row in _rows(folder)]
+
+
+def _rows(folder: Path) -> Iterator[ProcessRow]:
+    registry = folder / "registry"  # made by `baton serve`: looking must not make it
+    known = DirectoryRegistry(registry).workers() if registry.is_dir() else []
+    records = {record.worker_id: record for record in known}
+    for path in sorted(folder.glob("*.status")):
+        name = path.stem
+        status = read_status(folder, name)
+        if status is None:
+            continue
+        kept = is_locked(folder / f"{name}.lock") or status.state in ("failed", "stopped")
+        record = records.get(name)
+        yield ProcessRow(
+            instance=folder.name,
+            name=name,
+            state=_state(status.state, kept, record, name),
+            pid=status.pid,
+            starts=status.starts,
+            address=record.address if record else _router_address(folder, name),
+            model=record.model if record else "",
+            audit=fetch_audit(record.admin_address) if record else {},
+        )
+
+
+def _state(state: str, kept: bool, record: WorkerRecord | None, name: str) -> str:
+    if not kept:
+        return "lost"
+    is_worker = name.startswith(("prefill-", "decode-"))
+    return "starting" if state == "running" and is_worker and record is None else state
+
+
+def _router_address(folder: Path, name: str) -> str:
+    path = folder / f"{name}.address"
+    return path.read_text().strip() if path.exists() else ""
+
+
+def fetch_audit(address: str) -> dict[str, Any]:
+    """A worker's audit; empty where it does not answer in time."""
+    connection = http.client.HTTPConnection(address, timeout=AUDIT_TIMEOUT_S)
+    try:
+        connection.request("GET", "/audit")
+        response = connection.getresponse()
+        found = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}  # shown as a worker without figures, which is what it is
+    finally:
+        connection.close()
+    return found if response.status == 200 and isinstance(found, dict) else {}
+
+
+def show(*, as_json: bool) -> int:
+    """Print the table, or one JSON array; 1 when nothing runs."""
+    rows = running()
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return 0 if rows else 1
+    if not rows:
+        print("nothing runs: start `baton serve`")
+        return 1
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("instance", "name", "state", "pid", "starts", "address", "load", box=None)
+    for row in rows:
+        load = " ".join(f"{k}={_plain(v)}" for k, v in row.audit.items() if k not in NOT_LOAD)
+        cells = (row.instance, row.name, row.state, str(row.pid), str(row.starts), row.address)
+        table.add_row(*(escape(cell) for cell in (*cells, load)))  # [fd00::1] is no markup
+    Console().print(table)
+    return 0
+
+
+def _plain(value: Any) -> str:
+    """A figure, or the figures that are not zero of a group, as blocks(total=8 free=8)."""
+    if isinstance(value, dict):
+        return "(" + " ".join(f"{k}={v}" for k, v in value.items() if v) + ")"
+    return str(value)

@@ -1,0 +1,141 @@
+"""The process that talks to Ray: makes the placement group and the actors, then waits.
+
+It may die, and Ray with it, without any worker noticing; its keeper starts it again, and the
+new actors adopt the workers that run. Ray's exceptions are translated here, and only here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from baton.deploy.instance import INSTANCE_KEY, is_locked, write_private
+from baton.deploy.process_exit import exiting
+from baton.deploy.process_launcher import lacks_keeper, spawn_keepers
+from baton.runtime.errors import ConfigError, Unavailable
+
+TEND_S = 0.5
+READY_TIMEOUT_S = 60.0
+CPU_SHARE = 0.001  # of a core: a bundle must hold something, and actors do no work
+NODE_SHARE = 0.001
+
+
+class WorkerActor:
+    """Keeps the keeper of one job alive; runs in an actor process of Ray."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder = Path(folder)
+        self._name = name
+        self._failed: Exception | None = None
+        threading.Thread(target=self._tend, daemon=True).start()
+
+    def check(self) -> str:
+        """The job's name; raises what keeps this actor from its work."""
+        if self._failed is not None:
+            raise self._failed
+        return self._name
+
+    def _tend(self) -> None:
+        pause = threading.Event()
+        try:
+            while is_locked(self._folder / "lifeline"):
+                if lacks_keeper(self._folder, self._name):
+                    spawn_keepers(self._folder, [self._name])
+                pause.wait(TEND_S)
+        except FileNotFoundError:
+            return  # the instance ended and removed its folder meanwhile
+        except Exception as error:  # raised by the thread's owner
+            self._failed = error
+
+
+def connect(address: str) -> Any:
+    """Join the cluster at `address`, or start a local one; the `ray` module.
+
+    Raises ConfigError when Ray is missing or the cluster does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "Ray is not installed: pip install 'baton-serve[worker]', or use --launcher process"
+        ) from error
+    settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    try:
+        if address:
+            ray.init(address=address, **settings)
+        else:
+            ray.init(address="local", include_dashboard=False, **settings)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = address or "a local Ray"
+        raise ConfigError(
+            f"{where} cannot be used ({error}): check --ray-address, or use --launcher process"
+        ) from error
+    return ray
+
+
+def place(ray: Any, folder: Path, names: Sequence[str]) -> list[Any]:
+    """The actors of the jobs, in one placement group on this host.
+
+    Raises ConfigError when the cluster has no room for them here, Unavailable when an actor
+    does not start in time or cannot do its work.
+    """
+    node = f"node:{ray.util.get_node_ip_address()}"
+    gpus = 1 if ray.cluster_resources().get("GPU", 0) >= len(names) else 0
+    bundle = {"CPU": CPU_SHARE, node: NODE_SHARE} | ({"GPU": gpus} if gpus else {})
+    group = ray.util.placement_group([dict(bundle) for _ in names], strategy="STRICT_PACK")
+    if not group.wait(READY_TIMEOUT_S):
+        raise ConfigError(f"Ray has no room for {len(names)} workers on this host ({node})")
+    actor = ray.remote(WorkerActor)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    actors = [
+        actor.options(
+            num_cpus=0,
+            num_gpus=gpus,
+            max_restarts=-1,
+            scheduling_strategy=strategy(group, placement_group_bundle_index=index),
+        ).remote(str(folder), name)
+        for index, name in enumerate(names)
+    ]
+    try:
+        ray.get([one.check.remote() for one in actors], timeout=READY_TIMEOUT_S)
+    except ray.exceptions.RayError as error:
+        raise Unavailable(f"Ray started no actor for a worker: {error}") from error
+    return actors
+
+
+def drive(folder: Path, names: Sequence[str], address: str) -> None:
+    """Place the jobs and stay until SIGTERM."""
+    ending: list[int] = []  # signals; a list, because an Event's lock is not safe in a handler
+    ray = connect(address)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: ending.append(got))
+    try:
+        actors = place(ray, folder, names)  # they live as long as this reference
+        write_private(folder / "ray.placed", os.environ.get(INSTANCE_KEY, ""))
+        while not ending:
+            time.sleep(TEND_S)
+        for actor in actors:
+            ray.kill(actor)
+    finally:
+        ray.shutdown()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="baton-ray-driver")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--address", default="")
+    parser.add_argument("names", nargs="+")
+    options = parser.parse_args()
+    return exiting(lambda: drive(options.folder, options.names, options.address))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""The main of a router process: telemetry, the registry of this host, and the server's loop.
+
+The router itself is in router/; this is only how it starts. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from baton.deploy.instance import write_private
+from baton.router.server import serve_router
+from baton.runtime import logs, tracing
+from baton.runtime.config import Config
+from baton.runtime.registry import DirectoryRegistry
+
+
+def run_router(
+    config: Config,
+    *,
+    model_folder: Path,
+    model_name: str,
+    registry_folder: Path,
+    token: str,
+    address_file: Path | None,
+) -> None:
+    """Serve until SIGTERM. `address_file` gets host:port once the router listens.
+
+    Raises ConfigError for a port or a model folder that cannot be used.
+    """
+    telemetry = config.telemetry
+    logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
+    tracing.setup("router", telemetry.otlp_endpoint)
+
+    def ready(address: str) -> None:
+        if address_file is not None:
+            write_private(address_file, address.removeprefix("http://").rstrip("/"))
+
+    asyncio.run(
+        serve_router(
+            config,
+            model_folder=model_folder,
+            model_name=model_name,
+            registry=DirectoryRegistry(registry_folder),
+            token=token,
+            ready=ready,
+        )
+    )

@@ -1,0 +1,265 @@
+"""`baton serve`: starts an instance, says what it does, watches it, and leaves nothing behind.
+
+One thread, one loop, no wait longer than a tick: Ctrl-C works at any moment, also while it
+starts. It holds the instance's lifeline; everything else is done by keepers (supervisor.py).
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from baton.deploy import plan
+from baton.deploy.instance import TOKEN_KEY, Instance, processes_of, read_status
+from baton.deploy.model_source import ModelSource, find_model
+from baton.deploy.plan import ROUTER_JOB, ServeOptions
+from baton.deploy.process_launcher import Launcher, ProcessLauncher
+from baton.deploy.ray_launcher import RAY_JOB, RayLauncher
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.registry import DirectoryRegistry
+
+TICK_S = 0.1
+EARLY_DEATHS = 3  # of one job before it was ready
+LOG_TAIL_LINES = 20
+SWEEP_S = 5.0
+
+AfterReady = Callable[[str, str], bool]  # (url, model name) -> whether to go on serving
+
+
+class Serving:
+    """One run of `baton serve`. `say` prints one line."""
+
+    def __init__(self, options: ServeOptions, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._stopping = False  # a plain flag: an Event's lock is not safe in a signal handler
+        self._began = time.monotonic()
+        self._names = [ROUTER_JOB, *plan.worker_names(options)]
+        if options.launcher == "ray":
+            self._names.append(RAY_JOB)
+        self._starts: dict[str, int] = {}
+        self._after_error: BaseException | None = None
+
+    def stop(self) -> None:
+        """End `run` soon. Safe in signal handlers and other threads."""
+        self._stopping = True
+
+    def run(self, after_ready: AfterReady | None = None) -> None:
+        """Serve until `stop`. Raises the BatonError that ended it, everything being gone then.
+
+        `after_ready` runs in a thread of its own once requests can be served.
+        """
+        self._options.check()
+        check_port(self._options.config.router)
+        check_worker_packages()
+        model = find_model(self._options.model)
+        port = self._options.config.router.port
+        instance = Instance.claim(f"port-{port}" if port else f"pid-{os.getpid()}")
+        try:
+            launcher = self._prepare(instance, model)
+            url = self._until_ready(instance, launcher)
+            if url is not None:
+                self._announce(url, model)
+                if after_ready is not None:
+                    self._afterwards(after_ready, url, model)
+                self._watch(instance, launcher)
+        finally:
+            self._end(instance)
+        if self._after_error is not None:
+            raise self._after_error
+
+    def _prepare(self, instance: Instance, model: ModelSource) -> Launcher:
+        options, folder = self._options, instance.folder
+        token = os.environ.get(TOKEN_KEY) or secrets.token_hex(32)
+        cores = len(os.sched_getaffinity(0))
+        instance.write_environment(plan.environment(options, token, cores, os.environ))
+        for job in plan.jobs(options, model, folder):
+            instance.write_job(job)
+        self._progress(f"model {model.name} from {model.folder}")
+        self._progress(
+            f"starting the router, {options.prefill} prefill and {options.decode} decode workers "
+            f"({options.launcher} launcher; logs in {folder})"
+        )
+        workers = plan.worker_names(options)
+        if options.launcher == "process":
+            return ProcessLauncher(folder, [ROUTER_JOB, *workers])
+        self._progress(
+            f"joining Ray at {options.ray_address}"
+            if options.ray_address
+            else "starting a local Ray (about ten seconds)"
+        )
+        return RayLauncher(instance, [ROUTER_JOB], workers, options.ray_address)
+
+    def _until_ready(self, instance: Instance, launcher: Launcher) -> str | None:
+        """The router's URL once a request can be served; None when stopped before."""
+        registry = DirectoryRegistry(instance.folder / "registry")
+        missing = set(plan.worker_names(self._options))
+        placing = self._options.launcher == "ray"
+        deadline = self._began + self._options.start_timeout_s
+        while not self._stopping:
+            launcher.tend()
+            self._check_jobs(instance, starting=True)
+            if placing and (instance.folder / "ray.placed").exists():
+                placing = False
+                self._progress("Ray has placed the workers")
+            for record in registry.workers():
+                if record.worker_id in missing:
+                    missing.remove(record.worker_id)
+                    self._progress(f"{record.worker_id} ready at {record.address}")
+            address = router_address(instance.folder)
+            if not missing and address is not None and answers(address, "/readyz"):
+                return f"http://{address}"
+            if time.monotonic() > deadline:
+                waited = ", ".join(sorted(missing)) or ROUTER_JOB
+                raise Unavailable(f"{waited} not ready in time: see the logs, or --start-timeout")
+            time.sleep(TICK_S)
+        return None
+
+    def _watch(self, instance: Instance, launcher: Launcher) -> None:
+        while not self._stopping:
+            time.sleep(TICK_S)
+            launcher.tend()
+            self._check_jobs(instance, starting=False)
+
+    def _check_jobs(self, instance: Instance, *, starting: bool) -> None:
+        """Say which jobs were started again. Raises ConfigError for one that was given up."""
+        for name in self._names:
+            status = read_status(instance.folder, name)
+            if status is None:
+                continue
+            before = self._starts.get(name, 1)
+            if status.state == "failed" or (starting and status.starts > EARLY_DEATHS):
+                raise ConfigError(status.message or self._crash(instance, name, status.ended))
+            if status.starts > before and status.state == "running":
+                self._progress(f"{name} died ({status.ended}); started again")
+                self._starts[name] = status.starts
+
+    def _crash(self, instance: Instance, name: str, ended: str) -> str:
+        log = (instance.folder / f"{name}.log").read_text(errors="replace")
+        tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
+        return f"{name} cannot be kept running ({ended}). The end of its log:\n{tail}"
+
+    def _announce(self, url: str, model: ModelSource) -> None:
+        body = (
+            f'{{"model": "{model.name}", "stream": true, '
+            '"messages": [{"role": "user", "content": "Hello"}]}'
+        )
+        self._say(f"Ready at {url} after {time.monotonic() - self._began:.1f} s. Try:")
+        self._say(
+            f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        )
+        if model.random:
+            self._say("  (random weights: answers are noise. Give a MODEL for real ones.)")
+        self._say("Ctrl-C ends it.")
+
+    def _afterwards(self, after_ready: AfterReady, url: str, model: ModelSource) -> None:
+        def work() -> None:
+            try:
+                if after_ready(url, model.name):
+                    return
+            except BaseException as error:
+                self._after_error = error
+            self.stop()
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def _end(self, instance: Instance) -> None:
+        self._progress("stopping")
+        instance.end()
+        left = self._sweep(instance.instance_id)
+        if instance.folder.exists() and left:
+            shutil.rmtree(instance.folder, ignore_errors=True)
+        self._progress("stopped, no process is left")
+
+    def _sweep(self, instance_id: str) -> bool:
+        """Kill what outlived its keeper (a Ray daemon, say) after SWEEP_S; whether any did."""
+        deadline = time.monotonic() + SWEEP_S
+        while left := processes_of(instance_id):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(TICK_S)
+        for pid in left:
+            self._progress(f"process {pid} had to be killed")
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(left)
+
+    def _progress(self, text: str) -> None:
+        self._say(f"[{time.monotonic() - self._began:6.1f} s] {text}")
+
+
+def serve(
+    options: ServeOptions,
+    say: Callable[[str], None] | None = None,
+    after_ready: AfterReady | None = None,
+) -> None:
+    """Run `baton serve` in the main thread until SIGINT, SIGTERM or SIGHUP."""
+    serving = Serving(options, say or _print)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: serving.stop())
+    serving.run(after_ready)
+
+
+def check_port(router: RouterConfig) -> None:
+    """Raise ConfigError where the router could not listen."""
+    try:
+        found = socket.getaddrinfo(router.host, router.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {router.host}: {error.strerror or error}; give a name or an address of "
+            "this machine"
+        ) from error
+    family, _, _, _, address = found[0]
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"port {router.port} on {router.host} cannot be used ({error.strerror or error}): "
+            "stop what listens there, or choose another --port"
+        ) from error
+
+
+def check_worker_packages() -> None:
+    """Raise ConfigError where this installation can route but not compute."""
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"workers need {' and '.join(missing)}: pip install 'baton-serve[worker]'"
+        )
+
+
+def router_address(folder: Path) -> str | None:
+    """host:port of the router, once it listens."""
+    try:
+        return (folder / "router.address").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def answers(address: str, path: str) -> bool:
+    """Whether GET `path` gives 200 within two seconds."""
+    connection = http.client.HTTPConnection(address, timeout=2.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
