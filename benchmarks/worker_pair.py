@@ -1,0 +1,171 @@
+"""A prefill and a decode worker as real processes, and a link to them as a router has it.
+
+Started as `baton serve` starts its workers: the cores are divided among the two, OpenMP does
+not spin. The benchmark that made the pair owns the processes; `close` ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.runtime.grpc_links import ClientLink, credentials, open_channel
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+
+ROLES = ("prefill", "decode")
+START_S = 120.0
+HEARTBEAT_S = 0.5
+ANSWER_S = 120.0
+
+
+class WorkerPair:
+    """`settings` are `section.key=value`, the same for both."""
+
+    def __init__(self, model: Path, settings: Sequence[str]) -> None:
+        self.token = secrets.token_hex(16)
+        self.threads = max(1, len(os.sched_getaffinity(0)) // len(ROLES))
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-benchmark-")
+        folder = Path(self._folder.name)
+        self._registry = DirectoryRegistry(folder / "registry")
+        self._log = folder / "workers.log"
+        self._processes = [self._start(role, model, settings) for role in ROLES]
+
+    def wait_ready(self) -> dict[str, WorkerRecord]:
+        """Both workers' records, by role. Raises RuntimeError if one does not come."""
+        deadline = time.monotonic() + START_S
+        while True:
+            records = {record.role: record for record in self._registry.workers()}
+            if len(records) == len(ROLES):
+                return dict(records)
+            ended = any(process.poll() is not None for process in self._processes)
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f"the workers did not start:\n{self._log.read_text()[-3000:]}")
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        self._folder.cleanup()
+
+    def _start(self, role: str, model: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "baton.deploy.cli", "worker"]
+        command += ["--role", role, "--worker-id", f"{role}-0", "--model", str(model)]
+        command += ["--registry", str(self._log.parent / "registry")]
+        command += [f"--set={setting}" for setting in settings]
+        environment = os.environ | {
+            "BATON_TOKEN": self.token,
+            "OMP_WAIT_POLICY": "passive",
+            "GOMP_SPINCOUNT": "0",
+            "OMP_NUM_THREADS": str(self.threads),
+        }
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a submit brought: when each token arrived, in seconds of `time.perf_counter()`."""
+
+    trace_id: str
+    submitted: float
+    arrived: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrived[0] - self.submitted
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for a, b in zip(self.arrived, self.arrived[1:], strict=False)]
+
+
+class RouterLink:
+    """A router's link to the decode worker; one request at a time."""
+
+    def __init__(self, records: dict[str, WorkerRecord], token: str) -> None:
+        prefill = records["prefill"]
+        self.candidate = worker_pb2.Candidate(
+            worker_id=prefill.worker_id,
+            boot_id=bytes.fromhex(prefill.boot_id),
+            address=prefill.address,
+        )
+        self._channel = open_channel(records["decode"].address)
+        stub = worker_pb2_grpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._link: ClientLink[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
+        self._link = ClientLink(stub.Link(metadata=credentials(token)))
+        self._sending = asyncio.Lock()
+
+    async def open(self) -> worker_pb2.WorkerWelcome:
+        hello = worker_pb2.RouterHello(router_id="benchmark", boot_id=secrets.token_bytes(16))
+        await self._send(worker_pb2.RouterMessage(hello=hello))
+        self._beating = asyncio.create_task(self._beat())
+        return (await self._link.receive()).welcome
+
+    async def ask(self, prompt: Sequence[int], output_tokens: int, *, local: bool) -> Answer:
+        """Send one greedy request and wait for its end. Raises RuntimeError if it fails."""
+        trace_id, request_id = secrets.token_hex(16), secrets.token_hex(8)
+        submit = worker_pb2.Submit(
+            request_id=request_id,
+            prompt=prompt,
+            choices=[worker_pb2.Choice(choice=0)],
+            sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1),
+            max_tokens=output_tokens,
+            placement=worker_pb2.Placement(
+                local=local, candidates=[] if local else [self.candidate]
+            ),
+            trace_context={"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"},
+        )
+        answer = Answer(trace_id, time.perf_counter())
+        async with asyncio.timeout(ANSWER_S):
+            await self._send(worker_pb2.RouterMessage(submit=submit))
+            while not await self._take(answer, request_id):
+                pass
+        settled = worker_pb2.Settled(request_ids=[request_id])
+        await self._send(worker_pb2.RouterMessage(settled=settled))
+        return answer
+
+    async def close(self) -> None:
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+        await self._link.close()
+        await self._channel.close()
+
+    async def _take(self, answer: Answer, request_id: str) -> bool:
+        """Take one message; whether it ended the request."""
+        message = await self._link.receive()
+        now, over = time.perf_counter(), False
+        for output in message.outputs.outputs:
+            if output.request_id != request_id:
+                continue
+            if output.HasField("token"):
+                answer.arrived.append(now)
+                answer.tokens.append(output.token)
+            if output.end in (worker_pb2.FAILED, worker_pb2.CANCELLED):
+                raise RuntimeError(f"the request failed: {output.failure}")
+            over = over or output.end != worker_pb2.NOT_ENDED
+        return over
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self._send(worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat()))
+
+    async def _send(self, message: worker_pb2.RouterMessage) -> None:
+        async with self._sending:
+            await self._link.send(message)

@@ -1,0 +1,133 @@
+"""An `Engine` without a model: its next token is a hash of the exact KV bytes that it reads.
+
+Computing a token writes a record of it into its block; drawing hashes every record of the
+sequence, in order, out of the pool. Any wrong, stale, missing or misplaced block therefore
+changes the output, at a microsecond a token. `expected_output` says what a correct run gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.batch import Draw, Drawn, StepBatch, StepResult
+from baton.runtime.errors import EngineError
+from baton.runtime.sampling import SamplingParams
+
+RECORD_BYTES = 8
+
+
+def block_bytes(block_size: int, slabs: int) -> int:
+    return block_size * slabs * RECORD_BYTES
+
+
+class HashEngine:
+    """`pool` is uint8 [blocks, block_bytes]; a step takes `step_s(batch)` of the loop's time."""
+
+    def __init__(
+        self,
+        pool: NDArray[np.uint8],
+        *,
+        block_size: int,
+        slabs: int,
+        vocab_size: int,
+        step_s: Callable[[StepBatch], float] = lambda batch: 0.0,
+    ) -> None:
+        # [blocks, slab, token, record]
+        self._pool = pool.reshape(pool.shape[0], slabs, block_size, RECORD_BYTES)
+        self._block_size = block_size
+        self._slabs = slabs
+        self._vocab_size = vocab_size
+        self._step_s = step_s
+        self.fail_steps = 0  # the next steps that fail, as a device would
+        self.break_slices: set[int] = set()  # slices of the next step with numbers not finite
+        self.steps = 0
+
+    def submit(self, batch: StepBatch) -> HashStep:
+        return HashStep(self, batch)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._pool[target] = self._pool[source]
+
+    async def close(self) -> None:
+        pass
+
+    async def run(self, batch: StepBatch) -> StepResult:
+        step_s = self._step_s(batch)
+        await asyncio.sleep(step_s)
+        self.steps += 1
+        if self.fail_steps:
+            self.fail_steps -= 1
+            raise EngineError("the simulated device failed")
+        broken, self.break_slices = frozenset(self.break_slices), set()
+        drawn = []
+        for place, piece in enumerate(batch.slices):
+            self._write(piece.tokens, piece.start, piece.blocks)
+            length = piece.start + len(piece.tokens)
+            draws = () if place in broken else piece.draws
+            drawn.append(tuple(self._draw(draw, piece.blocks, length) for draw in draws))
+        return StepResult(tuple(drawn), device_s=step_s, broken=broken)
+
+    def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
+        for position, token in enumerate(tokens, start=start):
+            block, place = divmod(position, self._block_size)
+            for slab in range(self._slabs):
+                self._pool[blocks[block], slab, place] = np.frombuffer(
+                    record(token, position, slab), dtype=np.uint8
+                )
+
+    def _draw(self, draw: Draw, blocks: Sequence[int], length: int) -> Drawn:
+        digest = hashlib.blake2b(digest_size=8)
+        for position in range(length):
+            block, place = divmod(position, self._block_size)
+            digest.update(self._pool[blocks[block], :, place].tobytes())
+        return _drawn(digest, draw, self._vocab_size)
+
+
+class HashStep:
+    """The handle of one step."""
+
+    def __init__(self, engine: HashEngine, batch: StepBatch) -> None:
+        self._engine = engine
+        self._batch = batch
+
+    async def result(self) -> StepResult:
+        return await self._engine.run(self._batch)
+
+
+def record(token: int, position: int, slab: int) -> bytes:
+    """What one slab holds of a token."""
+    return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
+
+
+def expected_output(
+    prompt: Sequence[int],
+    count: int,
+    params: SamplingParams,
+    *,
+    choice: int,
+    slabs: int,
+    vocab_size: int,
+) -> list[int]:
+    """The output tokens of a run in which no block was ever wrong."""
+    digest = hashlib.blake2b(digest_size=8)
+    tokens = list(prompt)
+    for position, token in enumerate(prompt):
+        digest.update(b"".join(record(token, position, slab) for slab in range(slabs)))
+    for _ in range(count):
+        draw = Draw(choice, len(tokens), params)
+        token = _drawn(digest.copy(), draw, vocab_size).token
+        records = (record(token, len(tokens), slab) for slab in range(slabs))
+        digest.update(b"".join(records))
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
+    if draw.params.temperature > 0:
+        digest.update(b"%d,%d,%d" % (draw.params.seed, draw.choice, draw.position))
+    return Drawn(draw.choice, int.from_bytes(digest.digest(), "little") % vocab_size)
