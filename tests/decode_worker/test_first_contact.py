@@ -1,0 +1,88 @@
+"""First contact: measured once, blocks given back, and a stuck READ kept in quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from baton.decode_worker.first_contact import FirstContact
+from baton.engine.blocks import BlockPool, Hold
+from baton.kv_transfer import preflight
+from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
+from baton.kv_transfer.mover import PoolView
+from baton.kv_transfer.preflight import PreflightFailed
+from baton.runtime import metrics
+
+OWN, PEER = b"o" * 16, b"p" * 16
+
+
+class Bench:
+    def __init__(self, floor_gbps: float = 0.0, blocks: int = 16) -> None:
+        self.exchange = MemoryExchange()
+        self.pool = BlockPool(blocks, 4)
+        own = MemoryMover(PoolView(np.zeros((blocks, 64), np.uint8), 2), OWN, self.exchange)
+        peer = MemoryMover(PoolView(np.ones((4, 64), np.uint8), 2), PEER, self.exchange)
+        self.mover, self.peer = own, peer.describe()
+        self.contact = FirstContact(own, self.pool, floor_gbps)
+
+    async def check(self) -> None:
+        await self.mover.connect(self.peer)
+        await self.contact.check("prefill-0", self.peer)
+
+
+def met(state: str) -> float:
+    return metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
+
+
+async def test_a_good_peer_is_measured_and_every_block_given_back() -> None:
+    bench, before = Bench(), met("good")
+    await bench.check()
+    assert bench.exchange.reads > 1 and met("good") == before + 1
+    assert bench.pool.counts().free == 16
+
+
+async def test_a_peer_below_the_floor_is_marked() -> None:
+    bench, before = Bench(floor_gbps=1e9), met("degraded")
+    await bench.check()
+    assert met("degraded") == before + 1
+
+
+async def test_a_full_pool_leaves_the_measurement_out() -> None:
+    bench = Bench(blocks=2)
+    held = bench.pool.allocate(2, Hold.USED)
+    await bench.check()
+    assert bench.exchange.reads == 0
+    bench.pool.release(held, Hold.USED)
+
+
+async def test_a_peer_that_cannot_be_read_is_refused_and_its_reads_quarantined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "READ_TIMEOUT_S", 0.02)
+    bench = Bench()
+    bench.exchange.decide = lambda attempt: Fate(stuck=True)
+    with pytest.raises(PreflightFailed):
+        await bench.check()
+    counts = bench.pool.counts()
+    assert counts.quarantined == 4 and counts.leased == 0
+    bench.exchange.release_stuck()
+    await asyncio.sleep(0)
+    assert bench.pool.counts().free == 16
+
+
+async def test_a_check_that_is_cancelled_keeps_its_blocks_until_its_read_has_landed() -> None:
+    bench = Bench()
+    bench.exchange.decide = lambda attempt: Fate(stuck=True)
+    check = asyncio.create_task(bench.check())
+    while not bench.exchange.stuck:
+        await asyncio.sleep(0)
+    check.cancel()
+    await asyncio.wait({check})
+    assert bench.pool.counts().leased == 4  # a READ may still write into them
+    bench.exchange.decide = lambda attempt: Fate()
+    bench.exchange.release_stuck()
+    async with asyncio.timeout(5):
+        while bench.pool.counts().free != 16:
+            await asyncio.sleep(0.001)

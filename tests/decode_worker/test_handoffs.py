@@ -1,0 +1,160 @@
+"""Candidates of a handoff: who is tried again, who is given up, and when patience ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from baton.decode_worker import handoffs
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.runtime.errors import BatonError, HandoffError, Incompatible, Overloaded, WorkerLost
+from baton.simulation.client import Client, Request
+from baton.simulation.cluster import Cluster
+
+PROMPT = list(range(30))
+
+
+class Bench:
+    """One decode worker, two prefill workers that may refuse, and who was asked."""
+
+    def __init__(self) -> None:
+        config = Config(
+            pool=PoolConfig(block_size=4),
+            step=StepConfig(prefill_tokens=32, chunk_tokens=16, local_prefill_tokens=8),
+            handoff=HandoffConfig(lease_s=5.0, mover="memory"),
+        )
+        self.cluster = Cluster(config)
+        self.asked: list[str] = []
+        self.forgotten: list[bytes] = []
+        self.refusals: dict[str, list[BatonError]] = {"prefill-0": [], "prefill-1": []}
+        for name in self.refusals:
+            self._script(name)
+        worker = self.cluster.add_decode("decode-0", 64).worker
+        peers: Any = worker._handoffs._peers
+        self._forget = peers.forget
+        peers.forget = self._forgotten
+        self.client = Client(self.cluster, "decode-0")
+
+    def _script(self, name: str) -> None:
+        worker = self.cluster.add_prefill(name, 64).worker
+        admit = worker.admit
+
+        def ask(opening: handoff_pb2.OpenHandoff) -> Any:
+            self.asked.append(name)
+            if self.refusals[name]:
+                raise self.refusals[name].pop(0)
+            return admit(opening)
+
+        worker.admit = ask  # type: ignore[method-assign]
+
+    def _forgotten(self, boot_id: bytes) -> None:
+        self.forgotten.append(boot_id)
+        self._forget(boot_id)
+
+    def boot_id(self, name: str) -> bytes:
+        return self.cluster.prefill[name].worker.boot_id
+
+    async def run(self) -> Request:
+        request = self.client.submit(PROMPT)
+        await request.finished()
+        return request
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    monkeypatch.setattr(handoffs, "BUSY_PAUSE_S", 0.001)
+    made = Bench()
+    yield made
+    await made.cluster.quiet()
+    await made.cluster.close()
+
+
+async def test_the_best_candidate_alone_is_asked(bench: Bench) -> None:
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    assert bench.asked == ["prefill-0"]
+
+
+async def test_a_busy_candidate_is_asked_again_after_the_others(bench: Bench) -> None:
+    bench.refusals["prefill-0"] = [Overloaded("full")]
+    bench.refusals["prefill-1"] = [Overloaded("full")]
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    assert bench.asked == ["prefill-0", "prefill-1", "prefill-0"]
+    assert bench.forgotten == []
+
+
+@pytest.mark.parametrize(
+    ("error", "forgotten"),
+    [(WorkerLost("stopping"), True), (HandoffError("odd"), False), (Incompatible("odd"), False)],
+)
+async def test_a_candidate_that_fails_is_not_asked_again(
+    bench: Bench, error: BatonError, forgotten: bool
+) -> None:
+    bench.refusals["prefill-0"] = [error] * 9
+    bench.refusals["prefill-1"] = [Overloaded("full")] * 2
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    assert bench.asked == ["prefill-0", "prefill-1", "prefill-1", "prefill-1"]
+    assert bench.forgotten == ([bench.boot_id("prefill-0")] if forgotten else [])
+
+
+async def test_when_all_stay_busy_the_request_fails_for_the_router_to_retry(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handoffs, "BUSY_PATIENCE_S", -1.0)
+    for refusals in bench.refusals.values():
+        refusals.extend([Overloaded("full")] * 9)
+    request = await bench.run()
+    failure = request.end().failure
+    assert (failure.code, failure.retryable) == ("Overloaded", True)
+    assert request.tokens() == [] and bench.asked == ["prefill-0", "prefill-1"]
+
+
+async def test_without_patience_one_more_candidate_is_still_asked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handoffs, "BUSY_PATIENCE_S", -1.0)
+    bench.refusals["prefill-0"] = [Overloaded("full")] * 9
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    assert bench.asked == ["prefill-0", "prefill-1"]
+
+
+async def test_a_cancel_ends_the_wait_for_a_busy_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handoffs, "BUSY_PAUSE_S", 3600.0)
+    monkeypatch.setattr(handoffs, "BUSY_PAUSE_MOST_S", 3600.0)
+    for refusals in bench.refusals.values():
+        refusals.append(Overloaded("full"))
+    request = bench.client.submit(PROMPT)
+    async with asyncio.timeout(20):
+        while len(bench.asked) < 2:
+            await asyncio.sleep(0.001)
+    bench.client.cancel(request)
+    await request.finished()
+    assert request.end().end == worker_pb2.CANCELLED
+
+
+async def test_when_nobody_is_left_the_prompt_is_computed_here(bench: Bench) -> None:
+    for refusals in bench.refusals.values():
+        refusals.extend([HandoffError("odd")] * 9)
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    assert bench.asked == ["prefill-0", "prefill-1"]
+    assert bench.cluster.decode["decode-0"].engine.steps > len(request.tokens())
+
+
+async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> None:
+    candidates = bench.cluster.candidates
+    stale, fresh = candidates()
+    stale.boot_id = b"x" * 16
+    bench.cluster.candidates = lambda: [stale, fresh]  # type: ignore[method-assign]
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    assert bench.asked == ["prefill-1"]

@@ -1,0 +1,112 @@
+"""Peers over gRPC: greeted once, forgotten when dead, and no trace of those that restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.decode_worker.first_contact import FirstContact
+from baton.decode_worker.peers import GrpcPeers
+from baton.engine.blocks import BlockPool
+from baton.kv_transfer import greeting
+from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.kv_transfer.mover import PoolView
+from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
+from baton.runtime.errors import Unavailable, WorkerLost
+from baton.runtime.grpc_links import open_server
+
+OWN = b"o" * 16
+
+
+class Peer(handoff_pb2_grpc.HandoffServicer):
+    """A prefill worker that greets; `boot_id` changes when it restarts."""
+
+    def __init__(self) -> None:
+        self.exchange = MemoryExchange()
+        self.greetings = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.restart(b"1" * 16)
+
+    def mover(self, boot_id: bytes) -> MemoryMover:
+        return MemoryMover(PoolView(np.zeros((8, 64), np.uint8), 2), boot_id, self.exchange)
+
+    def restart(self, boot_id: bytes) -> None:
+        self.boot_id = boot_id
+        self.pool = self.mover(boot_id).describe()
+
+    def greeting(self, worker_id: str, pool: Any) -> handoff_pb2.Greeting:
+        common = greeting.compatibility(
+            "model", "float32", block_size=4, layers=1, kv_heads=2, head_dim=4
+        )
+        return greeting.build(worker_id, pool, common)
+
+    async def Greet(self, theirs: Any, context: Any) -> handoff_pb2.Greeting:
+        self.greetings += 1
+        await self.gate.wait()
+        return self.greeting("prefill-0", self.pool)
+
+    async def Open(self, _: Any, context: Any) -> None:
+        await context.read()
+
+
+class Scene:
+    def __init__(self, peer: Peer, address: str) -> None:
+        self.peer, self.address = peer, address
+        self.mover = peer.mover(OWN)
+        contact = FirstContact(self.mover, BlockPool(8, 4), 0.0)
+        own = peer.greeting("decode-0", self.mover.describe())
+        self.peers = GrpcPeers(lambda: own, self.mover, "token", contact)
+
+    async def open(self, boot_id: bytes) -> None:
+        link = await self.peers.open(
+            worker_pb2.Candidate(worker_id="prefill-0", boot_id=boot_id, address=self.address)
+        )
+        await link.close()
+
+    def known(self) -> set[bytes]:
+        return {*self.peers._channels, *self.peers._greeted, *self.peers._greeting}
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    peer, server = Peer(), open_server("token")
+    handoff_pb2_grpc.add_HandoffServicer_to_server(peer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    scene = Scene(peer, f"127.0.0.1:{port}")
+    yield scene
+    await scene.peers.close()
+    await server.stop(grace=0)
+
+
+async def test_a_peer_is_greeted_once_for_many_handoffs(scene: Scene) -> None:
+    await asyncio.gather(*(scene.open(b"1" * 16) for _ in range(5)))
+    assert scene.peer.greetings == 1
+
+
+async def test_a_restarted_peer_leaves_no_trace_of_its_former_life(scene: Scene) -> None:
+    for life in (b"1" * 16, b"2" * 16, b"3" * 16):
+        scene.peer.restart(life)
+        await scene.open(life)
+        assert scene.known() == {life}
+    with pytest.raises(Unavailable, match="restarted"):
+        await scene.open(b"1" * 16)  # placed by a router that has not heard of it
+    assert scene.known() == {b"3" * 16}
+
+
+async def test_a_peer_lost_while_it_is_greeted_is_told_as_lost(scene: Scene) -> None:
+    scene.peer.gate.clear()
+    opening = asyncio.create_task(scene.open(b"1" * 16))
+    while not scene.peer.greetings:
+        await asyncio.sleep(0.001)
+    channel = scene.peers._channels.pop(b"1" * 16)  # as by another handoff's `forget`
+    scene.peer.gate.set()
+    with pytest.raises(WorkerLost, match="while it was greeted"):
+        await opening
+    await channel.close()
+    await scene.open(b"1" * 16)

@@ -1,0 +1,208 @@
+"""How requests end: one end per choice, nothing after it, and indices without a gap (I4)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.decode_worker.intake import to_request
+from baton.decode_worker.requests import Requests
+from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.sequences import Group, Request
+from baton.engine.batch import Drawn
+from baton.engine.blocks import BlockPool
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import BatonError, DeadlineExceeded, EngineError, HandoffError, WorkerLost
+from baton.runtime.wire import ModelLimits
+
+LIMITS = ModelLimits(
+    vocab_size=100, max_context=64, fingerprint="model", kv_dtype="float32", key=b"key"
+)
+
+
+class Bench:
+    """One request of a worker without an engine; what it emits is kept."""
+
+    def __init__(self, n: int = 1, local: bool = True, **fields: Any) -> None:
+        self.pool = BlockPool(64, 4)
+        self.scheduler = DecodeScheduler(self.pool, StepConfig(), b"key")
+        self.requests = Requests(self.scheduler, LIMITS, lambda: 50.0)
+        self.outputs: list[worker_pb2.Output] = []
+        values: dict[str, Any] = {
+            "request_id": "r",
+            "attempt": 3,
+            "prompt": range(6),
+            "choices": [worker_pb2.Choice(choice=c) for c in range(n)],
+            "sampling": worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0),
+            "max_tokens": 3,
+            "stop_token_ids": [99],
+            "placement": worker_pb2.Placement(local=local),
+        }
+        submit = worker_pb2.Submit(**{**values, **fields})
+        self.request: Request = to_request(submit, LIMITS, self._emit, now_s=0.0, wall_s=0.0)
+        self.scheduler.submit(self.request)
+        self.requests.add(self.request)
+
+    def _emit(self, output: worker_pb2.Output) -> None:
+        self.outputs.append(output)
+
+    def draw(self, token: int, choice: int = 0) -> None:
+        self.requests.accept(self.request.sequences[choice], Drawn(choice, token))
+
+    def fetching(self) -> Group:
+        (group,) = self.scheduler.admit()
+        return group
+
+    def said(self, choice: int = 0) -> list[tuple[int, int | None, int]]:
+        """(index, token, end) of one choice."""
+        return [
+            (o.index, o.token if o.HasField("token") else None, o.end)
+            for o in self.outputs
+            if o.choice == choice
+        ]
+
+
+def first_tokens(*tokens: tuple[int, int]) -> handoff_pb2.FirstTokens:
+    drawn = [handoff_pb2.FirstToken(choice=choice, token=token) for choice, token in tokens]
+    return handoff_pb2.FirstTokens(tokens=drawn)
+
+
+def test_tokens_are_numbered_and_the_last_one_carries_the_end() -> None:
+    bench = Bench()
+    for token in (10, 11, 12):
+        bench.draw(token)
+    assert bench.said() == [(0, 10, 0), (1, 11, 0), (2, 12, worker_pb2.LENGTH)]
+    assert {(o.request_id, o.attempt) for o in bench.outputs} == {("r", 3)}
+    assert bench.requests.get("r") is None and bench.requests.living() == []
+
+
+def test_a_stop_token_is_told_and_ends_its_choice() -> None:
+    bench = Bench()
+    bench.draw(99)
+    assert bench.said() == [(0, 99, worker_pb2.STOP)]
+
+
+def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
+    bench = Bench(max_tokens=1)
+    bench.draw(99)
+    assert bench.said() == [(0, 99, worker_pb2.STOP)]
+
+
+@pytest.mark.parametrize("how", ["cancel", "fail", "deadline", "draw"])
+def test_nothing_follows_the_end(how: str) -> None:
+    bench = Bench(max_tokens=1)
+    bench.draw(10)
+    said = bench.said()
+    if how == "cancel":
+        bench.requests.cancel(bench.request)
+    elif how == "fail":
+        bench.requests.fail(bench.request.sequences[0], EngineError("x"))
+    elif how == "deadline":
+        bench.requests.deadline_passed(bench.request)
+    else:
+        bench.draw(11)
+    assert bench.said() == said == [(0, 10, worker_pb2.LENGTH)]
+
+
+def test_a_request_lives_until_its_last_choice_has_ended() -> None:
+    bench = Bench(n=2)
+    bench.draw(99, choice=0)
+    assert bench.requests.get("r") is bench.request
+    bench.draw(20, choice=1)
+    bench.requests.cancel(bench.request)
+    assert bench.said(0) == [(0, 99, worker_pb2.STOP)]
+    assert bench.said(1) == [(0, 20, 0), (1, None, worker_pb2.CANCELLED)]
+    assert bench.requests.get("r") is None
+
+
+def test_a_retry_counts_on_from_its_accepted_tokens() -> None:
+    bench = Bench(choices=[worker_pb2.Choice(choice=0, accepted=[5, 6])])
+    bench.draw(7)
+    assert bench.said() == [(2, 7, worker_pb2.LENGTH)]
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"), [(WorkerLost("stopping"), True), (DeadlineExceeded("late"), False)]
+)
+def test_a_failure_says_whether_another_worker_may_continue(
+    error: BatonError, retryable: bool
+) -> None:
+    bench = Bench()
+    bench.draw(10)
+    bench.requests.fail(bench.request.sequences[0], error)
+    assert bench.said()[1] == (1, None, worker_pb2.FAILED)
+    failure = bench.outputs[1].failure
+    assert (failure.code, failure.detail, failure.retryable) == (error.code, str(error), retryable)
+
+
+def test_a_passed_deadline_ends_every_choice_that_still_runs() -> None:
+    bench = Bench(n=2)
+    bench.draw(99, choice=1)
+    bench.requests.deadline_passed(bench.request)
+    assert bench.said(0) == [(0, None, worker_pb2.FAILED)]
+    assert bench.outputs[-1].failure.code == "DeadlineExceeded"
+    assert bench.said(1) == [(0, 99, worker_pb2.STOP)]
+
+
+async def test_the_deadline_of_an_ended_request_does_not_ring() -> None:
+    rung: list[str] = []
+    bench = Bench(n=2)
+    loop = asyncio.get_running_loop()
+    bench.request.deadline = loop.call_later(3600.0, rung.append, "r")
+    bench.draw(99, choice=0)
+    assert not bench.request.deadline.cancelled()
+    bench.draw(99, choice=1)
+    assert bench.request.deadline.cancelled()
+
+
+def test_logprobs_and_cached_tokens_travel_with_the_token() -> None:
+    bench = Bench()
+    bench.request.cached_tokens = 4
+    (sequence,) = bench.request.sequences
+    bench.requests.accept(sequence, Drawn(0, 10, -0.25, ((10, -0.25), (11, -2.0))))
+    bench.draw(11)
+    first, second = bench.outputs
+    assert first.logprob == -0.25 and first.cached_tokens == 4
+    assert [(top.token, top.logprob) for top in first.top] == [(10, -0.25), (11, -2.0)]
+    assert not second.HasField("logprob") and second.cached_tokens == 0
+
+
+def test_first_tokens_are_emitted_once_however_often_a_handoff_is_tried() -> None:
+    bench = Bench(n=2, local=False)
+    group = bench.fetching()
+    bench.requests.accept_first(group, first_tokens((1, 21), (0, 20)))
+    bench.requests.accept_first(group, first_tokens((0, 30), (1, 31)))
+    assert bench.said(0) == [(0, 20, 0)] and bench.said(1) == [(0, 21, 0)]
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [(), ((0, 1),), ((0, 1), (2, 1)), ((0, 1), (1, 1), (2, 1)), ((0, 1), (1, 100))],
+)
+def test_first_tokens_that_do_not_fit_are_refused_whole(
+    tokens: tuple[tuple[int, int], ...],
+) -> None:
+    bench = Bench(n=2, local=False)
+    with pytest.raises(HandoffError, match="first token"):
+        bench.requests.accept_first(bench.fetching(), first_tokens(*tokens))
+    assert bench.outputs == []
+
+
+def test_a_choice_cancelled_meanwhile_gets_no_first_token() -> None:
+    bench = Bench(n=2, local=False)
+    group = bench.fetching()
+    bench.requests.fail(bench.request.sequences[0], EngineError("x"))
+    bench.requests.accept_first(group, first_tokens((0, 20), (1, 21)))
+    assert bench.said(0) == [(0, None, worker_pb2.FAILED)]
+    assert bench.said(1) == [(0, 21, 0)]
+
+
+def test_an_ended_waiting_request_holds_nothing() -> None:
+    bench = Bench(local=False)
+    bench.requests.cancel(bench.request)
+    assert bench.scheduler.admit() == [] and bench.scheduler.waiting == 0
+    counts = bench.pool.counts()
+    assert counts.available == counts.total

@@ -1,0 +1,266 @@
+"""What a router is owed: outputs are kept until it has settled, and come again after a break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from baton.decode_worker import sessions
+from baton.decode_worker.sessions import RouterSessions
+from baton.proto import worker_pb2
+from baton.runtime.errors import InvalidRequest
+from baton.runtime.links import LinkClosed
+
+Emit = Callable[[worker_pb2.Output], None]
+
+
+class Work:
+    """A decode worker that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.emit: dict[tuple[str, int], Emit] = {}
+        self.cancelled: list[tuple[str, int]] = []
+        self.refuse = False
+        self.sessions = RouterSessions(self.submit, self.cancel, grace_s=0.05)
+
+    def submit(self, submit: worker_pb2.Submit, emit: Emit) -> None:
+        if self.refuse:
+            raise InvalidRequest("max_tokens is 0", field="max_tokens")
+        self.emit[submit.request_id, submit.attempt] = emit
+
+    def cancel(self, request_id: str, attempt: int) -> None:
+        self.cancelled.append((request_id, attempt))
+
+    def token(
+        self, request_id: str, index: int, end: worker_pb2.EndReason = 0, **more: int
+    ) -> None:
+        attempt, choice = more.get("attempt", 1), more.get("choice", 0)
+        output = worker_pb2.Output(
+            request_id=request_id, attempt=attempt, choice=choice, index=index, token=100 + index
+        )
+        output.end = end
+        self.emit[request_id, attempt](output)
+
+
+def submit(request_id: str, attempt: int = 1, choices: int = 1) -> worker_pb2.RouterMessage:
+    return worker_pb2.RouterMessage(
+        submit=worker_pb2.Submit(
+            request_id=request_id,
+            attempt=attempt,
+            choices=[worker_pb2.Choice(choice=c) for c in range(choices)],
+        )
+    )
+
+
+def hello(*resume: worker_pb2.Resume, boot: bytes = b"r" * 16) -> worker_pb2.RouterHello:
+    return worker_pb2.RouterHello(router_id="router", boot_id=boot, resume=resume)
+
+
+def resume(request_id: str, index: int, attempt: int = 1) -> worker_pb2.Resume:
+    waits = [worker_pb2.ChoiceIndex(choice=0, index=index)]
+    return worker_pb2.Resume(request_id=request_id, attempt=attempt, next=waits)
+
+
+async def indices(session: object) -> list[int]:
+    outputs = await session.outputs()  # type: ignore[attr-defined]
+    return [output.index for output in outputs.outputs]
+
+
+async def test_outputs_of_one_moment_travel_in_one_message() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    session.receive(submit("b"))
+    work.token("a", 0)
+    work.token("b", 0)
+    work.token("a", 1)
+    assert await indices(session) == [0, 0, 1]
+
+
+async def test_a_reconnect_continues_at_the_named_index() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a"))
+    for index in range(3):
+        work.token("a", index)
+    assert await indices(first) == [0, 1, 2]
+    first.detach()
+    work.token("a", 3)  # parked, and still going on
+    second, lost = work.sessions.attach(hello(resume("a", 2)))
+    work.token("a", 4)
+    assert lost == []
+    assert await indices(second) == [2, 3, 4]
+    assert work.cancelled == []
+
+
+async def test_a_reconnect_is_told_an_end_that_it_missed() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a"))
+    work.token("a", 0, end=worker_pb2.LENGTH)
+    first.detach()
+    second, lost = work.sessions.attach(hello(resume("a", 1)))
+    outputs = await second.outputs()
+    assert lost == [] and [o.end for o in outputs.outputs] == [worker_pb2.LENGTH]
+
+
+async def test_what_a_reconnect_does_not_name_is_cancelled_and_what_is_unknown_is_lost() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a"))
+    first.receive(submit("b"))
+    first.detach()
+    _, lost = work.sessions.attach(hello(resume("b", 0), resume("c", 0), resume("b2", 0)))
+    assert work.cancelled == [("a", 1)]
+    assert sorted(lost) == ["b2", "c"]
+
+
+async def test_another_attempt_is_another_request() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a", attempt=1))
+    session.receive(submit("a", attempt=2))
+    assert work.cancelled == [("a", 1)]
+    work.token("a", 0, attempt=1)  # late
+    work.token("a", 0, attempt=2)
+    outputs = await session.outputs()
+    assert [o.attempt for o in outputs.outputs] == [2]
+    session.receive(submit("a", attempt=1))  # later still
+    assert work.cancelled == [("a", 1)]
+
+
+async def test_the_grace_ends_what_nobody_asks_for() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    session.detach()
+    assert work.sessions.count == 1
+    async with asyncio.timeout(5):
+        while work.sessions.count:
+            await asyncio.sleep(0.01)
+    assert work.cancelled == [("a", 1)]
+    _, lost = work.sessions.attach(hello(resume("a", 0)))
+    assert lost == ["a"]
+
+
+async def test_a_router_that_came_back_in_time_keeps_its_requests() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a"))
+    first.detach()
+    work.sessions.attach(hello(resume("a", 0)))
+    await asyncio.sleep(0.15)  # three graces
+    assert work.cancelled == [] and work.sessions.count == 1
+
+
+async def test_a_new_stream_takes_over_from_one_that_still_looks_open() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a"))
+    waiting = asyncio.create_task(first.outputs())
+    await asyncio.sleep(0)
+    second, _ = work.sessions.attach(hello(resume("a", 0)))
+    with pytest.raises(LinkClosed, match="taken over"):
+        await waiting
+    first.receive(submit("b"))  # what the old stream still brings is not ours
+    assert ("b", 1) not in work.emit
+    first.detach()  # nor does its end park anything
+    work.token("a", 0)
+    assert await indices(second) == [0]
+
+
+async def test_settled_requests_are_forgotten() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    work.token("a", 0, end=worker_pb2.STOP)
+    settled = worker_pb2.Settled(request_ids=["a"])
+    session.receive(worker_pb2.RouterMessage(settled=settled))
+    session.detach()
+    _, lost = work.sessions.attach(hello(resume("a", 0)))
+    assert lost == ["a"] and work.cancelled == []
+
+
+async def test_a_refused_submit_ends_every_choice_with_its_reason() -> None:
+    work = Work()
+    work.refuse = True
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a", choices=3))
+    outputs = (await session.outputs()).outputs
+    assert [o.choice for o in outputs] == [0, 1, 2]
+    assert {o.failure.code for o in outputs} == {"InvalidRequest"}
+    assert {o.end for o in outputs} == {worker_pb2.FAILED}
+
+
+async def test_cancel_needs_the_current_attempt() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a", attempt=2))
+    for attempt in (1, 3):
+        cancel = worker_pb2.Cancel(request_id="a", attempt=attempt)
+        session.receive(worker_pb2.RouterMessage(cancel=cancel))
+    assert work.cancelled == []
+    cancel = worker_pb2.Cancel(request_id="a", attempt=2)
+    session.receive(worker_pb2.RouterMessage(cancel=cancel))
+    assert work.cancelled == [("a", 2)]
+
+
+async def test_two_routers_do_not_see_each_other() -> None:
+    work = Work()
+    one, _ = work.sessions.attach(hello(boot=b"1" * 16))
+    two, lost = work.sessions.attach(hello(resume("a", 0), boot=b"2" * 16))
+    one.receive(submit("a"))
+    assert lost == ["a"]
+    work.token("a", 0)
+    assert await indices(one) == [0]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(two.outputs(), 0.02)
+
+
+async def test_a_second_break_has_a_grace_of_its_own() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a"))
+    first.detach()
+    await asyncio.sleep(0.03)
+    second, _ = work.sessions.attach(hello(resume("a", 0)))
+    parked_at = asyncio.get_running_loop().time()
+    second.detach()
+    async with asyncio.timeout(5):
+        while work.sessions.count:
+            await asyncio.sleep(0.001)
+    assert asyncio.get_running_loop().time() - parked_at >= 0.049
+    assert work.cancelled == [("a", 1)]
+
+
+async def test_a_stream_that_was_replaced_while_it_sent_ends_at_its_next_wait() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    work.sessions.attach(hello())
+    with pytest.raises(LinkClosed, match="taken over"):
+        await asyncio.wait_for(first.outputs(), 1)
+
+
+async def test_a_cancel_of_a_refused_request_reaches_nobody() -> None:
+    """Its id may be in use by another router's request."""
+    work = Work()
+    work.refuse = True
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    cancel = worker_pb2.Cancel(request_id="a", attempt=1)
+    session.receive(worker_pb2.RouterMessage(cancel=cancel))
+    assert work.cancelled == []
+
+
+async def test_a_long_backlog_comes_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MESSAGE_OUTPUTS", 3)
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a"))
+    first.detach()
+    for index in range(7):
+        work.token("a", index)
+    second, _ = work.sessions.attach(hello(resume("a", 0)))
+    assert [await indices(second) for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]

@@ -1,0 +1,133 @@
+"""What a worker of either role tells of itself: welcome, load and audit; and how it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.runtime.errors import EngineError, InvalidRequest, Unavailable, WorkerLost
+from baton.simulation.client import Client
+from baton.simulation.cluster import MAX_CONTEXT, VOCAB, Cluster
+
+HELLO = worker_pb2.RouterHello(
+    router_id="router",
+    boot_id=b"r" * 16,
+    resume=[worker_pb2.Resume(request_id="unknown", attempt=1)],
+)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    made = Cluster(
+        Config(
+            pool=PoolConfig(block_size=4),
+            step=StepConfig(prefill_tokens=32, chunk_tokens=16, local_prefill_tokens=8),
+            handoff=HandoffConfig(lease_s=1.0, mover="memory"),
+        )
+    )
+    made.add_prefill("prefill-0", 32)
+    made.add_decode("decode-0", 48)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(("role", "blocks"), [("prefill", 32), ("decode", 48)])
+async def test_a_welcome_says_who_it_is_and_what_is_lost(
+    cluster: Cluster, role: str, blocks: int
+) -> None:
+    worker = (cluster.prefill | cluster.decode)[f"{role}-0"].worker  # type: ignore[operator]
+    welcome, session = worker.attach(HELLO)
+    assert (welcome.worker_id, welcome.boot_id, welcome.role) == (
+        f"{role}-0",
+        worker.boot_id,
+        role,
+    )
+    assert (welcome.total_blocks, welcome.block_size) == (blocks, 4)
+    assert (welcome.vocab_size, welcome.max_context) == (VOCAB, MAX_CONTEXT)
+    assert (welcome.model_fingerprint, welcome.kv_dtype) == ("hash-engine", "uint8")
+    assert list(welcome.lost) == ["unknown"]
+    session.detach()
+
+
+async def test_a_prefill_worker_takes_no_request_of_a_router_and_owes_it_none(
+    cluster: Cluster,
+) -> None:
+    worker = cluster.prefill["prefill-0"].worker
+    _, session = worker.attach(HELLO)
+    session.receive(worker_pb2.RouterMessage(submit=worker_pb2.Submit(request_id="a", prompt=[1])))
+    outputs = asyncio.ensure_future(session.outputs())
+    await asyncio.sleep(0.02)
+    assert not outputs.done() and worker.audit()["waiting"] == 0
+    outputs.cancel()
+    await asyncio.wait({outputs})
+    session.detach()
+
+
+async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(cluster: Cluster) -> None:
+    node = cluster.decode["decode-0"]
+    idle = node.worker.load()
+    assert (idle.running, idle.waiting, idle.fetching, idle.queued_tokens) == (0, 0, 0, 0)
+    assert idle.free_blocks == idle.total_blocks == 48 and not idle.draining
+    request = Client(cluster, "decode-0").submit(list(range(40)))
+    fetching = node.worker.load()  # admitted within the submit
+    assert (fetching.fetching, fetching.free_blocks) == (1, 38)
+    audit = node.worker.audit()
+    assert (audit["requests"], audit["blocks"]["leased"]) == (1, 10)
+    await request.finished()
+    await cluster.quiet()
+    after = node.worker.audit()
+    assert (after["requests"], after["running"], after["open_handoffs"]) == (0, 0, 0)
+    assert (after["worker_id"], after["role"]) == ("decode-0", "decode")
+    assert node.worker.load().free_blocks == 48
+    prefill = cluster.prefill["prefill-0"].worker
+    assert prefill.load().free_blocks == 32 and prefill.load().fetching == 0
+
+
+async def test_a_worker_that_stops_says_so_and_refuses(cluster: Cluster) -> None:
+    decode, prefill = cluster.decode["decode-0"].worker, cluster.prefill["prefill-0"].worker
+    decode.draining = prefill.draining = True
+    assert decode.load().draining and prefill.load().draining
+    with pytest.raises(Unavailable, match="stopping"):
+        Client(cluster, "decode-0").submit([1, 2, 3])
+    with pytest.raises(WorkerLost, match="stopping"):
+        prefill.admit(None)  # type: ignore[arg-type]
+    assert decode.audit()["requests"] == 0
+
+
+async def test_a_refused_request_leaves_nothing_and_its_id_free(cluster: Cluster) -> None:
+    worker = cluster.decode["decode-0"].worker
+    client = Client(cluster, "decode-0")
+    with pytest.raises(InvalidRequest):
+        client.submit([VOCAB])
+    with pytest.raises(InvalidRequest):
+        client.submit(list(range(48 * 4 + 1)))  # over the pool
+    assert worker.audit()["requests"] == 0
+    again = Client(cluster, "decode-0").submit([1, 2, 3])  # the first one's id
+    await again.finished()
+    assert again.tokens() == again.expected()
+
+
+async def test_another_attempts_cancel_ends_nothing(cluster: Cluster) -> None:
+    request = Client(cluster, "decode-0").submit(list(range(20)))
+    worker = cluster.decode["decode-0"].worker
+    worker.cancel(request.submit.request_id, 2)
+    worker.cancel("unknown", 1)
+    await request.finished()
+    assert request.end().end == worker_pb2.LENGTH
+
+
+async def test_steps_that_fail_leave_a_worker_whose_books_balance(cluster: Cluster) -> None:
+    node = cluster.decode["decode-0"]
+    node.engine.fail_steps = 1
+    client = Client(cluster, "decode-0")
+    failed = client.submit(list(range(20)), local=True, n=2)
+    await failed.finished()
+    assert [failed.end(c).failure.code for c in (0, 1)] == [EngineError("").code] * 2
+    await cluster.quiet()
+    following = client.submit(list(range(20)), local=True, n=2)
+    await following.finished()
+    assert following.tokens(1) == following.expected(1)

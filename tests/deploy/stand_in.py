@@ -1,0 +1,102 @@
+"""A `baton serve` whose router and workers are stand-ins: run as a script by test_serve.py.
+
+    stand_in.py serve MODEL PORT LAUNCHER [once]   the real serve, with this file's jobs
+    stand_in.py router ... | worker ...            what the jobs run
+
+STAND_IN in the environment makes workers misbehave: bad-model, crash, mute.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from baton.deploy import plan
+from baton.deploy.demo import demo
+from baton.deploy.instance import write_private
+from baton.deploy.plan import ServeOptions
+from baton.deploy.process_exit import exiting
+from baton.deploy.serve import serve
+from baton.runtime.config import Config, RouterConfig
+from baton.runtime.errors import ModelError
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+
+STREAM = (
+    'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'
+    'data: {"choices": [{"delta": {"content": "two "}}]}\n\n'
+    'data: {"choices": [{"delta": {"content": "words"}}]}\n\n'
+    'data: {"choices": []}\n\n'
+    "data: [DONE]\n\n"
+)
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "stand-in"}]}'
+        self._send(200 if self.path in ("/readyz", "/v1/models") else 404, body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._send(200, STREAM.encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def option(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1]
+
+
+def router() -> None:
+    port = int(os.environ["BATON_ROUTER__PORT"])
+    server = ThreadingHTTPServer(("127.0.0.1", port), Answers)
+    write_private(Path(option("--address-file")), f"127.0.0.1:{server.server_port}")
+    server.serve_forever()
+
+
+def worker() -> None:
+    misbehave = os.environ.get("STAND_IN")
+    if misbehave == "bad-model":
+        raise ModelError("model.safetensors lacks a tensor")
+    if misbehave == "crash":
+        raise ValueError("a bug")
+    registry = DirectoryRegistry(Path(option("--registry")))
+    role = "prefill" if option("--role") == "prefill" else "decode"
+    admin = "127.0.0.1:9"
+    record = WorkerRecord(
+        option("--worker-id"), os.urandom(16).hex(), role, admin, admin, "m", os.getpid()
+    )
+    while True:
+        if misbehave != "mute":
+            registry.announce(record)
+        time.sleep(0.5)
+
+
+def main() -> None:
+    model, port, launcher = sys.argv[2:5]
+    plan._baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
+    options = ServeOptions(
+        config=Config(router=RouterConfig(port=int(port))),
+        model=model,
+        flags={"router.port": port},
+        launcher="ray" if launcher == "ray" else "process",
+        start_timeout_s=5.0 if os.environ.get("STAND_IN") == "mute" else 120.0,
+    )
+    if "once" in sys.argv:
+        demo(options, once=True)
+    else:
+        serve(options)
+
+
+if __name__ == "__main__":
+    assert threading.current_thread() is threading.main_thread()
+    sys.exit(exiting({"router": router, "worker": worker, "serve": main}[sys.argv[1]]))

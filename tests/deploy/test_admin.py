@@ -1,0 +1,154 @@
+"""The admin port over real sockets: routes, refusals, a broken audit, and a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from baton.deploy import admin
+from baton.deploy.admin import AdminServer
+from baton.runtime.errors import ConfigError
+
+
+@asynccontextmanager
+async def serving(audit: Any = lambda: {"free": 3}) -> AsyncIterator[str]:
+    server = AdminServer("127.0.0.1", 0, audit)
+    address = await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop()
+
+
+async def ask(address: str, raw: bytes) -> tuple[int, dict[str, str], bytes]:
+    host, port = address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(raw)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    return int(lines[0].split()[1]), headers, body
+
+
+async def get(address: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    return await ask(address, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+async def test_audit_is_the_callables_answer_at_the_time_of_asking() -> None:
+    books = {"free": 1}
+    async with serving(lambda: dict(books)) as address:
+        assert json.loads((await get(address, "/audit"))[2]) == {"free": 1}
+        books["free"] = 2
+        status, headers, body = await get(address, "/audit?now=1")
+    assert (status, json.loads(body)) == (200, {"free": 2})
+    assert headers["Content-Type"] == "application/json"
+    assert int(headers["Content-Length"]) == len(body)
+
+
+async def test_metrics_are_prometheus_text() -> None:
+    async with serving() as address:
+        status, headers, body = await get(address, "/metrics")
+    assert status == 200
+    assert "version=0.0.4" in headers["Content-Type"]
+    assert b"# HELP baton_" in body
+
+
+async def test_health_and_head() -> None:
+    async with serving() as address:
+        assert (await get(address, "/healthz"))[2] == b"ok\n"
+        status, headers, body = await ask(address, b"HEAD /healthz HTTP/1.1\r\n\r\n")
+    assert (status, headers["Content-Length"], body) == (200, "3", b"")
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"POST /audit HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
+        (b"hello\r\n\r\n", 400),
+        (b"\xff\xfe\x00\r\n\r\n", 400),
+        (b"GET /audit HTTP/1.1\r\nX: " + b"y" * (3 * admin.HEAD_BYTES) + b"\r\n\r\n", 431),
+    ],
+)
+async def test_what_is_not_a_route_is_refused_with_its_own_status(raw: bytes, status: int) -> None:
+    async with serving() as address:
+        assert (await ask(address, raw))[0] == status
+        assert (await get(address, "/healthz"))[0] == 200
+
+
+async def test_a_broken_audit_is_a_500_and_the_server_lives_on() -> None:
+    def broken() -> dict[str, Any]:
+        raise ValueError("books do not add up")
+
+    async with serving(broken) as address:
+        status, _, body = await get(address, "/audit")
+        assert status == 500
+        assert json.loads(body) == {"error": "ValueError: books do not add up"}
+        assert (await get(address, "/healthz"))[0] == 200
+
+
+async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
+    async with serving() as address:
+        port = int(address.rsplit(":", 1)[1])
+        with pytest.raises(ConfigError, match=str(port)):
+            await AdminServer("127.0.0.1", port, dict).start()
+
+
+async def test_stop_closes_the_port_and_idle_connections() -> None:
+    server = AdminServer("127.0.0.1", 0, dict)
+    host, port = (await server.start()).rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    await asyncio.sleep(0)
+    await server.stop()
+    await server.stop()
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection(host, int(port))
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(), 10) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_silent_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "HEAD_TIMEOUT_S", 0.05)
+    async with serving() as address:
+        reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
+        assert await ended(reader)
+        writer.close()
+
+
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "MAX_CONNECTIONS", 1)
+    async with serving() as address:
+        _, holder = await asyncio.open_connection(*address.rsplit(":", 1))
+        reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
+        assert await ended(reader)
+        writer.close()
+        holder.close()
+        await holder.wait_closed()
+        for _ in range(1000):
+            if (await get_or_refused(address))[0] == 200:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("a place was not given back")
+
+
+async def get_or_refused(address: str) -> tuple[int, bytes]:
+    try:
+        status, _, body = await get(address, "/healthz")
+    except (ConnectionError, IndexError):
+        return 0, b""
+    return status, body

@@ -1,0 +1,98 @@
+"""Jobs, commands and environment of an instance, from its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.model_source import ModelSource
+from baton.deploy.plan import ServeOptions, environment, jobs, worker_names
+from baton.runtime.config import Config, PoolConfig, RouterConfig, WorkerConfig
+from baton.runtime.errors import ConfigError
+
+MODEL = ModelSource(Path("/m"), "name")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (ServeOptions(Config(), prefill=-1), "--prefill is -1"),
+        (ServeOptions(Config(), decode=65), "--decode is 65"),
+        (ServeOptions(Config(), decode=0), "--decode is 0"),
+        (ServeOptions(Config(), start_timeout_s=float("nan")), "--start-timeout is nan"),
+        (ServeOptions(Config(), start_timeout_s=-1.0), "--start-timeout is -1"),
+        (
+            ServeOptions(Config(router=RouterConfig(placement="disaggregated")), prefill=0),
+            "needs --prefill 1",
+        ),
+    ],
+)
+def test_counts_that_cannot_serve_are_refused(options: ServeOptions, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        options.check()
+
+
+def test_no_prefill_worker_is_fine_where_placement_may_be_local() -> None:
+    options = ServeOptions(Config(), prefill=0, decode=2)
+    options.check()
+    assert worker_names(options) == ["decode-0", "decode-1"]
+
+
+def test_each_worker_gets_its_role_and_all_share_model_and_registry(tmp_path: Path) -> None:
+    options = ServeOptions(Config(), prefill=2, decode=1, config_file=tmp_path / "b.toml")
+    planned = {job.name: " ".join(job.argv) for job in jobs(options, MODEL, tmp_path)}
+    assert list(planned) == ["router", "prefill-0", "prefill-1", "decode-0"]
+    assert "worker --role prefill --worker-id prefill-1 " in planned["prefill-1"]
+    assert "worker --role decode --worker-id decode-0 " in planned["decode-0"]
+    assert "router --model-name name " in planned["router"]
+    for command in planned.values():
+        assert f"--model /m --registry {tmp_path}/registry" in command
+        assert f"--config {tmp_path}/b.toml" in command
+
+
+def test_flags_reach_the_children_as_environment_and_secrets_too() -> None:
+    options = ServeOptions(Config(), flags={"router.api_keys": "k", "pool.blocks": "8"})
+    added = environment(options, "secret", 2, {})
+    assert added["BATON_ROUTER__API_KEYS"] == "k"
+    assert added["BATON_POOL__BLOCKS"] == "8"
+    assert added["BATON_TOKEN"] == "secret"
+    commands = [word for job in jobs(options, MODEL, Path("/f")) for word in job.argv]
+    assert "k" not in commands and "secret" not in commands
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "threads"), [((1, 1), 2, "1"), ((1, 2), 12, "4"), ((4, 4), 2, "1")]
+)
+def test_cores_are_divided_among_the_workers(
+    workers: tuple[int, int], cores: int, threads: str
+) -> None:
+    options = ServeOptions(Config(), prefill=workers[0], decode=workers[1])
+    added = environment(options, "t", cores, {})
+    assert added["OMP_NUM_THREADS"] == threads
+    assert (added["OMP_WAIT_POLICY"], added["GOMP_SPINCOUNT"]) == ("passive", "0")
+
+
+def test_the_users_own_thread_count_wins() -> None:
+    assert "OMP_NUM_THREADS" not in environment(
+        ServeOptions(Config()), "t", 8, {"OMP_NUM_THREADS": "3"}
+    )
+    configured = ServeOptions(Config(worker=WorkerConfig(threads=3)))
+    assert "OMP_NUM_THREADS" not in environment(configured, "t", 8, {})
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "expected"),
+    [
+        (None, 0, {"BATON_POOL__BLOCKS": "2048"}),
+        ("folder", 0, {"BATON_POOL__MEMORY_FRACTION": "0.125"}),
+        ("folder", 77, {}),
+        (None, 77, {}),
+    ],
+)
+def test_the_hosts_memory_is_divided_unless_the_pool_is_given(
+    model: str | None, blocks: int, expected: dict[str, str]
+) -> None:
+    config = Config(pool=PoolConfig(blocks=blocks))
+    added = environment(ServeOptions(config, prefill=1, decode=3, model=model), "t", 2, {})
+    assert {name: text for name, text in added.items() if "POOL" in name} == expected

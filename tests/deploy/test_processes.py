@@ -1,0 +1,217 @@
+"""`baton ps`: the state of each job from its files, and figures from workers that give them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from baton.deploy import processes
+from baton.deploy.instance import Instance, JobState, JobStatus, live_instances, write_private
+from baton.deploy.processes import fetch_audit, running, show
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+
+NOBODY = "127.0.0.1:9"
+
+
+class Admin(HTTPServer):
+    answer: tuple[int, bytes] = (200, b"{}")
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Admin
+
+    def do_GET(self) -> None:
+        status, body = self.server.answer if self.path == "/audit" else (404, b"{}")
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def admin() -> Iterator[Admin]:
+    server = Admin(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join(60)
+    server.server_close()
+
+
+def address(admin: Admin) -> str:
+    return f"127.0.0.1:{admin.server_port}"
+
+
+def put_status(
+    instance: Instance, name: str, state: JobState, pid: int = 7, starts: int = 1
+) -> None:
+    status = JobStatus(name, state, pid, starts)
+    write_private(instance.folder / f"{name}.status", json.dumps(asdict(status)))
+
+
+def announce(instance: Instance, worker_id: str, where: str = NOBODY, admin: str = NOBODY) -> None:
+    role = "prefill" if worker_id.startswith("prefill") else "decode"
+    record = WorkerRecord(worker_id, "b" * 32, role, where, admin, "tiny", 7)  # type: ignore[arg-type]
+    DirectoryRegistry(instance.folder / "registry").announce(record)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the jobs whose keeper lives."""
+    names: set[str] = set()
+    monkeypatch.setattr(processes, "is_locked", lambda path: path.stem in names)
+    return names
+
+
+def test_a_worker_starts_until_it_has_announced_itself(instance: Instance, kept: set[str]) -> None:
+    kept.update({"decode-0", "router"})
+    put_status(instance, "decode-0", "running", pid=41, starts=2)
+    put_status(instance, "router", "running")
+    assert [(row.name, row.state) for row in running()] == [
+        ("decode-0", "starting"),
+        ("router", "running"),  # a router announces itself to nobody
+    ]
+    announce(instance, "decode-0", where="127.0.0.1:4000")
+    (worker, _) = running()
+    assert (worker.state, worker.pid, worker.starts) == ("running", 41, 2)
+    assert (worker.address, worker.model, worker.instance) == ("127.0.0.1:4000", "tiny", "test")
+
+
+@pytest.mark.parametrize(
+    ("state", "seen"),
+    [("running", "lost"), ("waiting", "lost"), ("failed", "failed"), ("stopped", "stopped")],
+)
+def test_a_job_without_its_keeper_is_lost_unless_it_was_given_up(
+    instance: Instance, kept: set[str], state: JobState, seen: str
+) -> None:
+    put_status(instance, "prefill-0", state)
+    announce(instance, "prefill-0")
+    assert [row.state for row in running()] == [seen]
+
+
+def test_a_worker_between_two_starts_waits(instance: Instance, kept: set[str]) -> None:
+    kept.add("decode-0")
+    put_status(instance, "decode-0", "waiting")
+    assert [row.state for row in running()] == ["waiting"]
+
+
+def test_the_routers_address_comes_from_its_file(instance: Instance, kept: set[str]) -> None:
+    kept.add("router")
+    put_status(instance, "router", "running")
+    assert [row.address for row in running()] == [""]
+    (instance.folder / "router.address").write_text("127.0.0.1:8000\n")
+    assert [row.address for row in running()] == ["127.0.0.1:8000"]
+
+
+def test_a_job_that_never_started_has_no_row(instance: Instance) -> None:
+    (instance.folder / "decode-0.json").write_text("{}")
+    announce(instance, "decode-0")
+    assert running() == []
+
+
+def test_looking_changes_nothing(instance: Instance) -> None:
+    (instance.folder / "registry").rmdir()
+    before = sorted(instance.folder.iterdir())
+    assert running() == []
+    assert sorted(instance.folder.iterdir()) == before
+
+
+def test_a_stray_file_among_the_instances_is_no_instance(instance: Instance) -> None:
+    (instance.folder.parent / "notes.txt").write_text("mine")
+    (instance.folder.parent / "empty").mkdir()
+    assert live_instances() == [instance.folder]
+
+
+def test_an_audit_is_the_workers_own_object(admin: Admin) -> None:
+    admin.answer = (200, b'{"worker_id": "decode-0", "requests": 3}')
+    assert fetch_audit(address(admin)) == {"worker_id": "decode-0", "requests": 3}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, b'{"error": "the books do not balance"}'),
+        (200, b"[1, 2]"),
+        (200, b"not json"),
+        (200, b"\xff\xfe\x00"),
+        (200, b""),
+    ],
+)
+def test_what_is_no_audit_is_shown_as_none(admin: Admin, answer: tuple[int, bytes]) -> None:
+    admin.answer = answer
+    assert fetch_audit(address(admin)) == {}
+
+
+def test_a_worker_that_does_not_answer_is_a_row_all_the_same(
+    instance: Instance, kept: set[str]
+) -> None:
+    kept.add("decode-0")
+    put_status(instance, "decode-0", "running")
+    announce(instance, "decode-0", admin=NOBODY)
+    (row,) = running()
+    assert (row.state, row.audit) == ("running", {})
+
+
+def test_a_worker_that_is_silent_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "AUDIT_TIMEOUT_S", 0.05)
+    with HTTPServer(("127.0.0.1", 0), Handler) as deaf:  # accepts nothing, the kernel does
+        assert fetch_audit(f"127.0.0.1:{deaf.server_port}") == {}
+
+
+def test_nothing_running_is_said_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(as_json=False) == 1
+    assert "baton serve" in capsys.readouterr().out
+    assert show(as_json=True) == 1
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_json_carries_every_field_of_a_row(
+    instance: Instance, kept: set[str], admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.answer = (200, b'{"blocks": {"total": 8, "free": 8, "used": 0}}')
+    kept.add("decode-0")
+    put_status(instance, "decode-0", "running", pid=41)
+    announce(instance, "decode-0", where="127.0.0.1:4000", admin=address(admin))
+    assert show(as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "instance": "test",
+            "name": "decode-0",
+            "state": "running",
+            "pid": 41,
+            "starts": 1,
+            "address": "127.0.0.1:4000",
+            "model": "tiny",
+            "audit": {"blocks": {"total": 8, "free": 8, "used": 0}},
+        }
+    ]
+
+
+def test_the_table_shows_figures_without_zeros_and_brackets_as_they_are(
+    instance: Instance,
+    kept: set[str],
+    admin: Admin,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    admin.answer = (
+        200,
+        b'{"worker_id": "decode-0", "boot_id": "ff", "role": "decode", "requests": 0,'
+        b' "blocks": {"total": 8, "free": 8, "used": 0}}',
+    )
+    kept.add("decode-0")
+    put_status(instance, "decode-0", "running", pid=41)
+    announce(instance, "decode-0", where="[fd00::1]:4000", admin=address(admin))
+    assert show(as_json=False) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.split()[:6] == ["test", "decode-0", "running", "41", "1", "[fd00::1]:4000"]
+    assert line.rstrip().endswith("requests=0 blocks=(total=8 free=8)")
+    assert "boot_id" not in line

@@ -1,0 +1,235 @@
+"""The Ray driver against a Ray that is scripted: what it asks for, and how its ends are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.deploy import ray_driver
+from baton.deploy.instance import Instance, read_job
+from baton.deploy.ray_driver import WorkerActor, connect, drive, place
+from baton.deploy.ray_launcher import RayLauncher, driver_command
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
+
+
+class RayError(Exception): ...
+
+
+class FakeRay(ModuleType):
+    """What the driver uses of Ray. `room` and `failure` script its answers."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.room = True
+        self.gpus = 0.0
+        self.failure: Exception | None = None
+        self.inits: list[dict[str, Any]] = []
+        self.bundles: list[dict[str, float]] = []
+        self.strategy = ""
+        self.options: list[dict[str, Any]] = []
+        self.made: list[tuple[str, str]] = []
+        self.killed: list[Any] = []
+        self.shutdowns = 0
+        self.exceptions = SimpleNamespace(RayError=RayError)
+        self.util = SimpleNamespace(
+            get_node_ip_address=lambda: "10.0.0.1",
+            placement_group=self._group,
+            scheduling_strategies=SimpleNamespace(
+                PlacementGroupSchedulingStrategy=lambda group, placement_group_bundle_index: (
+                    placement_group_bundle_index
+                )
+            ),
+        )
+
+    def init(self, **settings: Any) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.inits.append(settings)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 8.0} | ({"GPU": self.gpus} if self.gpus else {})
+
+    def _group(self, bundles: list[dict[str, float]], strategy: str) -> Any:
+        self.bundles, self.strategy = bundles, strategy
+        return SimpleNamespace(wait=lambda timeout: self.room)
+
+    def remote(self, made: type) -> Any:
+        assert made is WorkerActor
+        return SimpleNamespace(options=self._options)
+
+    def _options(self, **options: Any) -> Any:
+        self.options.append(options)
+        return SimpleNamespace(remote=self._actor)
+
+    def _actor(self, folder: str, name: str) -> Any:
+        self.made.append((folder, name))
+        return SimpleNamespace(name=name, check=SimpleNamespace(remote=lambda: name))
+
+    def get(self, references: list[Any], timeout: float) -> list[Any]:
+        if self.failure is not None:
+            raise self.failure
+        return references
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.name)
+
+    def shutdown(self) -> None:
+        self.shutdowns += 1
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+@pytest.fixture
+def restored_signals() -> Any:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_without_an_address_a_local_ray_is_started_and_else_one_is_joined(ray: FakeRay) -> None:
+    assert connect("") is ray
+    connect("10.0.0.9:6379")
+    assert [init["address"] for init in ray.inits] == ["local", "10.0.0.9:6379"]
+    assert ray.inits[0]["include_dashboard"] is False
+    assert "include_dashboard" not in ray.inits[1]  # a cluster's own affair
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no head"), RuntimeError("x"), ValueError("y")])
+def test_a_ray_that_cannot_be_used_is_told_with_the_way_out(ray: FakeRay, error: Exception) -> None:
+    ray.failure = error
+    with pytest.raises(ConfigError, match=r"a local Ray.*--launcher process") as caught:
+        connect("")
+    assert str(error) in str(caught.value)
+    with pytest.raises(ConfigError, match="10.0.0.9:1 cannot be used"):
+        connect("10.0.0.9:1")
+
+
+def test_a_missing_ray_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="not installed.*--launcher process"):
+        connect("")
+
+
+def test_each_worker_has_a_bundle_on_this_host_and_an_actor_that_comes_back(ray: FakeRay) -> None:
+    actors = place(ray, Path("/run/i"), ["prefill-0", "decode-0"])
+    assert [actor.name for actor in actors] == ["prefill-0", "decode-0"]
+    assert ray.made == [("/run/i", "prefill-0"), ("/run/i", "decode-0")]
+    assert ray.strategy == "STRICT_PACK" and len(ray.bundles) == 2
+    for bundle in ray.bundles:
+        assert set(bundle) == {"CPU", "node:10.0.0.1"} and all(0 < v < 1 for v in bundle.values())
+    assert [options["scheduling_strategy"] for options in ray.options] == [0, 1]
+    assert {options["max_restarts"] for options in ray.options} == {-1}
+    assert {options["num_gpus"] for options in ray.options} == {0}
+
+
+@pytest.mark.parametrize(("gpus", "each"), [(2.0, 1), (4.0, 1), (1.0, 0), (0.0, 0)])
+def test_workers_get_a_gpu_each_where_there_is_one_for_all(
+    ray: FakeRay, gpus: float, each: int
+) -> None:
+    ray.gpus = gpus
+    place(ray, Path("/run/i"), ["prefill-0", "decode-0"])
+    assert [bundle.get("GPU", 0) for bundle in ray.bundles] == [each, each]
+    assert [options["num_gpus"] for options in ray.options] == [each, each]
+
+
+def test_a_host_without_room_is_told(ray: FakeRay) -> None:
+    ray.room = False
+    with pytest.raises(ConfigError, match="no room for 1 workers.*10.0.0.1"):
+        place(ray, Path("/run/i"), ["decode-0"])
+    assert ray.made == []
+
+
+def test_an_actor_that_does_not_start_is_our_error(ray: FakeRay) -> None:
+    ray.failure = RayError("actor died")
+    with pytest.raises(Unavailable, match="no actor for a worker: actor died"):
+        place(ray, Path("/run/i"), ["decode-0"])
+
+
+def test_the_driver_stays_until_a_signal_and_then_lets_ray_go(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored_signals: None
+) -> None:
+    monkeypatch.setenv("BATON_INSTANCE", "id")
+    placed: list[str] = []
+
+    def pause(_: float) -> None:
+        placed.append((tmp_path / "ray.placed").read_text())
+        assert ray.killed == [] and ray.shutdowns == 0
+        if len(placed) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ray_driver.time, "sleep", pause)
+    drive(tmp_path, ["prefill-0", "decode-0"], "")
+    assert placed == ["id"] * 3
+    assert ray.killed == ["prefill-0", "decode-0"] and ray.shutdowns == 1
+
+
+def test_ray_is_let_go_where_nothing_could_be_placed(
+    ray: FakeRay, tmp_path: Path, restored_signals: None
+) -> None:
+    ray.room = False
+    with pytest.raises(ConfigError):
+        drive(tmp_path, ["decode-0"], "")
+    assert ray.shutdowns == 1 and not (tmp_path / "ray.placed").exists()
+
+
+def test_an_actor_starts_a_missing_keeper_and_ends_with_the_instance(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Any
+) -> None:
+    spawned: list[list[str]] = []
+    lives = [True]
+    monkeypatch.setattr(ray_driver, "TEND_S", 0.001)
+    monkeypatch.setattr(ray_driver, "is_locked", lambda path: lives[0])
+    monkeypatch.setattr(ray_driver, "lacks_keeper", lambda folder, name: len(spawned) < 2)
+    monkeypatch.setattr(ray_driver, "spawn_keepers", lambda folder, names: spawned.append(names))
+    actor = WorkerActor(str(tmp_path), "decode-0")
+    assert wait_for(lambda: len(spawned) == 2)
+    assert actor.check() == "decode-0"
+    lives[0] = False
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(BatonError("did not start"), True), (FileNotFoundError("gone"), False)]
+)
+def test_an_actor_tells_what_stopped_it_unless_the_instance_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Any, error: Exception, told: bool
+) -> None:
+    asked: list[str] = []
+
+    def spawn(folder: Path, names: list[str]) -> None:
+        asked.extend(names)
+        raise error
+
+    monkeypatch.setattr(ray_driver, "TEND_S", 0.001)
+    monkeypatch.setattr(ray_driver, "is_locked", lambda path: True)
+    monkeypatch.setattr(ray_driver, "lacks_keeper", lambda folder, name: True)
+    monkeypatch.setattr(ray_driver, "spawn_keepers", spawn)
+    actor = WorkerActor(str(tmp_path), "decode-0")
+    assert wait_for(lambda: bool(asked))
+    if told:
+        assert wait_for(lambda: actor._failed is not None)
+        with pytest.raises(BatonError, match="did not start"):
+            actor.check()
+    else:
+        assert actor.check() == "decode-0"
+    assert asked == ["decode-0"]  # it does not try for ever
+
+
+def test_the_launcher_keeps_one_more_job_that_names_the_placed_ones(instance: Instance) -> None:
+    RayLauncher(instance, ["router"], ["prefill-0", "decode-0"], "auto")
+    job = read_job(instance.folder, "ray")
+    assert job.argv == driver_command(instance.folder, ["prefill-0", "decode-0"], "auto")
+    assert job.argv[-3:] == ("auto", "prefill-0", "decode-0")
+    assert "baton.deploy.ray_driver" in job.argv

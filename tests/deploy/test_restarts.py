@@ -1,0 +1,31 @@
+"""The restart rule on made-up times."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.deploy.restarts import CONFIG_EXIT, RestartRule
+
+
+def test_a_wrong_configuration_is_given_up_at_once() -> None:
+    assert RestartRule().died(0.5, CONFIG_EXIT) is None
+
+
+def test_a_job_that_never_ran_long_is_given_up_after_its_attempts() -> None:
+    rule = RestartRule(attempts=3)
+    assert [rule.died(0.1, -9) for _ in range(3)] == [0.1, 0.2, None]
+
+
+@pytest.mark.parametrize("code", [CONFIG_EXIT, -9, 1])
+def test_a_job_that_ran_long_once_is_never_given_up(code: int) -> None:
+    rule = RestartRule(attempts=2)
+    assert rule.died(rule.stable_s, -9) == 0.1
+    pauses = [rule.died(0.0, code) for _ in range(2000)]
+    assert None not in pauses
+    assert pauses[-1] == rule.longest_pause_s
+
+
+def test_pauses_grow_while_deaths_are_quick_and_start_over_after_a_long_run() -> None:
+    rule = RestartRule(attempts=100)
+    assert [rule.died(1.0, 1) for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    assert rule.died(60.0, 1) == 0.1

@@ -1,0 +1,260 @@
+"""`baton serve` as a real process over stand-in jobs: ready line, Ctrl-C at any time, failures.
+
+After each test no process of the instance is left, found by the marker in its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.deploy import processes
+from baton.deploy.chat import ChatClient
+from baton.deploy.instance import live_instances, processes_of, read_environment, read_status
+from baton.deploy.serve import check_port
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import ConfigError
+from baton.runtime.registry import DirectoryRegistry
+
+Wait = Callable[[Callable[[], bool]], bool]
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+class Served:
+    """A running stand-in serve and what it has printed."""
+
+    def __init__(self, model: Path, launcher: str, *rest: str, port: int = 0, fault: str = ""):
+        environment = os.environ | {"STAND_IN": fault}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(STAND_IN), "serve", str(model), str(port), launcher, *rest],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.seen = ""
+
+    def until(self, pattern: str) -> re.Match[str]:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            self.seen += line
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no {pattern!r} in:\n{self.seen}\n{self.process.communicate()[1]}")
+
+    def folder(self) -> Path:
+        (folder,) = live_instances()
+        return folder
+
+    def interrupt(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        return self.finish()
+
+    def finish(self) -> tuple[int, str]:
+        out, err = self.process.communicate(timeout=100)
+        self.seen += out
+        return self.process.returncode, err
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "stand-in"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def serving(model: Path, runtime_folder: Path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(launcher: str = "process", *rest: str, port: int = 0, fault: str = "") -> Served:
+        started.append(Served(model, launcher, *rest, port=port, fault=fault))
+        return started[-1]
+
+    yield start
+    for served in started:
+        if served.process.poll() is None:
+            served.process.kill()
+            served.process.communicate(timeout=60)
+    assert live_instances() == []
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_ready_server_answers_and_ctrl_c_leaves_nothing(serving: Callable[..., Served]) -> None:
+    served = serving()
+    url = served.until(r"Ready at (http://\S+) after")[1]
+    instance_id = read_environment(served.folder())["BATON_INSTANCE"]
+    folder = served.folder()
+    assert len(processes_of(instance_id)) == 6
+    assert served.until(r"curl -N (\S+)/v1/chat/completions")[1] == url
+    client = ChatClient(url)
+    assert client.models() == ["stand-in"]
+    assert "".join(client.stream("stand-in", [])) == "two words"
+    assert served.interrupt()[0] == 0
+    assert processes_of(instance_id) == []
+    assert not folder.exists()
+    assert "prefill-0 ready" in served.seen and "no process is left" in served.seen
+
+
+def test_the_secret_is_on_no_command_line(serving: Callable[..., Served]) -> None:
+    served = serving()
+    served.until("Ready at")
+    environment = read_environment(served.folder())
+    assert len(environment["BATON_TOKEN"]) == 64
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+    for pid in processes_of(environment["BATON_INSTANCE"]):
+        assert environment["BATON_TOKEN"].encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"BATON_TOKEN=" in Path(f"/proc/{pid}/environ").read_bytes()
+    assert served.interrupt()[0] == 0
+
+
+@pytest.mark.parametrize("moment", ["model", "starting", "prefill-0 ready"])
+def test_ctrl_c_while_it_starts_leaves_nothing(serving: Callable[..., Served], moment: str) -> None:
+    served = serving()
+    served.until(moment)
+    instance_id = read_environment(served.folder())["BATON_INSTANCE"]
+    assert served.interrupt() == (0, "")
+    assert processes_of(instance_id) == []
+
+
+def test_kill_9_of_serve_leaves_nothing(serving: Callable[..., Served], wait_for: Wait) -> None:
+    served = serving()
+    served.until("Ready at")
+    instance_id = read_environment(served.folder())["BATON_INSTANCE"]
+    served.process.kill()
+    served.finish()
+    assert wait_for(lambda: processes_of(instance_id) == [])
+
+
+def test_a_killed_worker_is_started_again_and_said(serving: Callable[..., Served]) -> None:
+    served = serving()
+    served.until("Ready at")
+    status = read_status(served.folder(), "decode-0")
+    assert status is not None
+    os.kill(status.pid, signal.SIGKILL)
+    served.until(r"decode-0 died \(signal 9\); started again")
+    assert served.interrupt()[0] == 0
+
+
+def test_a_wrong_model_ends_it_with_one_message(serving: Callable[..., Served]) -> None:
+    code, err = serving(fault="bad-model").finish()
+    assert (code, err) == (78, "baton: error: model.safetensors lacks a tensor\n")
+
+
+def test_a_crashing_worker_ends_it_with_the_end_of_its_log(serving: Callable[..., Served]) -> None:
+    code, err = serving(fault="crash").finish()
+    assert code == 78
+    assert "cannot be kept running (exit code 1)" in err
+    assert err.rstrip().endswith("ValueError: a bug")
+
+
+def test_workers_that_never_get_ready_end_it(serving: Callable[..., Served]) -> None:
+    code, err = serving(fault="mute").finish()
+    assert code == 1
+    assert "decode-0, prefill-0 not ready in time" in err
+
+
+def test_a_port_in_use_is_refused_at_once(serving: Callable[..., Served]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        served = serving(port=port)
+        code, err = served.finish()
+    assert code == 78
+    assert f"port {port} on 127.0.0.1 cannot be used" in err and "--port" in err
+    assert served.seen == ""
+
+
+def test_a_second_serve_on_the_same_port_is_refused(serving: Callable[..., Served]) -> None:
+    port = free_port()
+    first = serving(port=port)
+    first.until("Ready at")
+    code, err = serving(port=port).finish()
+    assert code == 78 and "--port" in err
+    assert first.process.poll() is None
+    assert first.interrupt()[0] == 0
+
+
+def test_the_demo_streams_one_answer_and_ends(serving: Callable[..., Served]) -> None:
+    served = serving("process", "once")
+    assert served.finish() == (0, "")
+    assert "stand-in  two words" in served.seen
+    assert "First token after" in served.seen
+
+
+def test_ps_lists_every_job(
+    serving: Callable[..., Served], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert processes.show(as_json=False) == 1
+    assert "nothing runs" in capsys.readouterr().out
+    served = serving()
+    url = served.until(r"Ready at (http://\S+) after")[1]
+    assert processes.show(as_json=True) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == {"router", "prefill-0", "decode-0"}
+    assert {row["state"] for row in rows.values()} == {"running"}
+    assert url == f"http://{rows['router']['address']}"
+    assert rows["decode-0"]["model"] == "m" and rows["decode-0"]["audit"] == {}
+    assert processes.show(as_json=False) == 0
+    assert "prefill-0" in capsys.readouterr().out
+    assert served.interrupt()[0] == 0
+
+
+def ray_daemons(instance_id: str) -> list[int]:
+    daemons = (b"raylet", b"gcs_server")
+    found = []
+    for pid in processes_of(instance_id):
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        if program.rsplit(b"/", 1)[-1] in daemons:
+            found.append(pid)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_under_ray_workers_outlive_its_head_and_are_adopted(
+    serving: Callable[..., Served], wait_for: Wait
+) -> None:
+    served = serving("ray")
+    served.until("Ray has placed the workers")
+    served.until("Ready at")
+    folder = served.folder()
+    instance_id = read_environment(folder)["BATON_INSTANCE"]
+    before = {r.worker_id: r.pid for r in DirectoryRegistry(folder / "registry").workers()}
+    assert set(before) == {"prefill-0", "decode-0"}
+    daemons = ray_daemons(instance_id)
+    assert len(daemons) == 2
+    driver = read_status(folder, "ray")
+    assert driver is not None
+    (folder / "ray.placed").unlink()
+    for pid in (*daemons, driver.pid):
+        os.kill(pid, signal.SIGKILL)
+    served.until(r"ray died \(signal 9\); started again")
+    assert wait_for((folder / "ray.placed").exists)
+    after = {r.worker_id: r.pid for r in DirectoryRegistry(folder / "registry").workers()}
+    assert after == before
+    os.kill(before["decode-0"], signal.SIGKILL)
+    served.until(r"decode-0 died \(signal 9\); started again")
+    assert served.interrupt()[0] == 0
+    assert processes_of(instance_id) == []
+
+
+def test_a_host_that_is_none_is_not_told_as_a_port_in_use() -> None:
+    with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid.*give a name"):
+        check_port(RouterConfig(host="no.such.host.invalid"))

@@ -1,0 +1,190 @@
+"""Keepers as real processes: start again, give up, end with the lifeline, leave no orphan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.instance import (
+    Instance,
+    Job,
+    JobStatus,
+    is_locked,
+    processes_of,
+    read_status,
+)
+from baton.deploy.process_launcher import ProcessLauncher, lacks_keeper, spawn_keepers
+
+Wait = Callable[[Callable[[], bool]], bool]
+Start = Callable[[Job], JobStatus]
+
+SLEEP = "import time; time.sleep(600)"
+IGNORE_TERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "open('/proc/self/comm', 'w').write('deaf'); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def start(instance: Instance, wait_for: Wait) -> Callable[[Job], JobStatus]:
+    def start(job: Job) -> JobStatus:
+        instance.write_job(job)
+        spawn_keepers(instance.folder, [job.name])
+        assert wait_for(lambda: read_status(instance.folder, job.name) is not None)
+        return status(instance, job.name)
+
+    return start
+
+
+def python_job(name: str, code: str, grace_s: float = 10.0) -> Job:
+    return Job(name, (sys.executable, "-S", "-c", code), grace_s)
+
+
+def status(instance: Instance, name: str) -> JobStatus:
+    found = read_status(instance.folder, name)
+    assert found is not None
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_child_is_started_again(instance: Instance, start: Start, wait_for: Wait) -> None:
+    first = start(python_job("a", SLEEP))
+    os.kill(first.pid, signal.SIGKILL)
+    assert wait_for(lambda: status(instance, "a").starts == 2)
+    assert wait_for(lambda: status(instance, "a").state == "running")
+    second = status(instance, "a")
+    assert second.pid != first.pid and alive(second.pid)
+    assert second.ended == "signal 9"
+
+
+def test_a_child_that_says_its_configuration_is_wrong_is_given_up(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    code = (
+        "import os, sys; open(os.environ['BATON_ERROR_FILE'], 'w').write('no such folder\\n'); "
+        "sys.exit(78)"
+    )
+    start(python_job("a", code))
+    assert wait_for(lambda: status(instance, "a").state == "failed")
+    found = status(instance, "a")
+    assert (found.starts, found.ended, found.message) == (1, "exit code 78", "no such folder")
+    assert wait_for(lambda: not is_locked(instance.folder / "a.lock"))
+    assert not lacks_keeper(instance.folder, "a")
+
+
+def test_a_child_that_keeps_crashing_is_given_up(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    start(python_job("a", "import sys; print('why'); sys.exit(1)"))
+    assert wait_for(lambda: status(instance, "a").state == "failed")
+    assert status(instance, "a").starts == 5
+    assert (instance.folder / "a.log").read_text() == "why\n" * 5
+
+
+def test_a_command_that_does_not_exist_is_a_failure_with_a_message(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    start(Job("a", ("/no/such/command",)))
+    assert wait_for(lambda: status(instance, "a").state == "failed")
+    assert "/no/such/command" in status(instance, "a").message
+
+
+def test_the_end_of_the_instance_ends_all_its_processes(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    for name in ("a", "b"):
+        start(python_job(name, SLEEP))
+    assert len(processes_of(instance.instance_id)) == 4
+    assert instance.end()
+    assert processes_of(instance.instance_id) == []
+    assert not instance.folder.exists()
+
+
+def test_a_child_deaf_to_sigterm_is_killed_after_its_grace(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    pid = start(python_job("a", IGNORE_TERM, grace_s=0.2)).pid
+    assert wait_for(lambda: Path(f"/proc/{pid}/comm").read_text().strip() == "deaf")
+    assert instance.end()
+    assert not alive(pid)
+
+
+def test_grandchildren_end_with_their_group(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
+    child = start(python_job("a", code))
+    assert wait_for(lambda: len(processes_of(instance.instance_id)) == 3)
+    os.kill(child.pid, signal.SIGKILL)
+    assert wait_for(lambda: status(instance, "a").starts == 2)
+    assert wait_for(lambda: len(processes_of(instance.instance_id)) == 3)
+
+
+def test_a_killed_keeper_takes_its_child_along_and_is_replaced(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    launcher = ProcessLauncher(instance.folder, ["a"])
+    child = start(python_job("a", SLEEP))
+    (keeper,) = set(processes_of(instance.instance_id)) - {child.pid}
+    os.kill(keeper, signal.SIGKILL)
+    assert wait_for(lambda: not alive(child.pid))
+    assert lacks_keeper(instance.folder, "a")
+    launcher.tend()
+    assert wait_for(lambda: status(instance, "a").pid != child.pid)
+    assert alive(status(instance, "a").pid)
+
+
+def test_a_second_keeper_leaves_the_first_its_job(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    child = start(python_job("a", SLEEP))
+    spawn_keepers(instance.folder, ["a", "a"])
+    assert len(processes_of(instance.instance_id)) == 2
+    assert status(instance, "a").pid == child.pid and alive(child.pid)
+
+
+@pytest.mark.parametrize("other_id", [None, "another"])
+def test_a_keeper_without_its_instances_lifeline_starts_nothing(
+    instance: Instance, other_id: str | None
+) -> None:
+    instance.write_job(python_job("a", SLEEP))
+    if other_id is None:
+        instance.release()
+    else:
+        (instance.folder / "lifeline").write_text(other_id)
+    spawn_keepers(instance.folder, ["a"])
+    assert processes_of(instance.instance_id) == []
+    assert read_status(instance.folder, "a") is None
+
+
+def test_no_orphan_after_kill_9_of_the_instances_process(wait_for: Wait) -> None:
+    code = (
+        "import sys, time\n"
+        "from baton.deploy.instance import Instance, Job\n"
+        "from baton.deploy.process_launcher import ProcessLauncher\n"
+        "instance = Instance.claim('killed')\n"
+        "instance.write_environment({})\n"
+        f"instance.write_job(Job('a', (sys.executable, '-S', '-c', {SLEEP!r})))\n"
+        "ProcessLauncher(instance.folder, ['a']).tend()\n"
+        "print(instance.instance_id, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    instance_id = parent.stdout.readline().strip()
+    assert wait_for(lambda: len(processes_of(instance_id)) == 2)
+    parent.kill()
+    parent.communicate(timeout=60)
+    assert wait_for(lambda: processes_of(instance_id) == [])

@@ -1,0 +1,66 @@
+"""The doctor's NIXL findings: one real measurement, the rest from scripted reports."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from baton.deploy import transport_check
+from baton.deploy.transport_check import transport
+from baton.kv_transfer import preflight
+from baton.kv_transfer.preflight import PreflightReport
+from baton.runtime.config import HandoffConfig
+from baton.runtime.errors import ReadFailed
+
+
+def script(monkeypatch: pytest.MonkeyPatch, gbps: dict[str | None, float]) -> list[str | None]:
+    """Reports by the UCX_TLS that the measurement sees; answers the list of those seen."""
+    seen: list[str | None] = []
+
+    async def loopback(floor_gbps: float) -> PreflightReport:
+        chosen = os.environ.get("UCX_TLS")
+        seen.append(chosen)
+        if chosen not in gbps:
+            raise ReadFailed("no such transport")
+        rate = gbps[chosen]
+        return PreflightReport(chosen or "cma", rate, 5.0, 1 << 20, rate < floor_gbps)
+
+    monkeypatch.setattr(preflight, "loopback", loopback)
+    return seen
+
+
+def test_both_transports_are_named_with_their_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    seen = script(monkeypatch, {None: 6.5, "tcp": 1.25})
+    own, tcp = transport(HandoffConfig())
+    assert seen == [None, "tcp"]
+    assert (own.level, tcp.level) == ("ok", "ok")
+    assert "6.50 GB/s over cma" in own.found and "1.25 GB/s over tcp" in tcp.found
+    assert "UCX_TLS" not in os.environ
+
+
+def test_the_users_own_choice_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "rc,sm")
+    assert script(monkeypatch, {"rc,sm": 40.0}) == []
+    (only,) = transport(HandoffConfig())
+    assert "over rc,sm" in only.found
+    assert os.environ["UCX_TLS"] == "rc,sm"
+
+
+def test_a_slow_transport_warns_and_a_broken_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    script(monkeypatch, {"tcp": 0.01})
+    own, tcp = transport(HandoffConfig(preflight_floor_gbps=0.05))
+    assert (own.level, own.found, own.remedy) == (
+        "fail", "no such transport", transport_check.BROKEN,
+    )  # fmt: skip
+    assert (tcp.level, tcp.remedy) == ("warn", transport_check.SLOW)
+    assert "DEGRADED" in tcp.found
+
+
+def test_this_host_really_moves_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    (finding,) = transport(HandoffConfig(preflight_floor_gbps=0.0))
+    assert finding.level == "ok"
+    assert "GB/s" in finding.found and "tcp" in finding.found

@@ -1,0 +1,126 @@
+"""The worker process's own tasks: they outlast a registry that stumbles."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from baton.deploy import worker_process
+from baton.deploy.admin import AdminServer
+from baton.deploy.worker_process import Boot, _listen, _watch_quarantine
+from baton.engine.blocks import BlockPool, Hold
+from baton.runtime.config import Config, WorkerConfig
+from baton.runtime.errors import ConfigError, EngineError
+from baton.runtime.grpc_links import open_server
+from baton.runtime.registry import MemoryRegistry, WorkerRecord
+
+
+class FullDisk(MemoryRegistry):
+    """Fails the first announcements, as a full disk would."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def announce(self, record: WorkerRecord) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(28, "No space left on device")
+        super().announce(record)
+
+
+async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_process, "ANNOUNCE_S", 0.001)
+    registry = FullDisk(failures=2)
+    record = WorkerRecord(
+        worker_id="decode-0",
+        boot_id="b",
+        role="decode",
+        address="a:1",
+        admin_address="a:2",
+        model="m",
+        pid=1,
+    )
+    announcing = asyncio.create_task(worker_process._announce(registry, record))
+    async with asyncio.timeout(5):
+        while not registry.workers():
+            assert not announcing.done()
+            await asyncio.sleep(0.001)
+    announcing.cancel()
+    await asyncio.wait({announcing})
+
+
+async def watched(pool: BlockPool, limit: float) -> asyncio.Task[None]:
+    task = asyncio.create_task(_watch_quarantine(pool, limit))
+    await asyncio.sleep(0.05)  # many looks; what is within the limit must pass them all
+    return task
+
+
+async def test_a_worker_ends_when_too_much_of_its_pool_is_in_quarantine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_process, "QUARANTINE_LOOK_S", 0.001)
+    pool = BlockPool(8, 4)
+    blocks = pool.allocate(4, Hold.LEASED)
+    task = await watched(pool, limit=0.25)
+    pool.convert(blocks[:2], Hold.LEASED, Hold.QUARANTINED)
+    await asyncio.sleep(0.05)
+    assert not task.done()  # a quarter is not more than a quarter
+    pool.convert(blocks[2:3], Hold.LEASED, Hold.QUARANTINED)
+    with pytest.raises(EngineError, match="3 of 8 blocks are in quarantine"):
+        await asyncio.wait_for(task, 30)
+
+
+async def test_blocks_that_are_merely_in_use_end_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "QUARANTINE_LOOK_S", 0.001)
+    pool = BlockPool(8, 4)
+    pool.allocate(8, Hold.USED)
+    task = await watched(pool, limit=0.0)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def boot(**settings: int | str) -> Boot:
+    return Boot(
+        config=Config(worker=WorkerConfig(host="127.0.0.1", **settings)),  # type: ignore[arg-type]
+        role="decode",
+        worker_id="decode-3",
+        boot_id=bytes(range(16)),
+        model_folder=Path("models/tiny"),
+        registry=MemoryRegistry(),
+        token="t",
+    )
+
+
+async def test_a_listening_worker_announces_the_ports_that_it_really_has() -> None:
+    admin = AdminServer("127.0.0.1", 0, dict)
+    server = open_server("t")
+    record = await _listen(boot(), server, admin)
+    try:
+        assert (record.worker_id, record.role, record.model) == ("decode-3", "decode", "tiny")
+        assert record.boot_id == bytes(range(16)).hex() and record.pid == os.getpid()
+        ports = {int(a.split(":")[1]) for a in (record.address, record.admin_address)}
+        assert len(ports) == 2 and 0 not in ports
+        for port in ports:
+            socket.create_connection(("127.0.0.1", port), timeout=30).close()
+    finally:
+        await server.stop(None)
+        await admin.stop()
+
+
+async def test_a_workers_port_that_is_taken_is_named_with_the_setting() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = open_server("t")
+        with pytest.raises(ConfigError, match=f"worker.port {port} on 127.0.0.1"):
+            await _listen(boot(port=port), server, AdminServer("127.0.0.1", 0, dict))
+        await server.stop(None)

@@ -1,0 +1,52 @@
+"""A worker whose mover spoils some of the blocks that it reads: `baton worker`, corrupted.
+
+With checksums on it must change nothing; with `handoff.verify=false` it must change tokens, or
+the end-to-end comparison would prove nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from baton.deploy import worker_process
+from baton.deploy.cli import main
+from baton.kv_transfer.checksum import checksums
+from baton.kv_transfer.mover import PoolView
+from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
+
+
+class CorruptingMover(NixlMover):
+    """Spoils the first block of every tenth READ, the very first included, once it has landed."""
+
+    def __init__(self, view: PoolView, boot_id: bytes, read_threads: int = 1) -> None:
+        super().__init__(view, boot_id, read_threads)
+        self._bytes = view.array
+        self._reads = 0
+
+    def read(
+        self,
+        boot_id: bytes,
+        remote: Sequence[int],
+        local: Sequence[int],
+        seeds: Sequence[int] | None = None,
+    ) -> NixlRead:
+        self._reads += 1
+        if self._reads % 10 != 1:
+            return super().read(boot_id, remote, local, seeds)
+        read = super().read(boot_id, remote, local)
+        if seeds is not None:
+            read.sums = asyncio.get_running_loop().create_future()
+        read.landed.add_done_callback(lambda _: self._spoil(read, local, seeds or ()))
+        return read
+
+    def _spoil(self, read: NixlRead, local: Sequence[int], seeds: Sequence[int]) -> None:
+        """What landed is not what was offered: the sums are those of the spoiled bytes."""
+        self._bytes[local[0]].view("float32")[:] *= -3.0
+        if read.sums is not None:
+            read.sums.set_result(checksums(self._bytes, local, seeds, self.slabs))
+
+
+worker_process.NixlMover = CorruptingMover  # type: ignore[misc]
+sys.exit(main())

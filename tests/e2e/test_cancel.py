@@ -1,0 +1,64 @@
+"""A client that leaves: whatever phase its request is in, everything is freed on every worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import httpx
+import pytest
+
+LONG = " ".join(f"word {n}" for n in range(450))
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {
+        "model": "small",
+        "prompt": LONG,
+        "max_tokens": 500,
+        "ignore_eos": True,
+        "stream": True,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0])
+async def test_a_client_that_leaves_after_a_while(pair: Any, delay_s: float, stream: bool) -> None:
+    """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
+    prompt = f"{delay_s} {stream} {LONG}"  # no help from a prefix cache
+    async with httpx.AsyncClient(base_url=pair.url, timeout=30) as client:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await client.post("/v1/completions", json=body(prompt=prompt, stream=stream, n=2))
+                pytest.fail("a request of 1,000 tokens should not have ended")
+    pair.quiet(within_s=1.0)
+    assert pair.audit("decode-0")["requests"] == 0
+
+
+async def test_a_client_that_leaves_after_the_first_token(pair: Any) -> None:
+    async with (
+        httpx.AsyncClient(base_url=pair.url, timeout=30) as client,
+        client.stream("POST", "/v1/completions", json=body()) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                break
+    pair.quiet(within_s=1.0)
+    assert pair.audit("decode-0")["requests"] == 0
+
+
+async def test_others_go_on_when_one_leaves(pair: Any) -> None:
+    async with httpx.AsyncClient(base_url=pair.url, timeout=60) as client:
+        staying = asyncio.create_task(
+            client.post("/v1/completions", json=body(stream=False, max_tokens=60, seed=3))
+        )
+        for _ in range(3):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await client.post("/v1/completions", json=body())
+        answer = await staying
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 60
+    pair.quiet(within_s=1.0)

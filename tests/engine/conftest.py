@@ -1,0 +1,180 @@
+"""Small random models of each family, made with transformers once per test session."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.loading import build_runner
+from baton.engine.runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0)
+_SHAPE = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+# name -> (class prefix in transformers, what differs from _SHAPE)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-biased": ("Llama", {"attention_bias": True, "num_key_value_heads": 4}),
+    "llama-llama3-rope": ("Llama", {"rope_scaling": _LLAMA3, "tie_word_embeddings": True}),
+    "llama-linear-rope": ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+    "llama-dynamic-rope": ("Llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "llama-yarn-rope": ("Llama", {"rope_scaling": _YARN, "rope_theta": 20000.0}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "rope_theta": 1000000.0}),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model by transformers, and the folder that it was saved to."""
+
+    name: str
+    folder: Path
+    model: Any
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """[tokens, vocab]"""
+        with torch.inference_mode():
+            return self.model(torch.tensor([list(tokens)])).logits[0]
+
+    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
+        with torch.inference_mode():
+            out = self.model(torch.tensor([list(prompt)]), use_cache=True)
+            tokens = [int(out.logits[0, -1].argmax())]
+            while len(tokens) < steps:
+                last = torch.tensor([[tokens[-1]]])
+                out = self.model(last, past_key_values=out.past_key_values, use_cache=True)
+                tokens.append(int(out.logits[0, -1].argmax()))
+        return tokens
+
+
+def make_model(name: str, folder: Path, **save: Any) -> Reference:
+    prefix, changes = MODELS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **changes})
+        torch.manual_seed(len(name) * 7 + 1)
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+        with torch.no_grad():  # biases and norms start as zeros and ones: make them count
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        model.save_pretrained(folder, **save)
+    return Reference(name, folder, model)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    made: dict[str, Reference] = {}
+
+    def get(name: str) -> Reference:
+        if name not in made:
+            made[name] = make_model(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session", params=list(MODELS))
+def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
+    return references(request.param)
+
+
+@pytest.fixture(scope="session")
+def qwen3(references: Callable[[str], Reference]) -> Reference:
+    return references("qwen3")
+
+
+class Story:
+    """Runs sequences on a runner, with blocks taken from the pool at random."""
+
+    def __init__(self, folder: Path, *, seed: int = 0, block_size: int = 8, **how: Any) -> None:
+        self.runner: ModelRunner = build_runner(
+            folder, blocks=160, block_size=block_size, dtype=how.pop("dtype", "float32"), **how
+        )
+        self.runner.pool.tensor.fill_(float("nan"))  # whoever reads an unwritten token shows it
+        self.block_size = block_size
+        self._free = list(range(160))
+        random.Random(seed).shuffle(self._free)
+
+    def blocks(self, tokens: int) -> list[int]:
+        return [self._free.pop() for _ in range(-(-tokens // self.block_size))]
+
+    def logits(self, *slices: Slice) -> list[torch.Tensor]:
+        return self.runner.all_logits(StepBatch(slices))
+
+    def draw(self, *slices: Slice) -> list[int]:
+        """The first drawn token of every slice that draws."""
+        result = self.runner.run(StepBatch(slices))
+        assert not result.broken
+        return [drawn[0].token for drawn in result.drawn if drawn]
+
+    def greedy(
+        self, tokens: Sequence[int], blocks: Sequence[int], steps: int, start: int = 0
+    ) -> list[int]:
+        """Compute `tokens` from `start` in one slice, then decode alone."""
+        known, out = len(tokens), []
+        todo = list(tokens[start:])
+        for _ in range(steps):
+            out += self.draw(greedy_slice(todo, start, blocks))
+            start, todo = known, [out[-1]]
+            known += 1
+        return out
+
+
+def greedy_slice(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Slice:
+    return Slice(tokens, start, blocks, (Draw(0, start + len(tokens), GREEDY),))
+
+
+@pytest.fixture
+def story() -> type[Story]:
+    return Story
+
+
+@pytest.fixture
+def as_greedy() -> Callable[[Sequence[int], int, Sequence[int]], Slice]:
+    return greedy_slice
+
+
+@pytest.fixture
+def prompts() -> Callable[..., list[int]]:
+    def make(length: int, seed: int = 0, vocab: int = 199) -> list[int]:
+        chooser = random.Random(seed)
+        return [chooser.randrange(vocab) for _ in range(length)]
+
+    return make

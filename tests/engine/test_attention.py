@@ -1,0 +1,133 @@
+"""The backends against each other and against attention written out, on random pools."""
+
+import math
+
+import pytest
+import torch
+
+from baton.engine.attention import TorchAttention
+from baton.engine.attention_numba import NumbaAttention
+from baton.engine.batch import Slice, StepBatch
+from baton.engine.pool import KvPool
+from baton.engine.spec import read_spec
+from baton.engine.step_layout import Bounds, lay_out
+
+BACKENDS = [TorchAttention, NumbaAttention]
+BLOCKS, SIZE, DIM = 40, 8, 32
+STARTS = [0, 1, 6, 7, 8, 9, 100]  # around the borders of blocks
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def pool(request, qwen3):
+    torch.manual_seed(4)
+    pool = KvPool(read_spec(qwen3.folder), BLOCKS, SIZE, request.param)
+    pool.tensor.normal_()
+    return pool
+
+
+def bounds():
+    return Bounds(BLOCKS, SIZE, 199, 512)
+
+
+def decode_layout():
+    order = torch.randperm(BLOCKS).tolist()
+    slices = []
+    for start in STARTS:
+        slices.append(Slice([1], start, [order.pop() for _ in range(start // SIZE + 1)]))
+    return lay_out(StepBatch(tuple(slices)), bounds()), slices
+
+
+def written_out(pool, layer, query, blocks, length):
+    """query [heads, dim] over the first `length` tokens of `blocks`, in float64."""
+    kv = pool.tensor[blocks][:, :, layer].double()  # [block, head, 2, token, dim]
+    keys, values = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :length]
+    keys, values = (x.repeat_interleave(query.shape[0] // 2, dim=0) for x in (keys, values))
+    scores = (keys @ query.double()[:, :, None])[..., 0] / math.sqrt(DIM)
+    return (scores.softmax(dim=-1)[:, None] @ values)[:, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decode_is_attention_written_out(pool, backend):
+    layout, slices = decode_layout()
+    queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
+    out = backend(pool).attend(1, queries, layout)
+    assert out.dtype == queries.dtype
+    tolerance = 1e-5 if pool.tensor.dtype == torch.float32 else 2e-2
+    for row, item in enumerate(slices):
+        expected = written_out(pool, 1, queries[row], item.blocks, item.start + 1)
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("start", [0, 5, 8, 50])
+def test_chunk_is_attention_written_out(pool, backend, start):
+    blocks = torch.randperm(BLOCKS)[: (start + 20) // SIZE + 1].tolist()
+    layout = lay_out(StepBatch((Slice([1] * 20, start, blocks),)), bounds())
+    queries = torch.randn(20, 4, DIM).to(pool.tensor.dtype)
+    out = backend(pool).attend(2, queries, layout)
+    tolerance = 1e-5 if pool.tensor.dtype == torch.float32 else 3e-2
+    for row in range(20):
+        expected = written_out(pool, 2, queries[row], blocks, start + row + 1)
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
+
+
+def test_backends_agree_closely(pool):
+    layout, slices = decode_layout()
+    queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
+    one, two = (backend(pool).attend(0, queries, layout) for backend in BACKENDS)
+    tolerance = 2e-6 if pool.tensor.dtype == torch.float32 else 1.6e-2
+    torch.testing.assert_close(one, two, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, backend):
+    layout, slices = decode_layout()
+    queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
+    before = backend(pool).attend(0, queries, layout)
+    used = torch.zeros(BLOCKS, SIZE, dtype=torch.bool)
+    for item in slices:
+        for position in range(item.start + 1):
+            used[item.blocks[position // SIZE], position % SIZE] = True
+    pool.tensor.masked_fill_(~used[:, None, None, None, :, None], float("nan"))
+    assert torch.equal(backend(pool).attend(0, queries, layout), before)
+
+
+def test_compiled_decode_does_not_depend_on_the_batch(pool):
+    layout, slices = decode_layout()
+    queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
+    attention = NumbaAttention(pool)
+    together = attention.attend(0, queries, layout)
+    for row, item in enumerate(slices):
+        alone = lay_out(StepBatch((item,)), bounds())
+        assert torch.equal(attention.attend(0, queries[row : row + 1], alone)[0], together[row])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_scores_do_not_overflow(pool, backend):
+    layout, slices = decode_layout()
+    queries = torch.full((len(slices), 4, DIM), 1e4).to(pool.tensor.dtype)
+    assert backend(pool).attend(0, queries, layout).isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_write_touches_its_tokens_alone(pool, backend):
+    before = pool.tensor.clone()
+    batch = StepBatch((Slice([1, 1, 1], 6, [3, 5]), Slice([1], 2, [9])))
+    layout = lay_out(batch, bounds())
+    keys, values = torch.randn(2, 4, 2, DIM).to(pool.tensor.dtype)
+    backend(pool).write(1, keys, values, layout)
+    for row, (block, token) in enumerate([(9, 2), (3, 6), (3, 7), (5, 0)]):
+        assert torch.equal(pool.tensor[block, :, 1, 0, token], keys[row])
+        assert torch.equal(pool.tensor[block, :, 1, 1, token], values[row])
+        pool.tensor[block, :, 1, :, token] = before[block, :, 1, :, token]
+    assert torch.equal(pool.tensor, before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_order_of_the_axes_may_change(pool, backend):
+    """The same values behind other strides: layer before head, as if so laid out."""
+    layout, slices = decode_layout()
+    queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
+    before = backend(pool).attend(1, queries, layout)
+    pool.tensor = pool.tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(backend(pool).attend(1, queries, layout), before)

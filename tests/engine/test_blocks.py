@@ -1,0 +1,189 @@
+"""The block pool: a model-based test drives it at random against a plain oracle."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from baton.engine.blocks import BlockPool, Hold
+from baton.runtime.errors import OutOfBlocks
+from baton.runtime.identity import chain, root
+
+SIZE = 4
+ROOT = root(b"key", "model", "float32")
+
+
+def identities(tokens: list[int]) -> list[bytes]:
+    return chain(b"key", ROOT, tokens, SIZE)
+
+
+def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
+    """Compute a sequence's full blocks and publish them."""
+    names = identities(tokens)
+    blocks = pool.match(names, tokens, Hold.USED, limit=len(names))
+    try:
+        fresh = pool.allocate(len(names) - len(blocks), Hold.USED)
+    except OutOfBlocks:
+        pool.release(blocks, Hold.USED)
+        raise
+    for place, block in enumerate(fresh, start=len(blocks)):
+        pool.identify(block, names[place], tokens[place * SIZE : (place + 1) * SIZE])
+    return blocks + fresh
+
+
+def test_allocation_takes_from_free_then_from_the_oldest_cached() -> None:
+    pool = BlockPool(4, SIZE)
+    first = fill(pool, [1] * 8)
+    second = fill(pool, [2] * 8)
+    pool.release(first, Hold.USED)
+    pool.release(second, Hold.USED)
+    assert pool.counts().cached == 4
+    taken = pool.allocate(2, Hold.USED)
+    assert sorted(taken) == sorted(first)  # the least recently used prefix went
+    assert pool.held_prefix(identities([2] * 8)) == 2
+    pool.check()
+
+
+def test_eviction_shortens_a_prefix_from_its_tail() -> None:
+    pool = BlockPool(3, SIZE)
+    tokens = list(range(12))
+    pool.release(fill(pool, tokens), Hold.USED)
+    pool.allocate(1, Hold.USED)
+    assert pool.held_prefix(identities(tokens)) == 2
+
+
+def test_too_large_an_allocation_changes_nothing() -> None:
+    pool = BlockPool(3, SIZE)
+    pool.release(fill(pool, list(range(8))), Hold.USED)
+    before = pool.counts()
+    with pytest.raises(OutOfBlocks, match="4 blocks are wanted, 3 are available"):
+        pool.allocate(4, Hold.USED)
+    assert pool.counts() == before
+
+
+def test_a_match_compares_tokens_so_that_a_collision_is_a_miss() -> None:
+    pool = BlockPool(2, SIZE)
+    tokens = [1, 2, 3, 4]
+    fill(pool, tokens)
+    names = identities(tokens)
+    assert pool.match(names, [1, 2, 3, 5], Hold.USED, limit=1) == []
+    assert len(pool.match(names, tokens, Hold.USED, limit=1)) == 1
+
+
+def test_the_limit_keeps_the_last_token_to_be_computed() -> None:
+    pool = BlockPool(4, SIZE)
+    tokens = list(range(8))
+    fill(pool, tokens)
+    assert len(pool.match(identities(tokens), tokens, Hold.USED, limit=1)) == 1
+
+
+def test_a_second_block_of_the_same_identity_stays_unpublished() -> None:
+    pool = BlockPool(2, SIZE)
+    tokens = [7] * 4
+    one = fill(pool, tokens)
+    two = pool.allocate(1, Hold.USED)
+    pool.identify(two[0], identities(tokens)[0], tokens)
+    assert pool.identity_of(two[0]) is None
+    pool.release(two, Hold.USED)
+    pool.release(one, Hold.USED)
+    counts = pool.counts()
+    assert (counts.free, counts.cached) == (1, 1)
+    pool.check()
+
+
+def test_pins_are_counted_so_that_a_shared_prefix_serves_many_readers() -> None:
+    pool = BlockPool(2, SIZE)
+    blocks = fill(pool, list(range(8)))
+    pool.hold(blocks, Hold.PINNED)
+    pool.hold(blocks, Hold.PINNED)
+    pool.release(blocks, Hold.USED)
+    pool.release(blocks, Hold.PINNED)
+    assert pool.available == 0
+    assert pool.counts().pinned == 2
+    pool.release(blocks, Hold.PINNED)
+    assert pool.available == 2
+
+
+def test_quarantined_blocks_are_not_given_away() -> None:
+    pool = BlockPool(2, SIZE)
+    blocks = pool.allocate(2, Hold.LEASED)
+    pool.convert(blocks[:1], Hold.LEASED, Hold.QUARANTINED)
+    pool.release(blocks[1:], Hold.LEASED)
+    counts = pool.counts()
+    assert (counts.quarantined, counts.free) == (1, 1)
+    with pytest.raises(OutOfBlocks):
+        pool.allocate(2, Hold.USED)
+    pool.release(blocks[:1], Hold.QUARANTINED)
+    assert pool.available == 2
+
+
+def test_a_release_too_many_is_an_error() -> None:
+    pool = BlockPool(1, SIZE)
+    blocks = pool.allocate(1, Hold.USED)
+    pool.release(blocks, Hold.USED)
+    with pytest.raises(RuntimeError, match="no hold USED"):
+        pool.release(blocks, Hold.USED)
+
+
+def test_only_an_unshared_unpublished_block_is_writable() -> None:
+    pool = BlockPool(2, SIZE)
+    blocks = pool.allocate(2, Hold.USED)
+    assert pool.writable(blocks[0])
+    pool.hold(blocks[:1], Hold.PINNED)
+    assert not pool.writable(blocks[0])
+    pool.identify(blocks[1], identities([1] * 4)[0], [1] * 4)
+    assert not pool.writable(blocks[1])
+
+
+def test_events_tell_the_last_change_of_each_identity() -> None:
+    pool = BlockPool(1, SIZE)
+    first, second = identities([1] * 4)[0], identities([2] * 4)[0]
+    pool.release(fill(pool, [1] * 4), Hold.USED)
+    assert pool.drain_events() == ([first], [])
+    pool.release(fill(pool, [2] * 4), Hold.USED)
+    assert pool.drain_events() == ([second], [first])
+    pool.release(fill(pool, [1] * 4), Hold.USED)
+    pool.release(fill(pool, [2] * 4), Hold.USED)
+    stored, removed = pool.drain_events()
+    assert stored == [second] and removed == [first]
+    assert pool.drain_events() == ([], [])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_use_keeps_the_books_balanced(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = BlockPool(24, SIZE)
+    held: list[tuple[list[int], Hold]] = []
+    mirror: set[bytes] = set()  # what a listener to the events believes
+    for _ in range(400):
+        act = rng.random()
+        if act < 0.5:
+            tokens = [rng.randrange(2) for _ in range(SIZE * rng.randrange(1, 5))]
+            try:
+                held.append((fill(pool, tokens), Hold.USED))
+            except OutOfBlocks:
+                for blocks, hold in held:
+                    pool.release(blocks, hold)
+                held.clear()
+        elif act < 0.6 and pool.available >= 2:
+            held.append((pool.allocate(2, Hold.LEASED), Hold.LEASED))
+        elif held:
+            blocks, hold = held.pop(rng.randrange(len(held)))
+            if rng.random() < 0.3:
+                pool.convert(blocks, hold, Hold.PINNED)
+                held.append((blocks, Hold.PINNED))
+            else:
+                pool.release(blocks, hold)
+        pool.check()
+        stored, removed = pool.drain_events()
+        mirror.difference_update(removed)
+        mirror.update(stored)
+        assert mirror == set(pool.identities())
+        counts = pool.counts()
+        assert counts.total == sum(
+            (counts.free, counts.cached, counts.used, counts.leased, counts.pinned)
+        )
+    for blocks, hold in held:
+        pool.release(blocks, hold)
+    assert pool.available == pool.total

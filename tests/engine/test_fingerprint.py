@@ -1,0 +1,71 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton.engine.fingerprint import model_fingerprint
+from baton.runtime.errors import ModelError
+
+
+@pytest.fixture
+def folder(qwen3, tmp_path):
+    return shutil.copytree(qwen3.folder, tmp_path / "model")
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_is_32_hex_digits_and_the_same_for_a_copy(qwen3, folder):
+    found = model_fingerprint(folder)
+    assert len(found) == 32
+    assert int(found, 16) >= 0
+    assert found == model_fingerprint(qwen3.folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+        "model.layers.1.mlp.down_proj.weight",
+        "model.layers.2.self_attn.q_norm.weight",
+    ],
+)
+def test_a_tuned_tensor_of_the_same_shape_differs(folder, name):
+    before = model_fingerprint(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name] + 1e-3 * torch.randn_like(tensors[name])
+    save_file(tensors, folder / "model.safetensors")
+    assert model_fingerprint(folder) != before
+
+
+def test_facts_of_the_config_differ_and_the_rest_does_not(folder):
+    before = model_fingerprint(folder)
+    change_config(folder, transformers_version="9.9", use_cache=False, eos_token_id=[5, 6])
+    assert model_fingerprint(folder) == before
+    change_config(folder, rms_norm_eps=1e-4)
+    assert model_fingerprint(folder) != before
+
+
+def test_both_forms_of_rope_are_one_model(folder):
+    before = model_fingerprint(folder)
+    change_config(folder, rope_parameters=None, rope_theta=1000000.0, rope_scaling=None)
+    assert model_fingerprint(folder) == before
+
+
+def test_shards_do_not_matter(qwen3, tmp_path):
+    qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert model_fingerprint(tmp_path) == model_fingerprint(qwen3.folder)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 5000])
+def test_a_cut_file_is_refused_by_name(folder, kept):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ModelError, match="model.safetensors"):
+        model_fingerprint(folder)

@@ -1,0 +1,74 @@
+import sys
+
+import pytest
+
+from baton.engine.attention import TorchAttention
+from baton.engine.host_memory import available_bytes
+from baton.engine.loading import build_runner
+from baton.runtime.errors import ConfigError
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def meminfo(tmp_path):
+    return write(tmp_path / "meminfo", "MemTotal: 9000 kB\nMemAvailable:   5000 kB\nHuge: 1\n")
+
+
+def test_available_is_what_the_kernel_says(meminfo, tmp_path):
+    assert available_bytes(meminfo, tmp_path) == 5000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [
+        ("max", "5", 5000 * 1024),
+        ("3000000", "1000000", 2000000),
+        ("100", "200", 0),
+        ("999999999999", "0", 5000 * 1024),
+    ],
+)
+def test_a_container_has_its_own_limit(meminfo, tmp_path, limit, used, expected):
+    write(tmp_path / "memory.max", f"{limit}\n")
+    write(tmp_path / "memory.current", f"{used}\n")
+    assert available_bytes(meminfo, tmp_path) == expected
+
+
+def test_without_the_kernels_figures_all_memory_counts(tmp_path):
+    assert available_bytes(tmp_path / "none", tmp_path) > 1 << 20
+
+
+def test_pool_is_sized_from_what_is_free(qwen3, monkeypatch):
+    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: 100 * 24576)
+    runner = build_runner(qwen3.folder, memory_fraction=0.5)
+    assert runner.pool.blocks == 50
+    with pytest.raises(ConfigError, match=r"pool\.memory_fraction"):
+        build_runner(qwen3.folder, memory_fraction=0.1)
+
+
+@pytest.mark.parametrize("how", [{"dtype": "int4"}, {"backend": "cuda"}])
+def test_unknown_choices_are_refused(qwen3, how):
+    with pytest.raises(ConfigError, match=next(iter(how.values()))):
+        build_runner(qwen3.folder, blocks=2, **how)
+
+
+def test_numba_is_optional(qwen3, monkeypatch):
+    monkeypatch.setattr("baton.engine.loading.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "baton.engine.attention_numba", raising=False)
+    seen = []
+    monkeypatch.setattr(
+        "baton.engine.loading.TorchAttention",
+        lambda pool: seen.append(pool) or TorchAttention(pool),
+    )
+    runner = build_runner(qwen3.folder, blocks=2)
+    assert seen == [runner.pool]
+    assert "baton.engine.attention_numba" not in sys.modules
+
+
+def test_numba_asked_for_and_missing_is_said(qwen3, monkeypatch):
+    monkeypatch.setitem(sys.modules, "baton.engine.attention_numba", None)
+    with pytest.raises(ConfigError, match="needs numba"):
+        build_runner(qwen3.folder, blocks=2, backend="numba")

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.pool import KvPool, block_bytes, blocks_for
+from baton.engine.spec import read_spec
+from baton.runtime.errors import ConfigError
+
+
+@pytest.fixture
+def spec(qwen3):
+    return read_spec(qwen3.folder)  # 3 layers, 2 KV heads of 32
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_shape_and_bytes(spec, dtype, width):
+    pool = KvPool(spec, 5, 8, dtype)
+    assert pool.tensor.shape == (5, 2, 3, 2, 8, 32)
+    assert pool.tensor.is_contiguous()
+    assert pool.block_bytes == 2 * 3 * 2 * 8 * 32 * width == block_bytes(spec, 8, dtype)
+    assert pool.slabs == 2
+    assert pool.bytes_view().shape == (5, pool.block_bytes)
+    assert not pool.bytes_view().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_view_shares_memory_both_ways(spec, dtype):
+    pool = KvPool(spec, 4, 8, dtype)
+    view = pool.bytes_view()
+    assert view.dtype == np.uint8
+    assert view.flags.c_contiguous
+    assert view.flags.writeable
+    assert view.ctypes.data == pool.tensor.data_ptr()
+    pool.tensor[2] = 1.5
+    assert view[2].any()
+    assert not view[[0, 1, 3]].any()
+    view[3] = view[2]
+    assert bool((pool.tensor[3] == 1.5).all())
+
+
+def test_a_head_is_one_run_of_a_block(spec):
+    pool = KvPool(spec, 2, 8)
+    pool.tensor[1, 1] = 2.0
+    slab = pool.block_bytes // pool.slabs
+    assert not pool.bytes_view()[1, :slab].any()
+    assert bool((pool.bytes_view()[1, slab:].view(np.float32) == 2.0).all())
+
+
+def test_copy_block(spec):
+    pool = KvPool(spec, 3, 8)
+    pool.tensor.normal_()
+    before = pool.tensor.clone()
+    pool.copy_block(2, 0)
+    assert torch.equal(pool.tensor[0], before[2])
+    assert torch.equal(pool.tensor[1:], before[1:])
+
+
+@pytest.mark.parametrize(("source", "target"), [(-1, 0), (0, 3), (3, 0), (0, -1)])
+def test_copy_of_a_block_outside_the_pool(spec, source, target):
+    with pytest.raises(ValueError, match="pool of 3 blocks"):
+        KvPool(spec, 3, 8).copy_block(source, target)
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(0, 8), (-1, 8), (4, 0)])
+def test_sizes_that_make_no_pool(spec, blocks, size):
+    with pytest.raises(ConfigError, match=r"pool\.blocks"):
+        KvPool(spec, blocks, size)
+
+
+def test_more_than_the_system_has(spec):
+    with pytest.raises(ConfigError, match="give fewer blocks"):
+        KvPool(spec, 1 << 40, 16)
+
+
+def test_blocks_for_a_budget(spec):
+    each = block_bytes(spec, 16, torch.float32)
+    assert blocks_for(spec, 16, torch.float32, 100 * each) == 100
+    assert blocks_for(spec, 16, torch.float32, 101 * each - 1) == 100
+    assert blocks_for(spec, 16, torch.bfloat16, 100 * each) == 200
+
+
+@pytest.mark.parametrize("budget", [-5, 0, 31 * 24576])
+def test_too_small_a_budget_shows_the_arithmetic(spec, budget):
+    with pytest.raises(ConfigError) as caught:
+        blocks_for(spec, 16, torch.float32, budget)
+    for part in ("2 KV heads", "3 layers", "16 tokens", "24576 bytes", "pool.memory_fraction"):
+        assert part in str(caught.value)
+    assert blocks_for(spec, 16, torch.float32, 32 * 24576) == 32

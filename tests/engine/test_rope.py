@@ -1,0 +1,94 @@
+"""Angles held against transformers' own rotary modules, at positions near and far."""
+
+import math
+
+import pytest
+import torch
+
+from baton.engine.rope import Rotary, rotate
+from baton.engine.spec import RopeSpec, read_spec
+
+NAMES = ["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-rope", "qwen3"]
+
+
+def theirs(reference, positions):
+    rotary = type(reference.model.model.rotary_emb)(reference.model.config)  # fresh: it grows
+    return rotary(torch.zeros(1, dtype=torch.float32), positions[None])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "llama-dynamic-rope"])
+def test_angles_are_those_of_transformers(references, name):
+    reference = references(name)
+    positions = torch.tensor([0, 1, 2, 63, 64, 100, 511])
+    cos, sin = Rotary(read_spec(reference.folder)).angles(positions, torch.float32)
+    their_cos, their_sin = theirs(reference, positions)
+    half = cos.shape[-1] // 2
+    torch.testing.assert_close(cos[:, 0], their_cos[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(sin[:, 0, half:], their_sin[0, :, half:], rtol=0, atol=1e-6)
+    torch.testing.assert_close(-sin[:, 0, :half], their_sin[0, :, :half], rtol=0, atol=1e-6)
+
+
+def test_dynamic_is_what_transformers_has_for_the_last_token(references):
+    """Beyond the trained length the angle is the last one of a sequence that ends there."""
+    reference = references("llama-dynamic-rope")
+    rotary = Rotary(read_spec(reference.folder))
+    for last in (512, 513, 700, 1000):
+        cos, _ = rotary.angles(torch.tensor([last]), torch.float32)
+        their_cos, _ = theirs(reference, torch.arange(last + 1))
+        torch.testing.assert_close(cos[0, 0], their_cos[0, -1], rtol=0, atol=2e-4)
+
+
+def test_dynamic_does_not_depend_on_the_other_rows(references):
+    rotary = Rotary(read_spec(references("llama-dynamic-rope").folder))
+    together, _ = rotary.angles(torch.tensor([3, 900, 600]), torch.float32)
+    for row, position in enumerate((3, 900, 600)):
+        alone, _ = rotary.angles(torch.tensor([position]), torch.float32)
+        assert torch.equal(together[row], alone[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({}, 0.1 * math.log(4) + 1),
+        ({"attention_factor": 0.7}, 0.7),
+        (
+            {"mscale": 2.0, "mscale_all_dim": 0.5},
+            (0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1),
+        ),
+    ],
+)
+def test_yarn_attention_factor(references, changes, factor):
+    spec = read_spec(references("llama").folder)
+    rope = RopeSpec("yarn", 10_000.0, 4.0, 128, **changes)
+    rotary = Rotary(type(spec)(**{**_fields(spec), "rope": rope}))
+    assert rotary.attention_factor == pytest.approx(factor)
+    cos, _ = rotary.angles(torch.tensor([0]), torch.float32)
+    torch.testing.assert_close(cos, torch.full_like(cos, factor))
+
+
+def test_rotation_turns_pairs_and_keeps_length(references):
+    rotary = Rotary(read_spec(references("llama").folder))
+    x = torch.randn(5, 4, 16)
+    turned = rotate(x, *rotary.angles(torch.arange(5), torch.float32))
+    torch.testing.assert_close(turned[0], x[0])
+    assert not torch.allclose(turned[1], x[1])
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    pairs, before = turned.view(5, 4, 2, 8), x.view(5, 4, 2, 8)
+    torch.testing.assert_close(pairs.norm(dim=2), before.norm(dim=2))
+
+
+def test_scores_depend_on_distance_alone(references):
+    rotary = Rotary(read_spec(references("llama").folder))
+    query, key = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
+
+    def score(at, other):
+        one = rotate(query, *rotary.angles(torch.tensor([at]), torch.float32))
+        two = rotate(key, *rotary.angles(torch.tensor([other]), torch.float32))
+        return (one * two).sum().item()
+
+    assert score(17, 5) == pytest.approx(score(212, 200), abs=1e-4)
+    assert score(17, 5) != pytest.approx(score(17, 6), abs=1e-3)
+
+
+def _fields(spec):
+    return {name: getattr(spec, name) for name in spec.__slots__}

@@ -1,0 +1,172 @@
+import json
+
+import pytest
+
+from baton.engine.spec import ModelSpec, RopeSpec, read_spec
+from baton.runtime.errors import ModelError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def spec_of(tmp_path):
+    def read(generation=None, **changes):
+        values = {**LLAMA, **changes}
+        values = {name: value for name, value in values.items() if value != "absent"}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        return read_spec(tmp_path)
+
+    return read
+
+
+def test_llama(spec_of):
+    assert spec_of() == ModelSpec(
+        family="llama",
+        layers=2,
+        hidden_size=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn_size=128,
+        vocab_size=100,
+        norm_eps=1e-5,
+        max_context=256,
+        rope=RopeSpec("default", 5000.0),
+        qkv_bias=False,
+        output_bias=False,
+        qk_norm=False,
+        tied_embeddings=False,
+        eos_ids=(2,),
+    )
+
+
+def test_group(spec_of):
+    assert spec_of().group == 2
+
+
+def test_kv_heads_default_to_heads_in_llama(spec_of):
+    assert spec_of(num_key_value_heads="absent").kv_heads == 4
+
+
+def test_qwen2_has_biases_on_query_key_value_only(spec_of):
+    spec = spec_of(architectures=["Qwen2ForCausalLM"])
+    assert (spec.qkv_bias, spec.output_bias, spec.qk_norm) == (True, False, False)
+
+
+def test_qwen3_has_norms_and_its_own_head_dim(spec_of):
+    spec = spec_of(architectures=["Qwen3ForCausalLM"])
+    assert (spec.qkv_bias, spec.qk_norm, spec.head_dim) == (False, True, 128)
+
+
+def test_attention_bias_puts_biases_on_all_four(spec_of):
+    spec = spec_of(attention_bias=True)
+    assert (spec.qkv_bias, spec.output_bias) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 9.0, "rope_scaling": {"type": "linear", "factor": 2}},
+        {"rope_theta": 9.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}},
+    ],
+)
+def test_both_forms_of_rope(spec_of, changes):
+    assert spec_of(**changes).rope == RopeSpec("linear", 9.0, 2.0)
+
+
+def test_yarn_and_dynamic_reach_beyond_the_trained_length(spec_of):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    assert spec_of(rope_scaling=yarn).max_context == 800
+    assert spec_of(rope_scaling={"rope_type": "dynamic", "factor": 2.0}).max_context == 512
+    assert spec_of(rope_scaling={"rope_type": "linear", "factor": 2.0}).max_context == 256
+
+
+def test_top_level_original_length_wins(spec_of):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    spec = spec_of(rope_scaling=yarn, original_max_position_embeddings=100)
+    assert spec.rope.original_context == 100
+
+
+def test_end_tokens(spec_of):
+    assert spec_of(eos_token_id=[2, 7]).eos_ids == (2, 7)
+    assert spec_of(eos_token_id=None).eos_ids == ()
+    assert spec_of(generation={"temperature": 0.6}).eos_ids == (2,)
+    assert spec_of(generation={"eos_token_id": [5, 6]}).eos_ids == (5, 6)
+
+
+@pytest.mark.parametrize("window", [None, 256, 1000])
+def test_window_not_in_use_is_allowed(spec_of, window):
+    assert spec_of(architectures=["MistralForCausalLM"], sliding_window=window).family == "mistral"
+
+
+def test_window_switched_off_is_allowed(spec_of):
+    spec = spec_of(architectures=["Qwen2ForCausalLM"], use_sliding_window=False, sliding_window=16)
+    assert spec.family == "qwen2"
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("architectures", {"architectures": ["MixtralForCausalLM"]}),
+        ("architectures", {"architectures": "absent"}),
+        ("quantization_config", {"quantization_config": {"quant_method": "awq"}}),
+        ("hidden_act", {"hidden_act": "gelu"}),
+        ("mlp_bias", {"mlp_bias": True}),
+        ("sliding_window", {"architectures": ["MistralForCausalLM"], "sliding_window": 128}),
+        ("layer_types", {"layer_types": ["full_attention", "sliding_attention"]}),
+        (
+            "sliding_window",
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 9,
+            },
+        ),
+        ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
+        ("rope_scaling.rope_type", {"rope_scaling": {"rope_type": "longrope"}}),
+        ("rope_scaling.factor", {"rope_scaling": {"rope_type": "linear"}}),
+        ("rope_scaling.factor", {"rope_scaling": {"rope_type": "linear", "factor": -1}}),
+        ("rope_scaling.low_freq_factor", {"rope_scaling": {"rope_type": "llama3", "factor": 2}}),
+        ("rope_scaling", {"rope_scaling": [1]}),
+        ("rope_parameters.rope_type", {"rope_parameters": {"rope_type": ["x"]}}),
+        ("hidden_size", {"hidden_size": "absent"}),
+        ("hidden_size", {"hidden_size": "64"}),
+        ("num_hidden_layers", {"num_hidden_layers": 0}),
+        ("num_hidden_layers", {"num_hidden_layers": True}),
+        ("num_key_value_heads", {"num_key_value_heads": 3}),
+        ("head_dim", {"head_dim": 15}),
+        ("rms_norm_eps", {"rms_norm_eps": float("nan")}),
+        ("tie_word_embeddings", {"tie_word_embeddings": "yes"}),
+        ("eos_token_id", {"eos_token_id": [1, "x"]}),
+    ],
+)
+def test_refused_by_name(spec_of, field, changes):
+    with pytest.raises(ModelError, match=rf"config\.json: {field}: "):
+        spec_of(**changes)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\xff"])
+def test_file_that_is_no_json_object(tmp_path, text):
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"config\.json: "):
+        read_spec(tmp_path)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json: not found; give a folder"):
+        read_spec(tmp_path)

@@ -1,0 +1,175 @@
+import asyncio
+import threading
+
+import pytest
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch, StepResult
+from baton.engine.loading import build_engine, build_runner
+from baton.engine.torch_engine import TorchEngine
+from baton.runtime.errors import DeviceLost, EngineError
+
+GREEDY = SamplingParams(temperature=0.0)
+STEP = StepBatch((Slice([1, 2, 3], 0, [0], (Draw(0, 3, GREEDY),)),))
+
+
+class Gate:
+    """Stands in for a runner: steps wait until they are let through, or fail."""
+
+    def __init__(self, runner=None):
+        self.go = threading.Event()
+        self.pool = runner.pool if runner else None
+        self.threads = set()
+        self.error = None
+        self.steps = []
+
+    def run(self, batch):
+        assert self.go.wait(20)
+        self.threads.add(threading.current_thread().name)
+        self.steps.append(batch)
+        if self.error:
+            raise self.error
+        return StepResult(((),) * len(batch.slices))
+
+
+@pytest.fixture
+async def gate():
+    return Gate()
+
+
+@pytest.fixture
+async def gated(gate):
+    engine = TorchEngine(gate, queue_steps=4, step_timeout_s=20)
+    yield engine
+    gate.go.set()
+    await engine.close()
+
+
+@pytest.fixture
+async def engine(qwen3):
+    engine = build_engine(qwen3.folder, blocks=20, block_size=8, threads=1, max_context=100)
+    yield engine
+    await engine.close()
+
+
+async def test_attributes(engine):
+    assert engine.spec.family == "qwen3"
+    assert engine.pool.blocks == 20
+    assert engine.max_context == 100
+    assert engine.dtype_name == "float32"
+
+
+async def test_a_step_is_what_the_runner_computes(engine, qwen3):
+    expected = build_runner(qwen3.folder, blocks=20, block_size=8).run(STEP)
+    result = await engine.submit(STEP).result()
+    assert result.drawn == expected.drawn
+    assert result.broken == frozenset()
+
+
+async def test_steps_run_in_order_on_one_thread_while_the_loop_lives(gate, gated):
+    handles = [gated.submit(STEP) for _ in range(3)]
+    ticks = 0
+    for _ in range(10):
+        await asyncio.sleep(0)
+        ticks += 1
+    assert ticks == 10 and not gate.steps
+    gate.go.set()
+    for handle in handles:
+        await handle.result()
+    assert gate.threads == {"device"}
+    assert len(gate.steps) == 3
+
+
+async def test_a_failed_step_fails_alone(gate, gated):
+    gate.go.set()
+    gate.error = RuntimeError("out of luck")
+    with pytest.raises(EngineError, match="out of luck") as caught:
+        await gated.submit(STEP).result()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    gate.error = None
+    await gated.submit(STEP).result()
+
+
+async def test_a_refused_step_keeps_its_reason(engine):
+    with pytest.raises(EngineError, match="^slice 0: .* outside the pool of 20"):
+        await engine.submit(StepBatch((Slice([1], 0, [99]),))).result()
+
+
+async def test_a_full_queue_is_refused_at_once(gate, gated):
+    handles = []
+    with pytest.raises(EngineError, match="4 steps are queued already"):
+        for _ in range(7):
+            handles.append(gated.submit(STEP))
+    assert len(handles) in (4, 5)  # one may be with the device thread
+    gate.go.set()
+    for handle in handles:
+        await handle.result()
+
+
+async def test_a_step_that_never_ends_is_given_up(gate):
+    engine = TorchEngine(gate, step_timeout_s=0.05)
+    handle = engine.submit(STEP)
+    with pytest.raises(DeviceLost, match="no result within 0.05 s"):
+        await handle.result()
+    gate.go.set()
+    await engine.close()
+
+
+async def test_giving_up_does_not_disturb_the_step(gate, gated):
+    handle = gated.submit(STEP)
+    waiting = asyncio.create_task(handle.result())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.go.set()
+    assert await handle.result() == await handle.result()
+
+
+async def test_copy_comes_before_later_steps(engine):
+    await engine.submit(STEP).result()
+    engine.copy_block(0, 5)
+    await engine.submit(StepBatch((Slice([4], 0, [7]),))).result()
+    assert engine.pool.bytes_view()[0].any()
+    assert (engine.pool.bytes_view()[0] == engine.pool.bytes_view()[5]).all()
+    batch = StepBatch((Slice([3], 2, [5], (Draw(0, 3, GREEDY),)),))
+    copied = await engine.submit(batch).result()
+    assert copied.drawn == (await engine.submit(STEP).result()).drawn
+
+
+async def test_a_failed_copy_fails_all_later_steps(engine):
+    engine.copy_block(0, 99)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="block 99 is not in the pool"):
+            await engine.submit(STEP).result()
+
+
+async def test_close_finishes_what_is_queued(gate):
+    engine = TorchEngine(gate)
+    handles = [engine.submit(STEP) for _ in range(3)]
+    gate.go.set()
+    await engine.close()
+    await engine.close()
+    for handle in handles:
+        assert await handle.result() == StepResult(((),))
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(STEP)
+    with pytest.raises(EngineError, match="closed"):
+        engine.copy_block(0, 1)
+
+
+def test_a_loop_that_is_gone_harms_nobody():
+    gate = Gate()
+    engine = TorchEngine(gate)
+
+    async def submit_and_leave():
+        engine.submit(STEP)
+
+    asyncio.run(submit_and_leave())
+    gate.go.set()
+
+    async def later():
+        await engine.submit(STEP).result()
+        await engine.close()
+
+    asyncio.run(later())
+    assert len(gate.steps) == 2

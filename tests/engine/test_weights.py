@@ -1,0 +1,143 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton.engine.batch import Slice
+from baton.engine.spec import read_spec
+from baton.engine.weights import load_weights, source_dtype
+from baton.runtime.errors import ModelError
+
+
+@pytest.fixture
+def folder(qwen3, tmp_path):
+    return shutil.copytree(qwen3.folder, tmp_path / "model")
+
+
+def load(folder, dtype=torch.float32):
+    return load_weights(folder, read_spec(folder), dtype)
+
+
+def edit(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-llama3-rope"])
+def test_shards_compute_as_one_file(references, name, tmp_path, story, prompts):
+    reference, tokens = references(name), prompts(20)
+    reference.model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    sharded, single = story(tmp_path), story(reference.folder)
+    (ours,) = sharded.logits(Slice(tokens, 0, sharded.blocks(20)))
+    (theirs,) = single.logits(Slice(tokens, 0, single.blocks(20)))
+    assert torch.equal(ours, theirs)
+
+
+def test_tied_head_is_the_embedding(references):
+    weights = load(references("qwen2").folder)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(weights.head(x), x @ weights.embedding.T)
+
+
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("target", [torch.bfloat16, torch.float32])
+def test_every_source_is_converted(folder, source, target):
+    name = "model.layers.0.input_layernorm.weight"
+    wanted = load_file(folder / "model.safetensors")[name].to(source).to(target)
+    edit(folder, lambda tensors: tensors.update({k: v.to(source) for k, v in tensors.items()}))
+    assert source_dtype(folder) == source
+    weights = load(folder, target)
+    assert torch.equal(weights.layers[0].input_norm, wanted)
+    assert weights.embedding.dtype == target
+
+
+def test_missing_tensor_is_named(folder):
+    edit(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is in none"):
+        load(folder)
+
+
+def test_missing_head_of_an_untied_model_is_named(folder):
+    edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(ModelError, match=r"lm_head\.weight"):
+        load(folder)
+
+
+def test_wrong_shape_names_file_tensor_and_both_shapes(folder):
+    edit(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(65)}))
+    with pytest.raises(
+        ModelError, match=r"model\.safetensors: tensor model\.norm\.weight .*\[65\].*\[64\]"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_value_that_is_not_finite_is_refused(folder, bad):
+    def spoil(tensors):
+        tensors["model.layers.2.self_attn.k_proj.weight"][3, 4] = bad
+
+    edit(folder, spoil)
+    with pytest.raises(ModelError, match=r"layers\.2\.self_attn\.k_proj\.weight .* not finite"):
+        load(folder)
+
+
+def test_large_finite_values_whose_sum_overflows_are_accepted(folder):
+    edit(folder, lambda tensors: tensors["model.norm.weight"].fill_(3e38))
+    assert load(folder).final_norm[0] == 3e38
+
+
+def test_integer_weights_are_refused_by_kind(folder):
+    edit(
+        folder,
+        lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}),
+    )
+    with pytest.raises(ModelError, match="kind I8"):
+        load(folder)
+
+
+def test_missing_shard_is_named_with_a_tensor_it_holds(qwen3, tmp_path):
+    qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
+    gone = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(ModelError, match=rf"{gone.name}: missing shard.*holds model"):
+        load(tmp_path)
+
+
+def test_index_that_points_out_of_the_folder_is_refused(qwen3, tmp_path):
+    qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    with pytest.raises(ModelError, match="not a plain file name"):
+        load(tmp_path)
+
+
+def test_empty_index_is_refused(qwen3, tmp_path):
+    qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(ModelError, match="weight_map: is empty"):
+        load(tmp_path)
+
+
+def test_folder_without_safetensors_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="only safetensors"):
+        load(folder)
+
+
+def test_cut_file_is_refused(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        load(folder)
+
+
+def test_sizes_that_no_memory_holds_are_named(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 1 << 50}))
+    with pytest.raises(ModelError, match=r"no memory for a tensor .*config\.json"):
+        load(folder)

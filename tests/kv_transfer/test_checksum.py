@@ -1,0 +1,142 @@
+"""Sums of blocks: the kernel is its reference, and no wrong block keeps its sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.kv_transfer.checksum import (
+    block_seed,
+    checksums,
+    partial_tag,
+    reference,
+    warm_up,
+    words_of,
+)
+
+SLABS = 4
+WIDTH = 4 * 8 * 6  # bytes of a block
+
+
+def some_pool(seed: int = 0, blocks: int = 8, width: int = WIDTH) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (blocks, width), dtype=np.uint8)
+
+
+def one(pool: np.ndarray, block: int = 0, seed: int = 5) -> list[int]:
+    return [int(value) for value in checksums(pool, [block], [seed], SLABS)[0]]
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.lists(st.integers(0, 7), max_size=6),
+    st.integers(0, 2**64 - 1),
+)
+def test_the_kernel_agrees_with_the_definition(
+    seed: int, slabs: int, words: int, blocks: list[int], key: int
+) -> None:
+    pool = some_pool(seed, width=slabs * words * 8)
+    seeds = [(key + i) % 2**64 for i in range(len(blocks))]
+    assert np.array_equal(
+        checksums(pool, blocks, seeds, slabs), reference(pool, blocks, seeds, slabs)
+    )
+
+
+def test_the_definition_stands_still() -> None:
+    """A changed algorithm needs another name, or two versions would disagree at run time."""
+    pool = np.arange(64, dtype=np.uint8).reshape(1, 64)
+    assert [int(v) for v in reference(pool, [0], [1], 2)[0]] == GOLDEN
+
+
+GOLDEN = [2478473541828733431, 7124955132999822752]
+
+
+def test_every_flipped_bit_changes_exactly_its_slabs_sum() -> None:
+    pool = some_pool()
+    before = one(pool)
+    for bit in range(WIDTH * 8):
+        pool[0, bit // 8] ^= 1 << (bit % 8)
+        after = one(pool)
+        slab = bit // 8 // (WIDTH // SLABS)
+        assert [i for i in range(SLABS) if before[i] != after[i]] == [slab], bit
+        pool[0, bit // 8] ^= 1 << (bit % 8)
+
+
+def test_every_flipped_bit_of_zeros_and_ones_is_seen_too() -> None:
+    for fill in (0, 255):
+        pool = np.full((1, WIDTH), fill, dtype=np.uint8)
+        before = one(pool)
+        for bit in range(WIDTH * 8):
+            pool[0, bit // 8] ^= 1 << (bit % 8)
+            assert one(pool) != before
+            pool[0, bit // 8] ^= 1 << (bit % 8)
+
+
+@given(st.integers(0, 23), st.integers(0, 23))
+def test_swapped_words_change_the_sum(first: int, second: int) -> None:
+    pool = some_pool()
+    before = one(pool)
+    words = words_of(pool, SLABS)
+    swapped = words[0, first] != words[0, second]
+    words[0, [first, second]] = words[0, [second, first]]
+    assert (one(pool) != before) == swapped
+
+
+def test_swapped_slabs_change_both_sums() -> None:
+    pool = some_pool()
+    before = one(pool)
+    slabs = pool[0].reshape(SLABS, -1)
+    slabs[[0, 2]] = slabs[[2, 0]]
+    after = one(pool)
+    assert [i for i in range(SLABS) if before[i] != after[i]] == [0, 2]
+
+
+def test_the_right_bytes_of_a_wrong_block_do_not_pass() -> None:
+    pool = some_pool()
+    pool[1] = pool[0]
+    seeds = [block_seed(b"boot", block, b"identity") for block in (0, 1)]
+    here, there = checksums(pool, [0, 1], seeds, SLABS)
+    assert not (here == there).any()
+
+
+def test_seeds_differ_in_every_part() -> None:
+    seeds = {
+        block_seed(b"boot", 1, b"tag"),
+        block_seed(b"boo", 1, b"ttag"),  # the border between parts counts
+        block_seed(b"boot", 2, b"tag"),
+        block_seed(b"boot", 1, b"tag2"),
+        block_seed(b"boot", 1, partial_tag(b"h" * 16, 3)),
+        block_seed(b"boot", 1, partial_tag(b"h" * 16, 4)),
+        block_seed(b"boot", 1, partial_tag(b"i" * 16, 3)),
+    }
+    assert len(seeds) == 7 and all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_a_torn_block_is_seen() -> None:
+    """The first half new, the second old: what a READ during a write would bring."""
+    new, old = some_pool(1), some_pool(2)
+    torn = new.copy()
+    torn[0, WIDTH // 2 :] = old[0, WIDTH // 2 :]
+    assert one(torn) != one(new) and one(torn) != one(old)
+
+
+def test_sums_look_random_even_of_zeros() -> None:
+    pool = np.zeros((64, WIDTH), dtype=np.uint8)
+    sums = checksums(pool, list(range(64)), list(range(64)), SLABS)[:, 0]
+    bits = (sums[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert len(set(sums.tolist())) == 64 and 0.45 < bits.mean() < 0.55
+
+
+def test_what_is_no_block_or_no_slab_is_refused() -> None:
+    pool = some_pool()
+    for block in (-1, 8):
+        with pytest.raises(IndexError):
+            checksums(pool, [block], [0], SLABS)
+    with pytest.raises(ValueError, match="8-byte words"):
+        checksums(pool, [0], [0], 5)
+    assert checksums(pool, [], [], SLABS).shape == (0, SLABS)
+    warm_up()

@@ -1,0 +1,85 @@
+"""The greeting names every difference, and describes a pool without loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer import greeting
+from baton.kv_transfer.mover import PeerPool
+from baton.proto import handoff_pb2
+from baton.runtime.errors import Incompatible
+
+POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM")
+
+
+def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.Greeting:
+    shape: dict[str, Any] = {"block_size": 16, "layers": 4, "kv_heads": 8, "head_dim": 64}
+    common = greeting.compatibility("model-a", "bfloat16", **shape)
+    for name, value in changes.items():
+        setattr(common, name, value)
+    return greeting.build("worker-1", pool, common)
+
+
+def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
+    theirs = handoff_pb2.Greeting.FromString(hello().SerializeToString())
+    greeting.check(hello(), theirs)
+    assert greeting.peer_pool(theirs) == POOL
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("protocol_version", 99),
+        ("model_fingerprint", "model-b"),
+        ("kv_dtype", "float32"),
+        ("block_size", 32),
+        ("layout_version", 7),
+        ("checksum_algorithm", "crc32"),
+        ("layers", 5),
+        ("kv_heads", 4),
+        ("head_dim", 128),
+    ],
+)
+def test_each_difference_is_named_with_both_values(field: str, value: Any) -> None:
+    mine, theirs = hello(), hello(**{field: value})
+    with pytest.raises(Incompatible) as caught:
+        greeting.check(mine, theirs)
+    here, there = getattr(mine.compatibility, field), getattr(theirs.compatibility, field)
+    assert f"{field} {here!r} here, {there!r} there" in str(caught.value)
+
+
+def test_all_differences_are_named_at_once() -> None:
+    other = hello(dataclasses.replace(POOL, mover="memory"), kv_dtype="float32", layers=9)
+    with pytest.raises(Incompatible, match="kv_dtype.*layers.*mover"):
+        greeting.check(hello(), other)
+
+
+def test_every_field_of_the_contract_is_compared_but_the_split() -> None:
+    fields = {field.name for field in handoff_pb2.Compatibility.DESCRIPTOR.fields}
+    assert fields >= {"tp_size", "tp_rank"}
+    greeting.check(hello(), hello(tp_rank=3))
+    wider = hello(dataclasses.replace(POOL, block_bytes=2048), tp_size=2)
+    greeting.check(hello(), wider)  # half the heads, half the bytes
+
+
+def test_equal_splits_need_equal_blocks() -> None:
+    with pytest.raises(Incompatible, match="block_bytes 4096 here, 2048 there"):
+        greeting.check(hello(), hello(dataclasses.replace(POOL, block_bytes=2048)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"boot_id": b"short"}, "boot id of 5 bytes"),
+        ({"num_blocks": 0}, "empty pool"),
+        ({"block_bytes": 0}, "empty pool"),
+        ({"base_address": (1 << 64) - 5}, "64-bit"),
+    ],
+)
+def test_what_cannot_be_a_pool_is_refused(changes: dict[str, Any], says: str) -> None:
+    theirs = hello(dataclasses.replace(POOL, **changes))
+    with pytest.raises(Incompatible, match=says):
+        greeting.peer_pool(theirs)

@@ -1,0 +1,235 @@
+"""Anomalies: whatever goes wrong in a handoff, it ends on both sides and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer.memory_mover import Fate
+from baton.runtime.errors import (
+    DeadlineExceeded,
+    EngineError,
+    HandoffError,
+    InvalidRequest,
+    LeaseLost,
+    Overloaded,
+    ReadFailed,
+    WorkerLost,
+)
+from baton.runtime.links import LinkClosed, memory_link
+
+
+@pytest.mark.parametrize("step", range(60))
+def test_cancelled_at_any_step_nothing_leaks(lab: Any, step: int) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.03))
+    prompt = lab.chunked(pause=0.02)
+    seen: list[bool] = []
+
+    async def main() -> None:
+        fetch = asyncio.ensure_future(lab.play(stage, prompt))
+        asyncio.get_running_loop().at_step[step + 2] = fetch.cancel  # type: ignore[attr-defined]
+        await asyncio.wait({fetch})
+        seen.append(fetch.cancelled())
+        reports = await stage.ended()
+        for report in reports:  # told, not left to the lease
+            assert report.end in ("closed", "refused"), report
+
+    _, loop = lab.on_virtual_time(main)
+    assert loop.time() < 100 + stage.config.lease_s
+    if stage.sent:  # once opened, admitted and ended, exactly once each
+        lab.nothing_left(stage, prompt)
+        assert stage.sent[-1] == "closed"
+
+
+def test_the_steps_above_reach_from_before_the_opening_to_after_the_end(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.03))
+    _, loop = lab.on_virtual_time(lambda: lab.play(stage, lab.chunked(pause=0.02)))
+    assert 15 < loop.steps <= 60
+
+
+def test_a_stuck_read_is_quarantined_until_it_lands_late(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(stuck=attempt.number == 2), read_timeout_s=0.5)
+    prompt = lab.chunked()
+
+    async def main() -> None:
+        with pytest.raises(ReadFailed, match="did not end in 0.5 s"):
+            await lab.play(stage, prompt)
+        (blocks, settled), *others = stage.quarantined
+        assert not others and blocks == lab.OWN[2:4] and not settled.done()
+        stage.granted[:] = 99  # the granter's lease is over: its blocks hold something else
+        stage.exchange.release_stuck()
+        assert settled.done() and (stage.own[blocks] == 99).all()  # it did land, harmlessly
+
+    lab.on_virtual_time(main)
+    assert stage.sent[-1] != "closed"  # a READ was in flight to the lease's end
+    assert stage.reports[0].end == "expired"
+    lab.nothing_left(stage, prompt)
+
+
+def test_closed_is_said_late_once_an_abandoned_read_has_settled(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(stuck=attempt.number == 2), read_timeout_s=0.5)
+    prompt = lab.chunked()
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(1.0, stage.exchange.release_stuck)
+        with pytest.raises(ReadFailed):
+            await lab.play(stage, prompt)
+
+    lab.on_virtual_time(main)
+    assert stage.sent[-1] == "closed" and stage.reports[0].end == "closed"
+    assert prompt.ended_at == [pytest.approx(101.0)]
+    lab.nothing_left(stage, prompt)
+
+
+def test_lost_renewals_end_both_sides_and_the_reader_first(lab: Any) -> None:
+    stage, prompt = lab.Stage(), lab.chunked(pause=10.0)
+    ended: list[float] = []
+
+    async def main() -> None:
+        link = stage.granter_link(prompt)
+        link.lose_renewals = True
+        with pytest.raises(LeaseLost, match="ran out"):
+            names = [lab.name_of(place) for place in range(6)]
+            await stage.fetch(link, stage.opening(), lab.OWN, names)
+        ended.append(asyncio.get_running_loop().time())
+        stage.reports = await stage.ended()
+
+    lab.on_virtual_time(main)
+    assert ended == [pytest.approx(101.8)]
+    lab.nothing_left(stage, prompt)
+
+
+def test_the_lease_is_asked_after_each_landing_and_before_any_use(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3: seen complete, then trusted, then summed. A lapse in between voids the bytes."""
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.1))
+    prompt = lab.chunked()
+    asked: list[bool] = []
+
+    def trusted(session: Any) -> bool:
+        asked.append(lab.moved(stage, lab.OWN[:2], lab.THEIRS[:2]))
+        return False
+
+    monkeypatch.setattr("baton.kv_transfer.session.ReaderSession.trusted", trusted)
+
+    async def main() -> None:
+        with pytest.raises(LeaseLost, match="before a READ was seen complete"):
+            await lab.play(stage, prompt)
+
+    lab.on_virtual_time(main)
+    assert asked == [True]
+    lab.nothing_left(stage, prompt)
+
+
+def test_a_failed_read_ends_the_handoff_with_nothing_in_quarantine(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(failed=attempt.number == 2))
+    prompt = lab.chunked()
+
+    async def main() -> None:
+        with pytest.raises(ReadFailed):
+            await lab.play(stage, prompt)
+
+    lab.on_virtual_time(main)
+    assert stage.sent[-1] == "closed" and not stage.quarantined
+    lab.nothing_left(stage, prompt)
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (Overloaded("full"), Overloaded),
+        (InvalidRequest("odd"), InvalidRequest),
+        (EngineError("NaN"), EngineError),
+        (ZeroDivisionError("secret"), EngineError),
+    ],
+)
+def test_what_the_granter_suffers_midway_is_told(lab: Any, error: Any, seen: Any) -> None:
+    stage = lab.Stage()
+    prompt = lab.ScriptedPrompt([lab.computed(0, lab.THEIRS[:2]), 0.1, error])
+
+    async def main() -> None:
+        with pytest.raises(seen) as caught:
+            await lab.play(stage, prompt)
+        assert "secret" not in str(caught.value)
+
+    lab.on_virtual_time(main)
+    assert stage.reports[0].failure is error and stage.reports[0].end == "closed"
+    lab.nothing_left(stage, prompt)
+
+
+def test_a_worker_that_restarted_refuses_by_name(lab: Any) -> None:
+    stage, prompt = lab.Stage(), lab.chunked()
+
+    async def main() -> None:
+        opening = stage.opening()
+        opening.granter_boot_id = b"old boot id 1234"
+        with pytest.raises(HandoffError, match="restarted"):
+            await stage.fetch(stage.granter_link(prompt), opening, lab.OWN, [b"x"] * 6)
+        stage.reports = await stage.ended()
+
+    lab.on_virtual_time(main)
+    assert stage.reports[0].end == "refused" and not prompt.ended_at  # it was never admitted
+
+
+def test_the_requests_deadline_ends_the_fetch(lab: Any) -> None:
+    stage, prompt = lab.Stage(), lab.chunked(pause=50.0)
+
+    async def main() -> None:
+        opening = stage.opening()
+        opening.deadline_ms = 700
+        with pytest.raises(DeadlineExceeded):
+            await stage.fetch(stage.granter_link(prompt), opening, lab.OWN, [b"x"] * 6)
+        assert asyncio.get_running_loop().time() == pytest.approx(100.7)
+        await stage.ended()
+
+    lab.on_virtual_time(main)
+    lab.nothing_left(stage, prompt)
+
+
+def test_a_silent_granter_is_given_up_after_the_lease(lab: Any) -> None:
+    stage = lab.Stage()
+
+    async def main() -> None:
+        near, _ = memory_link()
+        with pytest.raises(LeaseLost, match="no answer"):
+            await stage.fetch(near, stage.opening(), lab.OWN, [b"x"] * 6)
+        await stage.ended()
+
+    _, loop = lab.on_virtual_time(main)
+    assert loop.time() < 100 + 2 * stage.config.lease_s
+
+
+def test_a_broken_stream_is_a_lost_worker_and_pins_outlive_it(lab: Any) -> None:
+    stage, prompt = lab.Stage(), lab.chunked(pause=5.0)
+
+    async def main() -> None:
+        link = stage.granter_link(prompt)
+        asyncio.get_running_loop().call_later(0.7, lambda: asyncio.ensure_future(link.close()))
+        with pytest.raises(WorkerLost) as caught:
+            await stage.fetch(link, stage.opening(), lab.OWN, [b"x"] * 6)
+        assert isinstance(caught.value, LinkClosed)
+        assert not prompt.ended_at
+        stage.reports = await stage.ended()
+
+    lab.on_virtual_time(main)
+    assert stage.reports[0].end == "expired"
+    assert prompt.ended_at == [pytest.approx(102.5)]  # the last renewal was at 0.5 s
+    lab.nothing_left(stage, prompt)
+
+
+def test_an_unknown_peer_fails_and_hangs_up(lab: Any) -> None:
+    stage, prompt = lab.Stage(), lab.chunked()
+
+    async def main() -> None:
+        link = stage.granter_link(prompt)
+        stage.exchange.leave(lab.GRANTER)
+        with pytest.raises(ReadFailed, match="no worker"):
+            await stage.fetch(link, stage.opening(), lab.OWN, [b"x"] * 6)
+        await link.close()
+        await stage.ended()
+
+    lab.on_virtual_time(main)
+    assert not prompt.ended_at and not stage.sent

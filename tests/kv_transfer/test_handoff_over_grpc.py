@@ -1,0 +1,146 @@
+"""A handoff over a real gRPC stream: orderly end, a caller that vanishes, a server that stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from baton.kv_transfer.granter import GrantReport, grant
+from baton.proto import handoff_pb2, handoff_pb2_grpc
+from baton.runtime.errors import Overloaded, WorkerLost
+from baton.runtime.grpc_links import (
+    ClientLink,
+    ServerLink,
+    credentials,
+    open_channel,
+    open_server,
+)
+
+OWN = [20, 3, 21, 5, 9, 30]
+THEIRS = [4, 11, 2, 7, 8, 25]
+LEASE_S = 1.0
+
+
+class Servicer(handoff_pb2_grpc.HandoffServicer):
+    def __init__(self, stage: Any, admit: Callable[[handoff_pb2.OpenHandoff], Any]) -> None:
+        self.stage = stage
+        self.admit = admit
+        self.reports: list[GrantReport] = []
+        self.cancelled = 0
+
+    async def Open(self, _: Any, context: Any) -> None:
+        stage = self.stage
+        try:
+            report = await grant(
+                ServerLink(context), self.admit, stage.granter, b"G" * 16, stage.config
+            )
+            self.reports.append(report)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+@asynccontextmanager
+async def served(servicer: Servicer) -> AsyncIterator[tuple[grpc.aio.Server, Any]]:
+    server = open_server("token")
+    handoff_pb2_grpc.add_HandoffServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = open_channel(f"127.0.0.1:{port}")
+    stub = handoff_pb2_grpc.HandoffStub(channel)
+    try:
+        yield server, stub
+    finally:
+        await channel.close()
+        await server.stop(grace=2 * LEASE_S)
+
+
+async def test_blocks_move_and_the_end_is_orderly(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S)
+    prompt = lab.ScriptedPrompt([lab.computed(0, THEIRS), lab.first_tokens()])
+    servicer = Servicer(stage, lambda _: prompt)
+    async with served(servicer) as (_, stub):
+        link = ClientLink(stub.Open(metadata=credentials("token")))
+        names = [lab.name_of(place) for place in range(6)]
+        report = await stage.fetch(link, stage.opening(), OWN, names)
+        await stage.ended()
+    assert np.array_equal(stage.own[OWN], stage.granted[THEIRS]) and report.reads == 3
+    assert [grant.end for grant in servicer.reports] == ["closed"]
+    assert len(prompt.ended_at) == 1 and stage.granter.holds == 0
+
+
+async def test_a_cancelled_fetch_still_says_closed(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S)
+    prompt = lab.ScriptedPrompt([lab.computed(0, THEIRS[:2]), 60.0])
+    servicer = Servicer(stage, lambda _: prompt)
+    async with served(servicer) as (_, stub):
+        link = ClientLink(stub.Open(metadata=credentials("token")))
+        names = [lab.name_of(place) for place in range(6)]
+        fetch = asyncio.ensure_future(stage.fetch(link, stage.opening(), OWN, names))
+        async with asyncio.timeout(30):
+            while not stage.exchange.reads:
+                await asyncio.sleep(0.01)
+        fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+        await stage.ended()
+    assert [grant.end for grant in servicer.reports] == ["closed"]
+    assert len(prompt.ended_at) == 1
+
+
+async def test_pins_outlive_a_caller_that_vanishes(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S)
+    prompt = lab.ScriptedPrompt([60.0])
+    servicer = Servicer(stage, lambda _: prompt)
+    loop = asyncio.get_running_loop()
+    async with served(servicer) as (_, stub):
+        call = stub.Open(metadata=credentials("token"))
+        await call.write(handoff_pb2.ReaderMessage(open=stage.opening()))
+        assert (await call.read()).WhichOneof("kind") == "opened"
+        opened = loop.time()
+        call.cancel()  # as when the caller's process dies
+        async with asyncio.timeout(30):
+            while not prompt.ended_at:
+                await asyncio.sleep(0.02)
+    assert prompt.ended_at[0] >= opened + LEASE_S * 0.95
+    assert len(prompt.ended_at) == 1 and stage.granter.holds == 0
+    assert servicer.cancelled + len(servicer.reports) == 1
+
+
+async def test_a_server_that_goes_is_a_lost_worker(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S)
+    servicer = Servicer(stage, lambda _: lab.ScriptedPrompt([60.0]))
+    async with served(servicer) as (server, stub):
+        link = ClientLink(stub.Open(metadata=credentials("token")))
+        fetch = asyncio.ensure_future(stage.fetch(link, stage.opening(), OWN, [b"x"] * 6))
+        async with asyncio.timeout(30):
+            while not stage.granter.holds:
+                await asyncio.sleep(0.01)
+        stopping = asyncio.ensure_future(server.stop(grace=None))
+        with pytest.raises(WorkerLost):
+            await fetch
+        await stage.ended()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stopping
+
+
+async def test_a_refusal_reaches_the_reader_by_its_class(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S)
+
+    def admit(_: handoff_pb2.OpenHandoff) -> Any:
+        raise Overloaded("32 prompts wait")
+
+    servicer = Servicer(stage, admit)
+    async with served(servicer) as (_, stub):
+        link = ClientLink(stub.Open(metadata=credentials("token")))
+        with pytest.raises(Overloaded, match="32 prompts wait"):
+            await stage.fetch(link, stage.opening(), OWN, [b"x"] * 6)
+        await stage.ended()
+    assert [grant.end for grant in servicer.reports] == ["refused"]

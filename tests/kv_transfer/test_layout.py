@@ -1,0 +1,88 @@
+"""Block layout and what moves between any two splits: every byte once, from who owns it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.kv_transfer.layout import BlockLayout, heads_of, region, runs
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[int, int, int]:
+    """KV heads, and two tensor-parallel sizes that divide them or are divided by them."""
+    kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]))
+    possible = [tp for tp in range(1, 33) if kv_heads % tp == 0 or tp % kv_heads == 0]
+    return kv_heads, draw(st.sampled_from(possible)), draw(st.sampled_from(possible))
+
+
+def layout(heads: int) -> BlockLayout:
+    return BlockLayout(heads, layers=2, block_size=2, head_dim=4, item_bytes=2)
+
+
+@given(splits())
+def test_every_reader_byte_comes_once_from_a_rank_that_owns_it(split: tuple[int, int, int]) -> None:
+    kv_heads, reader_tp, granter_tp = split
+    for rank in range(reader_tp):
+        mine = heads_of(kv_heads, reader_tp, rank)
+        reader = layout(len(mine))
+        covered = np.zeros(reader.block_bytes * 3, dtype=int)
+        for run in runs(kv_heads, reader_tp, rank, granter_tp):
+            assert 0 <= run.granter_rank < granter_tp
+            theirs = heads_of(kv_heads, granter_tp, run.granter_rank)
+            moved = mine[run.reader_slab : run.reader_slab + run.slabs]
+            assert moved == theirs[run.granter_slab : run.granter_slab + run.slabs]
+            assert len(moved) == run.slabs > 0
+            granter = layout(len(theirs))
+            found = region(run, granter, 5, reader, 1)
+            assert found.granter_offset >= granter.offset(5)
+            assert found.granter_offset + found.length <= granter.offset(6)
+            covered[found.reader_offset : found.reader_offset + found.length] += 1
+        assert (covered[reader.offset(1) : reader.offset(2)] == 1).all()
+        assert covered.sum() == reader.block_bytes
+
+
+@given(splits())
+def test_heads_of_all_ranks_cover_the_model_evenly(split: tuple[int, int, int]) -> None:
+    kv_heads, tp_size, _ = split
+    held = [head for rank in range(tp_size) for head in heads_of(kv_heads, tp_size, rank)]
+    copies = max(1, tp_size // kv_heads)
+    assert sorted(held) == sorted(list(range(kv_heads)) * copies)
+
+
+def test_equal_splits_move_one_run_of_the_whole_block() -> None:
+    (run,) = runs(kv_heads=8, reader_tp=4, reader_rank=3, granter_tp=4)
+    assert (run.granter_rank, run.granter_slab, run.reader_slab, run.slabs) == (3, 0, 0, 2)
+
+
+def test_readers_of_one_head_spread_over_its_copies() -> None:
+    ranks = [runs(2, reader_tp=8, reader_rank=r, granter_tp=8)[0].granter_rank for r in range(8)]
+    assert sorted(ranks) == list(range(8))
+
+
+def test_a_latent_head_is_alike_on_every_rank() -> None:
+    latent = BlockLayout(1, layers=3, block_size=16, head_dim=576, item_bytes=2, sides=1)
+    assert latent.block_bytes == 3 * 16 * 576 * 2
+    assert runs(1, reader_tp=4, reader_rank=2, granter_tp=1)[0].slabs == 1
+
+
+def test_offsets_go_beyond_32_bits() -> None:
+    large = BlockLayout(8, layers=80, block_size=16, head_dim=128, item_bytes=2)
+    assert large.offset(100_000, 7) == 100_000 * large.block_bytes + 7 * large.slab_bytes > 1 << 32
+
+
+def test_impossible_splits_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not divide into 3"):
+        heads_of(8, 3, 0)
+    with pytest.raises(ValueError, match="12 ranks"):
+        heads_of(8, 12, 0)
+    with pytest.raises(ValueError, match="no rank 4"):
+        heads_of(8, 4, 4)
+    with pytest.raises(ValueError, match="do not divide into 3"):
+        runs(8, 2, 0, granter_tp=3)
+    (run,) = runs(8, 1, 0, 1)
+    other = BlockLayout(8, layers=3, block_size=2, head_dim=4, item_bytes=2)
+    with pytest.raises(ValueError, match="differ"):
+        region(run, layout(8), 0, other, 0)

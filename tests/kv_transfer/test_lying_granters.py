@@ -1,0 +1,285 @@
+"""A granter whose word cannot be true, and a reader that breaks the rules: refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer.checksum import block_seed
+from baton.kv_transfer.granter import grant
+from baton.kv_transfer.places import Places
+from baton.kv_transfer.sum_cache import SumCache
+from baton.proto import handoff_pb2 as pb
+from baton.proto import worker_pb2
+from baton.runtime.errors import BatonError, HandoffError, InvalidRequest, Overloaded
+from baton.runtime.links import LinkClosed, memory_link
+
+OWN = [20, 3, 21, 5, 9, 30]
+OPENED = pb.GranterMessage(opened=pb.Opened(lease_ms=2000))
+
+
+def offer(first: int, blocks: list[int], partial: int = 0) -> pb.GranterMessage:
+    return pb.GranterMessage(offer=pb.Offer(first=first, blocks=blocks, partial_tokens=partial))
+
+
+def sums(first: int, count: int) -> pb.GranterMessage:
+    return pb.GranterMessage(sums=pb.Sums(first=first, sums=[0] * count))
+
+
+def first_tokens(*choices: int) -> pb.GranterMessage:
+    tokens = [pb.FirstToken(choice=choice, token=1) for choice in choices]
+    return pb.GranterMessage(first_tokens=pb.FirstTokens(tokens=tokens))
+
+
+LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
+    "speaks before opening": ([offer(0, [1])], "began with offer"),
+    "says nothing at all": ([pb.GranterMessage()], "unknown message"),
+    "opens twice": ([OPENED, OPENED], "twice"),
+    "opens for no time": ([pb.GranterMessage(opened=pb.Opened())], "no time"),
+    "offers a block outside its pool": ([OPENED, offer(1, [32])], "block 32 of a pool of 32"),
+    "offers a place before": ([OPENED, offer(0, [1])], "places 0 to 1; wanted are 1 to 6"),
+    "offers a place beyond": ([OPENED, offer(5, [1, 2])], "places 5 to 7"),
+    "offers a huge place": ([OPENED, offer(2**32 - 1, [1])], "wanted are 1 to 6"),
+    "offers a place twice": ([OPENED, offer(1, [1, 2]), offer(2, [4])], "place 2 twice"),
+    "offers nothing": ([OPENED, offer(1, [])], "empty offer"),
+    "offers the partial block as full": ([OPENED, offer(4, [1, 2])], "place 5 as a full"),
+    "offers a full block as partial": ([OPENED, offer(1, [1], 3)], "no partial last block"),
+    "offers a partial block in company": ([OPENED, offer(4, [1, 2], 3)], "no partial last block"),
+    "offers the wrong count of tokens": ([OPENED, offer(5, [1], 2)], "no partial last block"),
+    "offers the partial block twice": ([OPENED, offer(5, [1], 3), offer(5, [1], 3)], "5 twice"),
+    "sums what was not offered": ([OPENED, sums(1, 4)], "place 1 are out of order"),
+    "sums twice": ([OPENED, offer(1, [1]), sums(1, 4), sums(1, 4)], "out of order"),
+    "sums part of a block": ([OPENED, offer(1, [1]), sums(1, 3)], "3 sums are not 4"),
+    "sums nothing": ([OPENED, offer(1, [1]), sums(1, 0)], "0 sums"),
+    "sums beyond": ([OPENED, offer(1, [1]), sums(1, 40)], "places 1 to 11"),
+    "samples another choice": ([OPENED, first_tokens(1)], r"choices \[1\], wanted \[0\]"),
+    "samples too often": ([OPENED, first_tokens(0), first_tokens(0)], "once"),
+}
+
+
+async def against(lab: Any, stage: Any, messages: list[pb.GranterMessage]) -> list[str]:
+    """Fetch places 1 to 5 (the last with 3 tokens) from a granter that plays `messages`."""
+    near, far = memory_link()
+    heard: list[str] = []
+
+    async def lie() -> None:
+        await far.receive()
+        for message in messages:
+            await far.send(message)
+        try:
+            while True:
+                heard.append((await far.receive()).WhichOneof("kind"))
+                if heard[-1] == "closed":
+                    await far.close()
+        except LinkClosed:
+            return
+
+    liar = asyncio.ensure_future(lie())
+    names = [lab.name_of(place) for place in range(1, 5)]
+    try:
+        await stage.fetch(near, stage.opening(held=1, partial=3), OWN[1:], names)
+    finally:
+        await stage.ended()
+        await liar
+    return heard
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_cannot_be_true_ends_the_handoff(lab: Any, lie: str) -> None:
+    stage = lab.Stage()
+    messages, says = LIES[lie]
+
+    async def main() -> None:
+        with pytest.raises(HandoffError, match=says):
+            await against(lab, stage, messages)
+
+    lab.on_virtual_time(main)
+    assert all(settled.done() for _, settled in stage.quarantined)
+
+
+def test_an_error_named_on_the_wire_is_raised_here(lab: Any) -> None:
+    stage = lab.Stage()
+    busy = worker_pb2.Failure(code="Overloaded", detail="32 prompts wait", retryable=True)
+
+    async def main() -> None:
+        with pytest.raises(Overloaded, match="32 prompts wait"):
+            await against(lab, stage, [pb.GranterMessage(failed=busy)])
+        strange = worker_pb2.Failure(code="FromTheFuture", detail="?")
+        with pytest.raises(BatonError, match="FromTheFuture"):
+            await against(lab, stage, [pb.GranterMessage(failed=strange)])
+
+    lab.on_virtual_time(main)
+
+
+def test_a_stream_that_ends_early_is_no_success(lab: Any) -> None:
+    stage = lab.Stage()
+
+    async def main() -> None:
+        near, far = memory_link()
+        await far.send(OPENED)
+        await far.close()
+        with pytest.raises(LinkClosed):
+            await stage.fetch(near, stage.opening(), OWN, [b"x"] * 6)
+        await stage.ended()
+
+    lab.on_virtual_time(main)
+
+
+def test_what_the_first_token_callback_raises_ends_the_fetch(lab: Any) -> None:
+    stage = lab.Stage()
+
+    def refuse(_: pb.FirstTokens) -> None:
+        raise RuntimeError("the caller's own fault")
+
+    stage.first = type("Callback", (), {"append": staticmethod(refuse)})()
+    with pytest.raises(RuntimeError, match="own fault"):
+        lab.on_virtual_time(lambda: against(lab, stage, [OPENED, first_tokens(0)]))
+
+
+def test_identities_must_fit_the_blocks(lab: Any) -> None:
+    stage = lab.Stage()
+    pool = stage.granter.describe()
+    with pytest.raises(ValueError, match="do not fit"):
+        Places(stage.opening(), OWN, [b"x"] * 4, pool, lab.SLABS)
+    places = Places(stage.opening(), OWN, [b"x"] * 6, pool, lab.SLABS)
+    assert list(places.offered(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
+    assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
+    assert places.seeds([3]) == [block_seed(lab.GRANTER, 8, b"x")]
+    assert not places.all_offered and not places.complete
+
+
+def test_a_prompt_shorter_than_a_block(lab: Any) -> None:
+    stage = lab.Stage()
+    opening = pb.OpenHandoff(handoff_id=b"h" * 16, tokens=[1, 2, 3])
+    places = Places(opening, [7], [], stage.granter.describe(), lab.SLABS)
+    with pytest.raises(HandoffError):
+        places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=2))
+    assert list(places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=3))) == [0]
+
+
+Change = Callable[[pb.OpenHandoff], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda opening: opening.ClearField("lease_ms"), "lacks a lease"),
+        (lambda opening: opening.ClearField("tokens"), "lacks a lease, tokens"),
+        (lambda opening: setattr(opening, "handoff_id", b"short"), "16 bytes"),
+        (lambda opening: setattr(opening, "granter_boot_id", b""), "restarted"),
+    ],
+)
+def test_a_bad_opening_is_refused(lab: Any, change: Change, says: str) -> None:
+    stage, prompt = lab.Stage(), lab.ScriptedPrompt([])
+
+    async def main() -> None:
+        opening = stage.opening()
+        change(opening)
+        with pytest.raises(HandoffError, match=says):
+            await stage.fetch(stage.granter_link(prompt), opening, OWN, [b"x"] * 6)
+        (report,) = await stage.ended()
+        assert report.end == "refused"
+
+    lab.on_virtual_time(main)
+    assert not prompt.ended_at and stage.granter.holds == 0
+
+
+@pytest.mark.parametrize("error", [Overloaded("busy"), InvalidRequest("bad"), KeyError("bug")])
+def test_what_admission_raises_is_told_and_nothing_is_pinned(lab: Any, error: Exception) -> None:
+    stage = lab.Stage()
+
+    def admit(_: pb.OpenHandoff) -> Any:
+        raise error
+
+    async def main() -> None:
+        near, far = memory_link()
+        serving = asyncio.ensure_future(grant(far, admit, stage.granter, lab.GRANTER, stage.config))
+        with pytest.raises(BatonError) as caught:
+            await stage.fetch(near, stage.opening(), OWN, [b"x"] * 6)
+        await stage.ended()
+        if isinstance(error, BatonError):
+            assert type(caught.value) is type(error)
+            assert (await serving).end == "refused"
+        else:  # a fault of the worker's own: told without its text, and raised there
+            assert caught.value.code == "EngineError" and "bug" not in str(caught.value)
+            with pytest.raises(KeyError):
+                await serving
+
+    lab.on_virtual_time(main)
+    assert stage.granter.holds == 0
+
+
+def test_a_reader_that_never_opens_is_not_waited_for_long(lab: Any) -> None:
+    stage = lab.Stage()
+
+    async def main() -> None:
+        _, far = memory_link()
+        report = await grant(far, lambda _: None, stage.granter, lab.GRANTER, stage.config)
+        assert report.end == "refused" and "no opening" in str(report.failure)
+
+    _, loop = lab.on_virtual_time(main)
+    assert loop.time() <= 100 + 2 * stage.config.lease_s
+
+
+def test_a_late_renewal_is_answered_and_changes_nothing(lab: Any) -> None:
+    stage, prompt = lab.Stage(), lab.ScriptedPrompt([60.0])
+
+    async def main() -> list[str]:
+        link = stage.granter_link(prompt)
+        await link.send(pb.ReaderMessage(open=stage.opening()))
+        await asyncio.sleep(stage.config.lease_s)
+        with contextlib.suppress(LinkClosed):  # it may have hung up already
+            await link.send(pb.ReaderMessage(renew=pb.Renew(n=1)))
+        heard = []
+        try:
+            while True:
+                message = await link.receive()
+                heard.append(message.failed.code or message.WhichOneof("kind"))
+        except LinkClosed:
+            (report,) = await stage.ended()
+            assert report.end == "expired"
+            return heard
+
+    heard, _ = lab.on_virtual_time(main)
+    assert heard[:2] == ["opened", "LeaseLost"]
+    assert prompt.ended_at == [pytest.approx(102.0, abs=0.3)]
+
+
+def test_a_cancelled_granter_keeps_its_pins_until_the_lease_is_over(lab: Any) -> None:
+    stage, prompt = lab.Stage(), lab.ScriptedPrompt([60.0])
+
+    async def main() -> None:
+        link = stage.granter_link(prompt)
+        await link.send(pb.ReaderMessage(open=stage.opening()))
+        await asyncio.sleep(0.1)
+        (serving,) = stage.grants
+        serving.cancel()
+        await asyncio.sleep(1.0)
+        serving.cancel()  # insisting does not help either
+        await asyncio.sleep(0.5)
+        assert not prompt.ended_at and not serving.done()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        assert prompt.ended_at == [pytest.approx(102.0, abs=0.3)]
+        await link.close()
+
+    lab.on_virtual_time(main)
+    assert stage.granter.holds == 0
+
+
+def test_the_cache_of_sums_is_bounded_and_forgets() -> None:
+    cache = SumCache(max_blocks=2)
+    rows: Any = [object(), object(), object()]
+    for block, row in enumerate(rows):
+        cache.put(block, b"id", row)
+        cache.get(0, b"id")
+    assert len(cache) == 2 and cache.get(1, b"id") is None  # the least recently used went
+    assert cache.get(2, b"id") is rows[2] and cache.get(2, b"other") is None
+    cache.forget([2, 5])
+    assert cache.get(2, b"id") is None and len(cache) == 1
+    with pytest.raises(ValueError, match="room"):
+        SumCache(0)

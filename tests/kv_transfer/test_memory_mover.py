@@ -1,0 +1,178 @@
+"""The in-memory mover keeps the seam's promises, and its faults are the ones that were asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.kv_transfer.checksum import reference
+from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryMover
+from baton.kv_transfer.mover import PoolView
+from baton.runtime.errors import ReadFailed
+
+
+async def connected(stage: Any) -> Any:
+    await stage.reader.connect(stage.granter.describe())
+    return stage.reader
+
+
+def test_bytes_are_those_of_the_moment_of_landing(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1.0))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        read = mover.read(lab.GRANTER, [1], [2])
+        stage.granted[1] = 77
+        assert not stage.own.any() and not read.settled.done()
+        await read.landed
+        assert read.settled.done() and (stage.own[2] == 77).all()
+
+    lab.on_virtual_time(main)
+
+
+def test_a_failed_read_settles_and_brings_nothing(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.5, failed=True))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        read = mover.read(lab.GRANTER, [1], [2])
+        with pytest.raises(ReadFailed, match="failed"):
+            await read.landed
+        assert read.settled.done() and not stage.own.any()
+
+    lab.on_virtual_time(main)
+
+
+def test_a_stuck_read_lands_only_when_released(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(stuck=attempt.number == 1))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        stuck, free = mover.read(lab.GRANTER, [1], [2]), mover.read(lab.GRANTER, [3], [4])
+        await free.landed
+        await asyncio.sleep(1000.0)
+        assert not stuck.settled.done() and stage.exchange.stuck == 1
+        assert stage.exchange.release_stuck() == 1
+        await stuck.settled
+        assert (stage.own[2] == stage.granted[1]).all() and stage.exchange.release_stuck() == 0
+
+    lab.on_virtual_time(main)
+
+
+def test_a_dead_granter_fails_reads_under_way(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1.0))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        read = mover.read(lab.GRANTER, [1], [2])
+        await stage.granter.close()
+        with pytest.raises(ReadFailed):
+            await read.landed
+        assert read.settled.done()
+        with pytest.raises(ReadFailed, match="no worker"):
+            await mover.connect(stage.granter.describe())
+
+    lab.on_virtual_time(main)
+
+
+def test_corruption_flips_one_bit_of_one_block(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(corrupt=1))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        await mover.read(lab.GRANTER, [1, 2], [3, 4]).landed
+        wrong = np.unpackbits(stage.own[[3, 4]] ^ stage.granted[[1, 2]])
+        assert wrong.sum() == 1 and (stage.own[3] == stage.granted[1]).all()
+
+    lab.on_virtual_time(main)
+
+
+def test_fate_sees_who_reads_what_from_whom(lab: Any) -> None:
+    seen: list[Attempt] = []
+
+    def decide(attempt: Attempt) -> Fate:
+        seen.append(attempt)
+        return Fate()
+
+    stage = lab.Stage(decide)
+
+    async def main() -> None:
+        mover = await connected(stage)
+        await mover.read(lab.GRANTER, [5, 6], [7, 8]).landed
+
+    lab.on_virtual_time(main)
+    assert seen == [Attempt(1, lab.READER, lab.GRANTER, (5, 6), (7, 8))]
+
+
+def test_an_unknown_or_forgotten_peer_is_refused(lab: Any) -> None:
+    stage = lab.Stage()
+
+    async def main() -> None:
+        with pytest.raises(ReadFailed, match="not connected"):
+            stage.reader.peer(lab.GRANTER)
+        mover = await connected(stage)
+        assert mover.peer(lab.GRANTER) == stage.granter.describe()
+        with pytest.raises(ReadFailed, match="do not fit"):
+            mover.read(lab.GRANTER, [1, 2], [3])
+        mover.forget(lab.GRANTER)
+        with pytest.raises(ReadFailed, match="not connected"):
+            mover.read(lab.GRANTER, [1], [2])
+
+    lab.on_virtual_time(main)
+
+
+def test_sums_are_the_algorithms_and_take_their_time(lab: Any) -> None:
+    stage = lab.Stage()
+    stage.exchange.checksum_s = 0.25
+
+    async def main() -> None:
+        sums = await stage.granter.checksums([3, 1], [9, 8])
+        assert (sums == reference(stage.granted, [3, 1], [9, 8], lab.SLABS)).all()
+
+    _, loop = lab.on_virtual_time(main)
+    assert loop.time() == pytest.approx(100.25)
+
+
+def test_slabs_that_do_not_divide_a_block_are_refused(lab: Any) -> None:
+    stage = lab.Stage()
+    with pytest.raises(ValueError, match="8-byte words"):
+        MemoryMover(PoolView(stage.own, slabs=7), b"x" * 16, stage.exchange)
+
+
+@pytest.mark.parametrize("checksum_s", [0.001, 0.01, 0.2])
+@pytest.mark.parametrize("window_reads", [1, 3])
+def test_sums_that_come_at_any_time_are_never_lost(
+    lab: Any, checksum_s: float, window_reads: int
+) -> None:
+    """Own sums and the granter's arrive in any order, for several READs at once."""
+    stage = lab.Stage(
+        lambda attempt: Fate(delay_s=0.005 * (attempt.number % 3)),
+        read_blocks=1,
+        window_reads=window_reads,
+    )
+    stage.exchange.checksum_s = checksum_s
+    prompt = lab.chunked(pause=0.004)
+    report, _ = lab.on_virtual_time(lambda: lab.play(stage, prompt))
+    assert report.reads == 6 and report.rereads == 0
+    assert lab.moved(stage, lab.OWN, lab.THEIRS)
+    lab.nothing_left(stage, prompt)
+
+
+def test_a_fetch_cancelled_while_summing_leaves_nothing(lab: Any) -> None:
+    stage = lab.Stage()
+    stage.exchange.checksum_s = 1.0
+    prompt = lab.chunked()
+
+    async def main() -> None:
+        fetch = asyncio.ensure_future(lab.play(stage, prompt))
+        await asyncio.sleep(0.6)
+        fetch.cancel()
+        await asyncio.wait({fetch})
+        assert fetch.cancelled()
+
+    lab.on_virtual_time(main)
+    assert stage.sent[-1] == "closed" and not stage.quarantined
+    lab.nothing_left(stage, prompt)

@@ -1,0 +1,375 @@
+"""The agent's thread against scripted bindings: every answer NIXL may give, at a known time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.kv_transfer import nixl_agent
+from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
+from baton.runtime.errors import ConfigError, ReadFailed
+
+BLOCKS = 8
+BLOCK_BYTES = 64
+PEER = b"P" * 16
+DEADLINE_S = 30.0
+
+
+class Handle:
+    def __init__(self, log: list[str], what: str) -> None:
+        self.log = log
+        self.what = what
+        self.state = "PROC"
+        self.stubborn = False
+
+    def release(self) -> None:
+        self.log.append(f"release {self.what}")
+        if self.stubborn:
+            raise RuntimeError("still active")
+
+
+class ScriptedAgent:
+    """Stands in for nixl_agent. `posted` are the READs in order; their states are set by the
+    test; `first_state` is what posting answers."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.posted: list[Handle] = []
+        self.first_state: str | Exception = "PROC"
+        self.fail: set[str] = set()
+        self.polls = 0
+        self.polled = threading.Event()
+        self.descriptors: dict[Any, np.ndarray] = {}
+        self.indices: list[tuple[list[int], list[int]]] = []
+        self.threads: set[str] = set()
+
+    def _call(self, name: str) -> None:
+        self.threads.add(threading.current_thread().name)
+        if name in self.fail:
+            raise RuntimeError(f"{name} is scripted to fail")
+
+    def create_backend(self, name: str, options: dict[str, str]) -> None:
+        self._call("create_backend")
+
+    def register_memory(self, regions: list[tuple[int, int, int, str]], kind: str) -> str:
+        self._call("register_memory")
+        return "registered"
+
+    def deregister_memory(self, registered: str) -> None:
+        self.log.append("deregister")
+
+    def get_agent_metadata(self) -> bytes:
+        return b"metadata"
+
+    def prep_xfer_dlist(self, name: Any, rows: np.ndarray, kind: str) -> Handle:
+        self._call("prep_xfer_dlist" if name == "NIXL_INIT_AGENT" else "prep_peer")
+        self.descriptors[name] = rows
+        return Handle(self.log, f"blocks of {name}")
+
+    def add_remote_agent(self, metadata: bytes) -> str:
+        self._call("add_remote_agent")
+        return metadata.decode()
+
+    def remove_remote_agent(self, name: str) -> None:
+        self.log.append(f"remove {name}")
+        self._call("remove_remote_agent")
+
+    def make_prepped_xfer(
+        self, kind: str, local: Handle, own: Any, remote: Handle, far: Any
+    ) -> Any:
+        self._call("make_prepped_xfer")
+        assert kind == "READ"  # I1: nothing is ever written into a peer
+        self.indices.append((list(own), list(far)))
+        self.posted.append(Handle(self.log, f"read {len(self.posted)}"))
+        return self.posted[-1]
+
+    def transfer(self, handle: Handle) -> str:
+        if isinstance(self.first_state, Exception):
+            raise self.first_state
+        return self.first_state
+
+    def check_xfer_state(self, handle: Handle) -> str:
+        if handle.state == "raise":
+            raise ConnectionError("remote disconnected")
+        return handle.state
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        self.polls += 1
+        self.polled.set()
+        self._call("get_new_notifs")
+        return {}
+
+    def wait_polls(self, count: int) -> None:
+        """Until the thread has gone round `count` times more."""
+        for _ in range(count):
+            self.polled.clear()
+            assert self.polled.wait(DEADLINE_S), "the thread stands still"
+
+
+Made = tuple[NixlAgent, ScriptedAgent]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedAgent:
+    fake = ScriptedAgent()
+    bindings = SimpleNamespace(
+        nixl_agent=lambda name, config: fake, nixl_agent_config=lambda **options: options
+    )
+    monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
+    monkeypatch.setattr(nixl_agent, "STOP_PATIENCE_S", 0.2)
+    monkeypatch.setattr(nixl_agent, "STUMBLE_PAUSE_S", 0.001)
+    return fake
+
+
+@pytest.fixture
+def made(scripted: ScriptedAgent) -> Iterator[Made]:
+    pool = np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8)
+    agent = NixlAgent(pool, "name")
+    yield agent, scripted
+    agent.stop()
+    assert not agent._thread.is_alive()
+
+
+def peer(boot_id: bytes = PEER, name: bytes = b"peer") -> PeerPool:
+    return PeerPool(boot_id, "nixl", name, 1 << 33, BLOCK_BYTES, 5, 3)
+
+
+def there(agent: NixlAgent, action: Callable[[], Any]) -> Any:
+    """Do something in the agent's thread; its result, or what it raised."""
+    done = threading.Event()
+    result: list[Any] = []
+
+    def command() -> None:
+        try:
+            result.append(action())
+        except Exception as error:
+            result.append(error)
+        done.set()
+
+    assert agent.do(command)
+    assert done.wait(DEADLINE_S)
+    return result[0]
+
+
+class Ended:
+    """Where the end of a READ is told."""
+
+    def __init__(self) -> None:
+        self.told: list[ReadFailed | None] = []
+        self._event = threading.Event()
+
+    def __call__(self, failure: ReadFailed | None) -> None:
+        self.told.append(failure)
+        self._event.set()
+
+    def wait(self) -> ReadFailed | None:
+        assert self._event.wait(DEADLINE_S)
+        assert len(self.told) == 1
+        return self.told[0]
+
+
+def start_read(agent: NixlAgent, boot_id: bytes = PEER) -> Ended:
+    ended = Ended()
+    there(agent, lambda: agent.read(boot_id, [4, 0], [7, 2], ended))
+    return ended
+
+
+def test_descriptors_cover_both_whole_pools_without_a_row_per_block(made: Made) -> None:
+    agent, fake = made
+    assert there(agent, lambda: agent.connect(peer())) is None
+    assert fake.descriptors["peer"].tolist() == [[1 << 33, BLOCK_BYTES, 3, BLOCK_BYTES, 5]]
+    (own,) = fake.descriptors["NIXL_INIT_AGENT"].tolist()
+    assert own[1:] == [BLOCK_BYTES, 0, BLOCK_BYTES, BLOCKS]
+    assert agent.metadata == b"metadata"
+
+
+def test_a_read_that_is_done_when_posted(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    fake.first_state = "DONE"
+    assert start_read(agent).wait() is None
+    assert fake.indices == [([7, 2], [4, 0])]
+    assert "release read 0" in fake.log
+
+
+def test_a_read_is_polled_until_it_is_done(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    ended = start_read(agent)
+    fake.wait_polls(5)
+    assert not ended.told and agent.unsettled == 1
+    fake.posted[0].state = "DONE"
+    assert ended.wait() is None
+    fake.wait_polls(2)
+    assert agent.unsettled == 0 and fake.log.count("release read 0") == 1
+
+
+@pytest.mark.parametrize(("state", "says"), [("ERR", "ERR"), ("raise", "remote disconnected")])
+def test_an_error_ends_a_read_once_and_keeps_its_cause(made: Made, state: str, says: str) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    ended = start_read(agent)
+    fake.posted[0].state = state
+    failure = ended.wait()
+    assert isinstance(failure, ReadFailed) and says in str(failure)
+    fake.wait_polls(3)
+    assert len(ended.told) == 1
+
+
+def test_posting_that_raises_ends_the_read(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    fake.first_state = ConnectionError("gone")
+    failure = start_read(agent).wait()
+    assert isinstance(failure, ReadFailed) and isinstance(failure.__cause__, ConnectionError)
+    fake.fail.add("make_prepped_xfer")
+    assert isinstance(start_read(agent).wait(), ReadFailed)
+
+
+def test_an_unknown_peer_is_no_read(made: Made) -> None:
+    agent, fake = made
+    failure = start_read(agent).wait()
+    assert "not connected" in str(failure) and not fake.posted
+
+
+def test_forgetting_an_idle_peer_releases_it(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    agent.forget(PEER)
+    there(agent, lambda: None)
+    assert fake.log == ["release blocks of peer", "remove peer"]
+    assert "not connected" in str(start_read(agent).wait())
+
+
+def test_a_peer_with_a_read_under_way_is_kept_until_it_has_ended(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    first, second = start_read(agent), start_read(agent)
+    agent.forget(PEER)
+    fake.wait_polls(3)
+    assert not fake.log and not first.told  # neither released nor settled
+    refused = there(agent, lambda: agent.connect(peer()))
+    assert isinstance(refused, ReadFailed) and "still under way" in str(refused)
+    fake.posted[0].state = "DONE"
+    first.wait()
+    fake.wait_polls(2)
+    assert "remove peer" not in fake.log
+    fake.posted[1].state = "ERR"
+    second.wait()
+    there(agent, lambda: None)
+    assert fake.log[-2:] == ["release blocks of peer", "remove peer"]
+    assert there(agent, lambda: agent.connect(peer())) is None  # now it may come back
+
+
+def test_forget_goes_before_a_connect_that_follows_it(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer(name=b"old")))
+    agent.forget(PEER)
+    there(agent, lambda: agent.connect(peer(name=b"new")))
+    assert "remove old" in fake.log and "remove new" not in fake.log
+    agent.forget(b"never known 1234")
+    assert start_read(agent) and fake.posted
+
+
+@pytest.mark.parametrize("call", ["add_remote_agent", "prep_peer"])
+def test_a_connection_that_fails_is_a_failed_read(made: Made, call: str) -> None:
+    agent, fake = made
+    fake.fail.add(call)
+    refused = there(agent, lambda: agent.connect(peer()))
+    assert isinstance(refused, ReadFailed) and isinstance(refused.__cause__, RuntimeError)
+    fake.fail.clear()
+    assert there(agent, lambda: agent.connect(peer())) is None
+
+
+def test_handles_that_nixl_will_not_release_stop_nothing(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    fake.fail.add("remove_remote_agent")
+    ended = start_read(agent)
+    fake.posted[0].stubborn = True
+    fake.posted[0].state = "DONE"
+    assert ended.wait() is None
+    agent.forget(PEER)
+    fake.wait_polls(2)
+
+
+def test_the_thread_survives_a_command_and_a_poll_that_raise(made: Made) -> None:
+    agent, fake = made
+
+    def stumble() -> None:
+        raise ZeroDivisionError
+
+    assert agent.do(stumble)
+    fake.fail.add("get_new_notifs")
+    fake.wait_polls(3)
+    fake.fail.clear()
+    there(agent, lambda: agent.connect(peer()))
+    fake.first_state = "DONE"
+    assert start_read(agent).wait() is None
+
+
+def test_everything_runs_in_the_one_thread(made: Made) -> None:
+    agent, fake = made
+    there(agent, lambda: agent.connect(peer()))
+    start_read(agent)
+    fake.posted[0].state = "DONE"
+    fake.wait_polls(2)
+    assert fake.threads == {"nixl-name"}
+
+
+def test_too_many_commands_are_refused_not_queued(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, _ = made
+    hold, held = threading.Event(), threading.Event()
+
+    def block() -> None:
+        held.set()
+        hold.wait(DEADLINE_S)
+
+    agent.do(block)
+    assert held.wait(DEADLINE_S)
+    taken = sum(agent.do(lambda: None) for _ in range(nixl_agent.MAX_COMMANDS + 10))
+    hold.set()
+    assert taken == nixl_agent.MAX_COMMANDS
+
+
+def test_stopping_releases_everything_in_order(scripted: ScriptedAgent) -> None:
+    agent = NixlAgent(np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8), "name")
+    there(agent, lambda: agent.connect(peer()))
+    agent.stop()
+    assert scripted.log == [
+        "release blocks of peer",
+        "remove peer",
+        "release blocks of NIXL_INIT_AGENT",
+        "deregister",
+    ]
+
+
+def test_stopping_with_a_read_under_way_leaves_the_memory_registered(
+    scripted: ScriptedAgent,
+) -> None:
+    agent = NixlAgent(np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8), "name")
+    there(agent, lambda: agent.connect(peer()))
+    ended = start_read(agent)
+    agent.stop()
+    assert not agent._thread.is_alive()
+    assert not ended.told and not scripted.log  # never a guess that it has ended
+
+
+def test_a_failing_start_is_raised_where_it_was_asked_for(scripted: ScriptedAgent) -> None:
+    scripted.fail.add("register_memory")
+    with pytest.raises(RuntimeError, match="register_memory"):
+        NixlAgent(np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8), "name")
+
+
+def test_missing_bindings_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_agent, "_BINDINGS", ("no.such.module", "neither.this"))
+    with pytest.raises(ConfigError, match="pip install"):
+        load_bindings()

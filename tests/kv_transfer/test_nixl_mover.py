@@ -1,0 +1,155 @@
+"""READs by NIXL between two real processes; the other one is the preflight's pool server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from baton.kv_transfer.checksum import reference
+from baton.kv_transfer.mover import PeerPool, PoolView
+from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
+from baton.kv_transfer.preflight import described, first_json, measure
+from baton.runtime.errors import ReadFailed
+
+pytest.importorskip("nixl")
+
+BLOCKS = 64
+BLOCK_BYTES = 1 << 20
+OWN = b"own boot id 1234"
+DEADLINE_S = 30.0
+
+
+@asynccontextmanager
+async def pool_server() -> AsyncIterator[tuple[asyncio.subprocess.Process, PeerPool]]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "baton.kv_transfer.preflight", "--serve"),
+        *("--blocks", str(BLOCKS), "--block-bytes", str(BLOCK_BYTES)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield child, described(await first_json(child))
+    finally:
+        if child.returncode is None:
+            child.send_signal(signal.SIGCONT)
+            child.kill()
+        await child.wait()
+
+
+@asynccontextmanager
+async def own_mover() -> AsyncIterator[tuple[NixlMover, np.ndarray]]:
+    pool = np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8)
+    mover = NixlMover(PoolView(pool, slabs=8), OWN, read_threads=2)
+    try:
+        yield mover, pool
+    finally:
+        await mover.close()
+
+
+async def ended(read: NixlRead) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.wait({read.landed})
+        await read.settled
+
+
+async def test_blocks_are_read_scattered_and_summed_alike() -> None:
+    async with pool_server() as (_, peer), own_mover() as (mover, pool):
+        await mover.connect(peer)
+        await mover.connect(peer)  # idempotent
+        read = mover.read(peer.boot_id, [5, 0, 63], [1, 62, 7])
+        await ended(read)
+        read.landed.result()
+        assert [int(pool[block, 77]) for block in (1, 62, 7)] == [6, 1, 64]
+        assert (pool[[0, 2, 61, 63]] == 0).all()
+        sums = await mover.checksums([7, 1], [3, 4])
+        assert (sums == reference(pool, [7, 1], [3, 4], 8)).all()
+        assert mover.describe().boot_id == OWN and mover.describe().num_blocks == BLOCKS
+
+
+async def test_a_read_with_seeds_brings_the_sums_of_what_landed() -> None:
+    async with pool_server() as (_, peer), own_mover() as (mover, pool):
+        await mover.connect(peer)
+        for _ in range(4):  # both reading threads have their turns
+            read = mover.read(peer.boot_id, [5, 0], [1, 62], [11, 12])
+            assert read.sums is not None
+            sums = await asyncio.wait_for(read.sums, 10)
+            assert (sums == reference(pool, [1, 62], [11, 12], 8)).all()
+        assert mover.read(peer.boot_id, [5], [1]).sums is None
+        with pytest.raises(ReadFailed, match="1 seeds do not fit 2 blocks"):
+            mover.read(peer.boot_id, [5, 0], [1, 62], [11])
+
+
+async def test_the_preflight_measures_a_peer() -> None:
+    async with pool_server() as (_, peer), own_mover() as (mover, _):
+        await mover.connect(peer)
+        report = await measure(mover, peer.boot_id, range(4), range(4), floor_gbps=1e6)
+        assert report.gbps > 0 and report.degraded and report.read_bytes == 4 * BLOCK_BYTES
+        assert "DEGRADED" in report.line
+
+
+async def test_a_killed_peer_fails_its_reads_and_they_settle() -> None:
+    async with pool_server() as (child, peer), own_mover() as (mover, _):
+        await mover.connect(peer)
+        whole = range(BLOCKS)
+        reads = [mover.read(peer.boot_id, whole, whole) for _ in range(3)]
+        child.kill()
+        reads += [mover.read(peer.boot_id, whole, whole) for _ in range(50)]
+        await child.wait()
+        reads.append(mover.read(peer.boot_id, [0], [0]))
+        for read in reads:
+            await ended(read)
+        assert isinstance(reads[-1].landed.exception(), ReadFailed)
+        mover.forget(peer.boot_id)
+        with pytest.raises(ReadFailed, match="not connected"):
+            mover.read(peer.boot_id, [0], [0])
+        async with pool_server() as (_, other):  # the mover goes on with others
+            await mover.connect(other)
+            read = mover.read(other.boot_id, [1], [2])
+            await ended(read)
+            read.landed.result()
+
+
+async def test_a_paused_peer_leaves_the_loop_free_and_reads_settle_in_the_end() -> None:
+    async with pool_server() as (child, peer), own_mover() as (mover, _):
+        await mover.connect(peer)
+        child.send_signal(signal.SIGSTOP)
+        reads = [mover.read(peer.boot_id, range(8), range(8)) for _ in range(4)]
+        await asyncio.wait({reads[-1].settled}, timeout=0.5)  # may land by shared memory
+        mover.forget(peer.boot_id)  # abandoned; READs under way keep the peer
+        child.send_signal(signal.SIGCONT)
+        for read in reads:
+            await ended(read)
+
+
+async def test_what_does_not_fit_is_refused_before_anything_is_read() -> None:
+    async with pool_server() as (_, peer), own_mover() as (mover, pool):
+        with pytest.raises(ReadFailed, match="not connected"):
+            mover.read(peer.boot_id, [0], [0])
+        small = PeerPool(b"x" * 16, "nixl", peer.metadata, peer.base_address, 512, 4)
+        with pytest.raises(ReadFailed, match="512 bytes"):
+            await mover.connect(small)
+        garbage = PeerPool(b"y" * 16, "nixl", b"garbage", 0, BLOCK_BYTES, 4)
+        with pytest.raises(ReadFailed, match="cannot reach"):
+            await mover.connect(garbage)
+        await mover.connect(peer)
+        for remote, local in (([64], [0]), ([0], [64]), ([-1], [0]), ([0], [-1]), ([0, 1], [0])):
+            with pytest.raises(ReadFailed):
+                mover.read(peer.boot_id, remote, local)
+        assert not pool.any()
+
+
+async def test_holding_progress_is_counted() -> None:
+    async with own_mover() as (mover, _):
+        mover.hold_progress()
+        mover.hold_progress()
+        mover.drop_progress()
+        assert mover._agent.holds == 1
+        mover.drop_progress()
+        assert mover._agent.holds == 0

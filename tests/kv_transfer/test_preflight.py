@@ -1,0 +1,89 @@
+"""The preflight names the transport that UCX logs, or says what it cannot know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer import preflight
+from baton.kv_transfer.memory_mover import Fate
+from baton.kv_transfer.mover import PeerPool
+
+LOG = """
+[1] |  0..inf | zero-copy | tcp/lo |
+[1] | par self cfg#0 | remote memory read by ucp_get* into host memory from host |
+[1] | Range  | Description | Config |
+[1] | 0..8K | short | tcp/lo |
+[1] | 8193..inf | zero-copy | cma/memory |
+"""
+
+
+def test_the_row_of_large_reads_names_the_transport() -> None:
+    assert preflight.chosen_transport(LOG) == "cma/memory"
+    assert preflight.chosen_transport(LOG.replace("ucp_get", "ucp_put")) is None
+    assert preflight.chosen_transport("") is None
+
+
+@pytest.mark.parametrize(
+    ("tls", "name"),
+    [
+        ("", "a transport of UCX's choice"),
+        ("tcp", "tcp"),
+        ("tcp,self", "tcp"),
+        ("tcp,cma", "UCX_TLS=tcp,cma"),
+        ("^cma", "a transport of UCX's choice"),
+        ("rc", "UCX_TLS=rc"),
+    ],
+)
+def test_nothing_is_named_that_is_not_known(tls: str, name: str) -> None:
+    assert preflight.possible_transport(tls) == name
+
+
+def test_a_slow_pair_is_called_degraded(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+
+    async def main() -> preflight.PreflightReport:
+        await stage.reader.connect(stage.granter.describe())
+        places = range(4)
+        return await preflight.measure(stage.reader, lab.GRANTER, places, places, 5.0, "a wire")
+
+    report, _ = lab.on_virtual_time(main)
+    assert report.gbps == pytest.approx(4 * lab.BLOCK_BYTES / 1e-6 / 1e9, rel=1e-3)
+    assert report.degraded and report.read_bytes == 4 * lab.BLOCK_BYTES
+    assert "over a wire" in report.line and "DEGRADED" in report.line
+    whole = preflight.PreflightReport("x", 9.0, 1.0, 1, degraded=False)
+    assert "DEGRADED" not in whole.line
+
+
+def test_a_read_that_hangs_says_until_when_its_blocks_are_lost(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(stuck=True))
+
+    async def main() -> None:
+        await stage.reader.connect(stage.granter.describe())
+        with pytest.raises(preflight.PreflightFailed) as caught:
+            await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)
+        assert not caught.value.settled.done()
+        stage.exchange.release_stuck()
+        assert caught.value.settled.done()
+
+    lab.on_virtual_time(main)
+
+
+def test_a_pool_survives_its_line_of_json() -> None:
+    pool = PeerPool(b"\xff" * 16, "nixl", b"\x00meta", 1 << 47, 4096, 3)
+    fields = asdict(pool) | {"boot_id": pool.boot_id.hex(), "metadata": pool.metadata.hex()}
+    assert preflight.described(json.dumps(fields)) == pool
+
+
+async def test_this_host_is_measured_over_the_named_transport(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("nixl")
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    async with asyncio.timeout(60):
+        report = await preflight.loopback(floor_gbps=1e6)
+    assert report.transport.startswith("tcp") and report.gbps > 0 and report.degraded

@@ -1,0 +1,277 @@
+"""The random model loads in transformers, speaks, and depends on every KV block it has."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from baton.models import demo_tokenizer
+from baton.models.corpus import sentences
+from baton.models.random_model import (
+    CONTEXT_TOKENS,
+    embedded_model,
+    make_random_model,
+    make_shaped_model,
+)
+from baton.runtime.errors import ConfigError
+
+BLOCK = 16
+TINY = dict(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, dtype="float32", seed=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_random_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def prompt_ids(tokenizer: Any, tokens: int) -> torch.Tensor:
+    text = " ".join(sentences(tokens // 4, seed=9))
+    ids: torch.Tensor = tokenizer(text, return_tensors="pt").input_ids[:, :tokens]
+    assert ids.shape == (1, tokens)
+    return ids
+
+
+@torch.no_grad()
+def greedy(model: Any, ids: torch.Tensor, cache: Any, count: int) -> list[int]:
+    """`count` tokens after `ids`, of which all but the last are in the cache."""
+    out: list[int] = []
+    token = ids[:, -1:]
+    for _ in range(count):
+        token = model(token, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+        out.append(int(token))
+    return out
+
+
+@pytest.fixture(scope="module")
+def filled(model: Any, tokenizer: Any) -> tuple[torch.Tensor, Any]:
+    ids = prompt_ids(tokenizer, 6 * BLOCK)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(ids[:, :-1], past_key_values=cache)
+    return ids, cache
+
+
+def _zero(keys: torch.Tensor, values: torch.Tensor) -> None:
+    keys.zero_()
+    values.zero_()
+
+
+def _noise(keys: torch.Tensor, values: torch.Tensor) -> None:
+    keys.normal_(generator=torch.Generator().manual_seed(1))
+    values.normal_(generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("damage", [_zero, _noise])
+@pytest.mark.parametrize("layer", range(4))
+def test_one_wrong_block_of_any_layer_changes_the_greedy_continuation(
+    model: Any, filled: tuple[torch.Tensor, Any], layer: int, damage: Callable[..., None]
+) -> None:
+    ids, cache = filled
+    right = greedy(model, ids, copy.deepcopy(cache), 32)
+    assert right == greedy(model, ids, copy.deepcopy(cache), 32)
+    changed = 0
+    for block in range(5):
+        wrong = copy.deepcopy(cache)
+        span = slice(block * BLOCK, (block + 1) * BLOCK)
+        held = wrong.layers[layer]
+        damage(held.keys[:, :, span], held.values[:, :, span])
+        changed += greedy(model, ids, wrong, 32) != right
+    assert changed == 5
+
+
+def test_a_block_in_the_place_of_another_changes_the_greedy_continuation(
+    model: Any, filled: tuple[torch.Tensor, Any]
+) -> None:
+    """(Two blocks that change places do not: keys carry their positions.)"""
+    ids, cache = filled
+    right = greedy(model, ids, copy.deepcopy(cache), 32)
+    wrong = copy.deepcopy(cache)
+    for held in wrong.layers:
+        for part in (held.keys, held.values):
+            part[:, :, :BLOCK] = part[:, :, BLOCK : 2 * BLOCK]
+    assert greedy(model, ids, wrong, 32) != right
+
+
+@pytest.mark.parametrize("question", ["Hello", "Why is the sky blue?", "2 + 2 = ?"])
+def test_greedy_output_does_not_repeat_itself(model: Any, tokenizer: Any, question: str) -> None:
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    out = model.generate(**ids, max_new_tokens=128, do_sample=False)[0, ids.input_ids.shape[1] :]
+    assert len(out) == 128  # the end token is never drawn
+    assert len(set(out.tolist())) >= 64
+    assert "\ufffd" not in tokenizer.decode(out)
+
+
+@torch.no_grad()
+def test_attention_adds_about_as_much_as_the_mlp(model: Any, tokenizer: Any) -> None:
+    added: dict[str, float] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_: object, __: object, output: torch.Tensor) -> None:
+            added[name] = float(output.std())
+
+        return hook
+
+    hooks = [
+        part.register_forward_hook(note(f"{kind} {number}"))
+        for number, layer in enumerate(model.model.layers)
+        for kind, part in (("attention", layer.self_attn.o_proj), ("mlp", layer.mlp.down_proj))
+    ]
+    model(prompt_ids(tokenizer, 256))
+    for hook in hooks:
+        hook.remove()
+    assert len(added) == 8
+    for number in range(4):
+        assert 0.5 < added[f"attention {number}"] / added[f"mlp {number}"] < 2.0
+
+
+@torch.no_grad()
+def test_rounding_stays_far_below_the_gap_between_the_best_two_tokens(
+    model: Any, tokenizer: Any
+) -> None:
+    ids = prompt_ids(tokenizer, 512)
+    whole = model(ids).logits[0]
+    cache = DynamicCache()
+    chunked = torch.cat(
+        [model(ids[:, at : at + 128], past_key_values=cache).logits[0] for at in range(0, 512, 128)]
+    )
+    best = whole.topk(2).values
+    gaps = best[:, 0] - best[:, 1]
+    assert float((whole - chunked).abs().max()) < float(gaps.median()) / 1000
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.no_grad()
+def test_every_family_and_dtype_loads_and_gives_finite_logits(
+    tmp_path: Path, family: Any, dtype: Any
+) -> None:
+    make_random_model(tmp_path / "m", family=family, dtype=dtype, seed=3)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert model.config.model_type == family
+    assert model.dtype == getattr(torch, dtype)
+    assert 2e6 < sum(weight.numel() for weight in model.parameters()) < 8e6
+    logits = model(torch.arange(100, 132)[None]).logits.float()
+    assert logits.isfinite().all()
+    words = logits[0, :, 300:].std()
+    assert 1.0 < float(words) < 6.0
+    assert float(logits[..., :6].max()) < float(logits.max()) - 10  # special tokens
+
+
+def test_bfloat16_is_float32_rounded_to_the_nearest(tmp_path: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        make_shaped_model(tmp_path / dtype, vocab=2048, **{**TINY, "dtype": dtype})  # type: ignore[arg-type]
+    with (
+        safe_open(tmp_path / "float32/model.safetensors", "pt") as exact,
+        safe_open(tmp_path / "bfloat16/model.safetensors", "pt") as rounded,
+    ):
+        assert set(exact.keys()) == set(rounded.keys())
+        assert exact.metadata() == {"format": "pt"}
+        for name in exact.keys():  # noqa: SIM118 - not a mapping
+            assert torch.equal(exact.get_tensor(name).bfloat16(), rounded.get_tensor(name))
+
+
+def test_the_same_seed_gives_the_same_files_and_another_seed_others(tmp_path: Path) -> None:
+    one, same, other = (
+        make_shaped_model(tmp_path / name, vocab=2048, **{**TINY, "seed": seed})  # type: ignore[arg-type]
+        for name, seed in (("one", 5), ("same", 5), ("other", 6))
+    )
+    for file in one.iterdir():
+        assert file.read_bytes() == (same / file.name).read_bytes(), file.name
+    assert (one / "model.safetensors").read_bytes() != (other / "model.safetensors").read_bytes()
+
+
+@torch.no_grad()
+def test_ids_above_the_tokenizer_are_never_drawn(tmp_path: Path) -> None:
+    folder = make_shaped_model(tmp_path / "m", vocab=3000, context=64, **TINY)  # type: ignore[arg-type]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert (model.config.vocab_size, model.config.max_position_embeddings) == (3000, 64)
+    share = model(torch.arange(2900, 2964)[None]).logits.softmax(-1)[..., 2048:].sum(-1)
+    assert float(share.max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [({"vocab": 2047}, "2048 or more"), ({"kv_heads": 3}, "multiple of")]
+)
+def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, change: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_shaped_model(tmp_path / "m", **{**TINY, "vocab": 2048, **change})
+
+
+def test_the_folder_says_what_serving_needs(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    assert config["max_position_embeddings"] == CONTEXT_TOKENS
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    end = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert end == config["eos_token_id"] == demo_tokenizer.SPECIAL_TOKENS.index("<|end|>")
+
+
+# -- the embedded model ----------------------------------------------------------------------
+
+
+def test_the_embedded_model_is_made_once(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = embedded_model()
+    made = (folder / "config.json").stat()
+    assert folder.is_relative_to(tmp_path)
+    assert embedded_model() == folder
+    assert (folder / "config.json").stat() == made
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no draft left
+
+
+def test_two_processes_may_make_the_embedded_model_at_once(tmp_path: Path) -> None:
+    making = [
+        subprocess.Popen(
+            [sys.executable, "-m", "baton.models.random_model"],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    told = {process.communicate(timeout=100)[0].strip() for process in making}
+    assert [process.returncode for process in making] == [0, 0]
+    (folder,) = (Path(path) for path in told)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert len(list(folder.iterdir())) == 5
+
+
+def test_a_draft_cut_short_is_not_taken_for_the_model(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "baton" / "draft-dead").mkdir(parents=True)
+    assert (embedded_model() / "model.safetensors").stat().st_size > 1 << 20
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "baton").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
+        embedded_model()
+    assert stat.S_ISREG((tmp_path / "baton").stat().st_mode)

@@ -1,0 +1,200 @@
+"""The prefill scheduler: blocks for all of a prompt or none, offers in order, pins to the end."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.context import Context
+
+from baton.engine.batch import Drawn, StepResult
+from baton.engine.blocks import BlockPool
+from baton.kv_transfer.granter import Computed
+from baton.prefill_worker.prompts import Prompt
+from baton.prefill_worker.scheduler import PrefillScheduler
+from baton.proto import handoff_pb2
+from baton.runtime import identity
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import EngineError, InvalidRequest, Overloaded
+from baton.runtime.sampling import SamplingParams
+
+SIZE = 4
+ROOT = identity.root(b"key", "model", "float32")
+
+
+class Bench:
+    """A scheduler, its pool, and steps that succeed."""
+
+    def __init__(self, blocks: int = 32, **step: int) -> None:
+        settings = {"prefill_tokens": 16, "chunk_tokens": 8, **step}
+        self.fresh: list[int] = []
+        self.pool = BlockPool(blocks, SIZE)
+        self.scheduler = PrefillScheduler(self.pool, StepConfig(**settings), self.fresh.extend)
+
+    def submit(self, tokens: list[int], held: int = 0, choices: int = 1) -> Prompt:
+        prompt = Prompt(
+            request_id="r",
+            tokens=tokens,
+            prompt_tokens=len(tokens),
+            held_blocks=held,
+            params=SamplingParams(),
+            choices=list(range(choices)),
+            identities=identity.chain(b"key", ROOT, tokens, SIZE),
+            trace=Context(),
+            arrived_wall_s=0.0,
+            on_end=self.scheduler.end,
+        )
+        self.scheduler.submit(prompt)
+        return prompt
+
+    def step(self, broken: frozenset[int] = frozenset()) -> int:
+        """One step; how many tokens it computed."""
+        self.scheduler.admit()
+        plan = self.scheduler.plan()
+        drawn = tuple(tuple(Drawn(d.choice, 7) for d in piece.draws) for piece in plan.batch.slices)
+        self.scheduler.commit(plan, StepResult(drawn, broken=broken))
+        return sum(len(piece.tokens) for piece in plan.batch.slices)
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+
+def events(prompt: Prompt) -> list[str]:
+    """What the granter will see, in short."""
+    seen = []
+    while not prompt.events.empty():
+        event = prompt.events.get_nowait()
+        if isinstance(event, Computed):
+            partial = f" partial {event.partial_tokens}" if event.partial_tokens else ""
+            seen.append(f"offer {event.first}+{len(event.blocks)}{partial}")
+        elif isinstance(event, handoff_pb2.FirstTokens):
+            seen.append(f"first {len(event.tokens)} cached {event.cached_tokens}")
+        else:
+            seen.append(repr(event))
+    return seen
+
+
+def test_offers_follow_the_chunks_and_the_partial_block_comes_last() -> None:
+    bench = Bench()
+    prompt = bench.submit(list(range(22)), choices=2)
+    bench.run()
+    expected = ["offer 0+2", "offer 2+2", "offer 4+1", "first 2 cached 0", "offer 5+1 partial 2"]
+    assert events(prompt) == [*expected, "None"]
+    assert bench.pool.counts().pinned == 6 and bench.pool.counts().used == 0
+    prompt.end()
+    counts = bench.pool.counts()
+    assert (counts.pinned, counts.cached, counts.free) == (0, 5, 27)
+    bench.pool.check()
+
+
+def test_a_cached_prefix_is_offered_at_admission() -> None:
+    bench = Bench()
+    first = bench.submit(list(range(20)))
+    bench.run()
+    first.end()
+    second = bench.submit(list(range(20)))
+    bench.scheduler.admit()
+    assert events(second) == ["offer 0+4"]  # before any step
+    assert bench.step() == 4
+    assert events(second) == ["offer 4+1", "first 1 cached 16", "None"]
+
+
+def test_blocks_that_the_reader_holds_are_computed_but_not_offered() -> None:
+    bench = Bench()
+    prompt = bench.submit(list(range(20)), held=3)
+    bench.run()
+    assert events(prompt) == ["offer 3+1", "offer 4+1", "first 1 cached 0", "None"]
+    assert bench.pool.counts().pinned == 2
+
+
+def test_a_prompt_waits_until_all_of_it_fits() -> None:
+    bench = Bench(blocks=8)
+    first = bench.submit([1] * 20)
+    second = bench.submit([2] * 20)
+    bench.run()
+    assert bench.scheduler.waiting == 1 and events(second) == []
+    first.end()
+    bench.run()
+    assert events(second)[-1] == "None"
+
+
+def test_a_prompt_that_never_fits_and_a_full_queue_are_refused() -> None:
+    bench = Bench(blocks=4, max_queue=1)
+    with pytest.raises(InvalidRequest, match="needs 5 KV blocks and the prefill pool has 4"):
+        bench.submit([1] * 17)
+    bench.submit([1] * 16)
+    with pytest.raises(Overloaded):
+        bench.submit([2] * 4)
+
+
+def test_the_end_frees_a_waiting_prompt_and_one_in_progress() -> None:
+    bench = Bench(blocks=8)
+    running = bench.submit([1] * 24)
+    waiting = bench.submit([2] * 24)
+    bench.step()
+    waiting.end()
+    running.end()
+    assert bench.scheduler.waiting == 0 and bench.scheduler.queued_tokens == 0
+    assert bench.pool.available == 8
+
+
+def test_the_end_during_a_step_frees_with_the_step() -> None:
+    bench = Bench()
+    prompt = bench.submit([1] * 8)
+    bench.scheduler.admit()
+    plan = bench.scheduler.plan()
+    prompt.end()
+    assert bench.pool.counts().used == 2  # the device still writes there
+    bench.scheduler.commit(plan, StepResult(((Drawn(0, 1),),)))
+    assert bench.pool.available == bench.pool.total
+    assert bench.pool.counts().cached == 0  # nobody knows what was computed
+
+
+def test_broken_numbers_fail_the_prompt_and_are_not_cached() -> None:
+    bench = Bench()
+    prompt = bench.submit([1] * 12)
+    bench.step()
+    bench.step(broken=frozenset({0}))
+    assert any("EngineError" in event for event in events(prompt))
+    prompt.end()
+    assert bench.pool.counts().free == bench.pool.total
+
+
+def test_a_failed_step_fails_its_prompts_alone() -> None:
+    bench = Bench(max_prompts=1)
+    first, second = bench.submit([1] * 8), bench.submit([2] * 8)
+    bench.scheduler.admit()
+    bench.scheduler.abandon_step(bench.scheduler.plan(), EngineError("device"))
+    first.end()
+    bench.run()
+    assert events(second)[-1] == "None"
+
+
+def test_fresh_blocks_are_announced_before_they_get_new_content() -> None:
+    bench = Bench(blocks=4)
+    first = bench.submit([1] * 16)
+    bench.run()
+    first.end()
+    seen = list(bench.fresh)
+    second = bench.submit([2] * 8)
+    bench.run()
+    assert len(seen) == 4 and set(bench.fresh[4:]) == set(second.pinned)
+
+
+async def test_a_stop_fails_what_waits_and_what_is_computed_and_no_complete_prompt() -> None:
+    bench = Bench(max_prompts=1)
+    complete = bench.submit([1] * 6)
+    bench.run()
+    computed, waiting = bench.submit([2] * 30), bench.submit([3] * 5)
+    bench.step()
+    bench.scheduler.stop(EngineError("over"))
+    for prompt in (computed, waiting):
+        while not isinstance(event := prompt.events.get_nowait(), EngineError):
+            assert event is not None
+        assert prompt.events.empty()
+    while complete.events.get_nowait() is not None:
+        pass
+    assert complete.events.empty()
+    for prompt in (complete, computed, waiting):
+        prompt.end()
+    bench.pool.check()
+    assert bench.pool.available == bench.pool.total

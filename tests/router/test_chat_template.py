@@ -1,0 +1,203 @@
+"""Chat templates against transformers' own rendering, and what a template may not do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.router.chat_template import ChatTemplate
+from baton.router.model_card import read_card
+from baton.runtime.errors import InvalidRequest, ModelError
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+CHATML = """{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\\n<call>' }}{{- tool_call | tojson }}{{- '</call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>tool\\n' ~ message.content ~ '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+INSTRUCT = """{{ bos_token }}{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('roles must alternate user/assistant/user/assistant/...') }}
+{% endif %}
+{% if message['role'] == 'user' %}
+{{ '[INST] ' + message['content'].strip() + ' [/INST]' }}
+{% elif message['role'] == 'assistant' %}
+{% generation %}{{ ' ' + message['content'] | trim + eos_token }}{% endgeneration %}
+{% endif %}
+{% endfor %}"""
+HEADERS = """{{- bos_token }}
+{%- set ns = namespace(system='', last=0) %}
+{%- for message in messages %}{%- set ns.last = loop.index0 %}{%- endfor %}
+{%- if messages[0].role == 'system' %}
+    {%- set ns.system = messages[0].content|trim %}{%- set messages = messages[1:] %}
+{%- endif %}
+<head>system</head>
+{{ ns.system }}
+{%- for message in messages %}
+    {{- '<head>' + message.role + '</head>\\n\\n' + message.content | trim + '<end>' }}
+    {%- if loop.last %}{{- ns.last }}{%- endif %}
+{%- endfor %}
+{%- for message in messages[::-1] %}{%- if message.role == 'user' %}{{- loop.index }}
+{%- break %}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<head>assistant</head>\\n\\n' }}{%- endif %}"""
+
+TURNS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "  Hello <b>world</b> & 'all' 🎉 "}],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": " b\n"},
+        {"role": "user", "content": "c"},
+    ],
+    [{"role": "system", "content": "Être\n bref"}, {"role": "user", "content": "x"}],
+]
+WITH_CALL: list[dict[str, Any]] = [
+    {"role": "user", "content": "?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "é<", "arguments": '{"a": 1}'}}
+        ],
+    },
+    {"role": "tool", "content": "42"},
+]
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder: Path) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(model_folder / "tokenizer.json"), **SPECIAL
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "messages"),
+    [
+        *((source, messages) for source in (CHATML, HEADERS) for messages in TURNS),
+        *((INSTRUCT, messages) for messages in TURNS[:2]),
+        (CHATML, WITH_CALL),
+    ],
+)
+def test_renders_as_transformers_does(reference: Any, source: str, messages: Any) -> None:
+    expected = reference.apply_chat_template(
+        messages, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    assert ChatTemplate(source, SPECIAL).render(messages) == expected
+
+
+def test_a_refusal_is_the_clients_error() -> None:
+    template = ChatTemplate(INSTRUCT, SPECIAL)
+    with pytest.raises(InvalidRequest, match="must alternate") as refused:
+        template.render(TURNS[2])
+    assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(10000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
+        "{{ nothing.of.this }}",
+        "{{ messages[0].content | no_such_filter }}",
+    ],
+)
+def test_what_cannot_be_rendered_ends(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        ChatTemplate(source, {}).render(TURNS[0])
+
+
+def test_messages_are_data_not_templates() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert template.render([{"role": "user", "content": "{{ 7 * 7 }}"}]) == "{{ 7 * 7 }}"
+
+
+def test_developer_is_system_to_a_template_that_does_not_know_it() -> None:
+    message = {"role": "developer", "content": "x"}
+    assert ChatTemplate("{{ messages[0].role }}", {}).render([message]) == "system"
+    knowing = "{% if messages[0].role == 'developer' %}yes{% endif %}"
+    assert ChatTemplate(knowing, {}).render([message]) == "yes"
+
+
+def test_dates() -> None:
+    assert ChatTemplate("{{ strftime_now('%Y')|int > 2000 }}", {}).render([]).lower() == "true"
+
+
+def test_a_template_that_does_not_compile_is_the_models_error() -> None:
+    with pytest.raises(ModelError, match="does not compile") as refused:
+        ChatTemplate("{% if %}", {})
+    assert "\n" not in str(refused.value)
+
+
+def folder_with(tmp_path: Path, **files: Any) -> Path:
+    config = {"vocab_size": 9, "max_position_embeddings": 5, "eos_token_id": [1, 2]}
+    made: dict[str, Any] = {"config.json": config, "tokenizer.json": {}, **files}
+    for name, content in made.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_card(tmp_path: Path) -> None:
+    listed = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    folder = folder_with(
+        tmp_path,
+        **{
+            "tokenizer_config.json": {
+                "chat_template": listed,
+                "bos_token": {"content": "<s>"},
+                "eos_token": "</s>",
+                "pad_token": None,
+            },
+            "generation_config.json": {"eos_token_id": 7},
+        },
+    )
+    card = read_card(folder, "m")
+    assert (card.template, card.special) == ("D", {"bos_token": "<s>", "eos_token": "</s>"})
+    assert (card.max_context, card.vocab_size, card.end_tokens) == (5, 9, frozenset({7}))
+    (folder / "chat_template.jinja").write_text("J")
+    (folder / "generation_config.json").unlink()
+    card = read_card(folder, "m")
+    assert card.template == "J" and card.end_tokens == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", None),
+        ("tokenizer.json", None),
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", {"vocab_size": 9}),
+        ("tokenizer_config.json", {"chat_template": 3}),
+        ("tokenizer_config.json", {"chat_template": [1]}),
+    ],
+)
+def test_a_broken_folder_is_named(tmp_path: Path, name: str, content: Any) -> None:
+    folder = folder_with(tmp_path, **({} if content is None else {name: content}))
+    if content is None:
+        (folder / name).unlink()
+    with pytest.raises(ModelError, match=name):
+        read_card(folder, "m")

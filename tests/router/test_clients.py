@@ -1,0 +1,182 @@
+"""Clients as they are: the official openai client, ones that leave, ones that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+
+async def test_openai_async_client(router: Any) -> None:
+    async with (
+        router() as running,
+        openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none") as client,
+    ):
+        asked: dict[str, Any] = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hi"}],
+            "seed": 1,
+            "max_completion_tokens": 12,
+            "logprobs": True,
+            "top_logprobs": 3,
+        }
+        whole = await client.chat.completions.create(**asked)
+        entries = whole.choices[0].logprobs.content
+        assert len(entries) == 12 and len(entries[0].top_logprobs) == 3
+        assert b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace") == (
+            whole.choices[0].message.content
+        )
+        text = ""
+        stream = await client.chat.completions.create(**asked, stream=True)
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+        assert text == whole.choices[0].message.content
+        models = await client.models.list()
+        assert [model.id for model in models.data] == ["tiny"]
+
+
+async def test_openai_sync_client(router: Any) -> None:
+    def ask(url: str) -> tuple[str, str]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            whole = client.completions.create(
+                model="tiny", prompt="the quick", seed=3, max_tokens=9, logprobs=1
+            )
+            parts = client.completions.create(
+                model="tiny", prompt="the quick", seed=3, max_tokens=9, stream=True
+            )
+            return whole.choices[0].text, "".join(part.choices[0].text for part in parts)
+
+    async with router() as running:
+        whole, parts = await asyncio.to_thread(ask, running.url)
+        assert whole == parts != ""
+
+
+async def test_openai_client_sees_errors_as_its_own(router: Any) -> None:
+    async with (
+        router() as running,
+        openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.NotFoundError, match="tiny"):
+            await client.completions.create(model="other", prompt="a")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.completions.create(model="tiny", prompt="a", temperature=9)
+        assert refused.value.param == "temperature"
+        running.workers["decode-0"].step_s = 0.01
+        running.workers["decode-0"].fail_at = {3: ("EngineError", False)}
+        with pytest.raises(openai.APIError):
+            async for _ in await client.completions.create(model="tiny", prompt="a", stream=True):
+                pass
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_the_worker(
+    router: Any, eventually: Any, stream: bool
+) -> None:
+    async with router() as running:
+        worker = running.workers["decode-0"]
+        worker.pause_at = 3
+        async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+            body = {"model": "tiny", "prompt": "a", "max_tokens": 50, "stream": stream}
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            await eventually(lambda: bool(worker.held))
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: not worker.held)
+        (submit,) = worker.seen("submit")
+        (cancel,) = worker.seen("cancel")
+        assert cancel.request_id == submit.request_id and cancel.attempt == 1
+
+
+async def test_a_client_that_leaves_while_no_worker_is_there(router: Any, eventually: Any) -> None:
+    async with router() as running:
+        worker = running.workers["decode-0"]
+        worker.draining = True
+        ready = running.http.get
+
+        async def unready() -> bool:
+            return bool((await ready("/readyz")).status_code == 503)
+
+        await eventually(unready)
+        body = {"model": "tiny", "prompt": "a"}
+        async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            await asyncio.sleep(0.2)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        worker.draining = False
+        await running.ready()
+        assert (await running.complete(max_tokens=1)).status_code == 200
+        assert len(worker.seen("submit")) == 1
+
+
+async def test_a_slow_client_is_cancelled_and_others_are_not(
+    router: Any, eventually: Any, fast_config: Any
+) -> None:
+    config = replace(fast_config, stream_buffer_messages=64)
+    async with router(config=config) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        loop, client = asyncio.get_running_loop(), socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, (host, int(port)))
+        body = b'{"model":"tiny","prompt":"a","max_tokens":4000,"n":16,"stream":true,"logprobs":5}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        await loop.sock_sendall(client, head % len(body) + body)
+        worker = running.workers["decode-0"]
+        await eventually(lambda: bool(worker.seen("submit")))
+        other = await running.complete(max_tokens=30)
+        assert other.status_code == 200
+        await eventually(lambda: len(worker.seen("cancel")) == 1, limit_s=100)
+        assert (await running.complete(max_tokens=3)).status_code == 200
+        client.close()
+
+
+async def test_admission_is_bounded(router: Any, eventually: Any, fast_config: Any) -> None:
+    async with router(config=replace(fast_config, max_requests=2)) as running:
+        worker = running.workers["decode-0"]
+        worker.pause_at = 1
+        held = [asyncio.create_task(running.complete()) for _ in range(2)]
+        await eventually(lambda: len(worker.held) == 2)
+        refused = await running.complete()
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        worker.pause_at = None
+        assert [reply.status_code for reply in await asyncio.gather(*held)] == [200, 200]
+        assert (await running.complete()).status_code == 200
+
+
+async def test_many_requests_at_once(router: Any) -> None:
+    async with router(workers=("decode-0", "decode-1", "prefill-0")) as running:
+        alone = (await running.complete(seed=11, max_tokens=20)).json()["choices"]
+        replies = await asyncio.gather(
+            *(running.complete(seed=11, max_tokens=20) for _ in range(48))
+        )
+        assert all(reply.json()["choices"] == alone for reply in replies)
+
+
+async def test_keys(router: Any, fast_config: Any) -> None:
+    async with router(config=replace(fast_config, api_keys=("k1", "k2"))) as running:
+        assert (await running.complete()).status_code == 401
+        for given, status in (("Bearer k2", 200), ("Bearer k3", 401), ("k1", 401), ("é", 401)):
+            reply = await running.http.post(
+                "/v1/completions",
+                json={"model": "tiny", "prompt": "a"},
+                headers={"authorization": given.encode()},
+            )
+            assert reply.status_code == status, given
+        assert (await running.http.get("/v1/models")).status_code == 401
+        assert (await running.http.get("/livez")).status_code == 200
+
+
+async def test_stopping_lets_open_requests_end(router: Any, eventually: Any) -> None:
+    async with router() as running:
+        running.workers["decode-0"].step_s = 0.02
+        asking = asyncio.create_task(running.complete(max_tokens=30))
+        await eventually(lambda: running.workers["decode-0"].held)
+        running.serving.cancel()
+        assert (await asking).status_code == 200

@@ -1,0 +1,138 @@
+"""Any text, any tokens: pieces add up to the whole decoding and never split a character."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
+
+from baton.router.detokenizer import WindowDetokenizer, byte_level_bytes
+from baton.router.tokenizer import HfTokenizer
+
+TEXTS = st.text(
+    alphabet=st.one_of(
+        st.characters(blacklist_categories=["Cs"]), st.sampled_from("aé猫🎉🙂 \n\u200d\ufe0f\ufffd")
+    ),
+    max_size=40,
+)
+_MADE: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder: Path) -> Iterator[HfTokenizer]:
+    made = HfTokenizer(model_folder / "tokenizer.json")
+    yield made
+    made._threads.shutdown()
+
+
+def sentencepiece() -> tokenizers.Tokenizer:
+    """A vocabulary of Llama's first kind: words with U+2581, and bytes as <0xNN>."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    for piece in "\u2581 abcdefghijklmnopqrstuvwxyzé猫".replace(" ", ""):
+        vocabulary[piece] = len(vocabulary)
+    made = tokenizers.Tokenizer(
+        models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return made
+
+
+def token_of(made: tokenizers.Tokenizer, piece: str) -> int:
+    found = made.token_to_id(piece)
+    assert found is not None
+    return int(found)
+
+
+def whole_characters(pieces: list[str], full: str) -> bool:
+    """A replacement character may come out only where the full decoding has it too."""
+    return "".join(pieces).count("\ufffd") == full.count("\ufffd")
+
+
+@given(text=TEXTS)
+def test_text_comes_back(tokenizer: HfTokenizer, text: str) -> None:
+    tokens = tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+    detokenizer = tokenizer.detokenizer([])
+    pieces = [detokenizer.push(token) for token in tokens]
+    pieces.append(detokenizer.flush())
+    assert "".join(pieces) == text
+
+
+@given(data=st.data())
+def test_any_tokens_add_up_to_the_full_decoding(tokenizer: HfTokenizer, data: Any) -> None:
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    detokenizer = tokenizer.detokenizer([])
+    pieces = [detokenizer.push(token) for token in tokens]
+    pieces.append(detokenizer.flush())
+    full = tokenizer.decode(tokens)
+    assert "".join(pieces) == full
+    assert whole_characters(pieces, full)
+
+
+@given(text=TEXTS, prompt=st.sampled_from(["", "abc", "猫", " x"]))
+def test_window_text_comes_back(text: str, prompt: str) -> None:
+    made = _MADE.setdefault("window", sentencepiece())
+
+    def decode(tokens: Any) -> str:
+        found: str = made.decode(list(tokens))
+        return found
+
+    before = made.encode(prompt).ids if prompt else []
+    tokens = made.encode(text).ids
+    detokenizer = WindowDetokenizer(decode, before)
+    pieces = [detokenizer.push(token) for token in tokens]
+    pieces.append(detokenizer.flush())
+    assert "".join(pieces) == decode([*before, *tokens])[len(decode(before)) :]
+
+
+def test_pending_bytes_are_held_until_whole() -> None:
+    made = sentencepiece()
+    ids = [token_of(made, f"<0x{byte:02X}>") for byte in "🎉".encode()]
+    detokenizer = WindowDetokenizer(lambda tokens: str(made.decode(list(tokens))), [])
+    assert [detokenizer.push(token) for token in ids] == ["", "", "", "🎉"]
+    assert detokenizer.flush() == ""
+
+
+def test_a_window_that_never_becomes_text_is_not_held_for_ever() -> None:
+    made = sentencepiece()
+    bad = token_of(made, "<0xFF>")
+    detokenizer = WindowDetokenizer(lambda tokens: str(made.decode(list(tokens))), [])
+    shown = [detokenizer.push(bad) for _ in range(100)]
+    assert sum(map(len, shown)) > 50
+
+
+def test_special_tokens_are_not_shown(tokenizer: HfTokenizer) -> None:
+    detokenizer = tokenizer.detokenizer([])
+    assert [detokenizer.push(token) for token in (0, 1, 2)] == ["", "", ""]
+
+
+def test_byte_table_covers_every_token(tokenizer: HfTokenizer) -> None:
+    inner = tokenizer._tokenizer
+    table = byte_level_bytes(inner, inner.get_vocab())
+    assert table is not None and set(table) == set(range(tokenizer.vocab_size))
+    assert byte_level_bytes(sentencepiece(), {}) is None
+
+
+def test_token_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
+    sentencepiece().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HfTokenizer(tmp_path / "tokenizer.json")
+    for piece, stands_for in (("<0xE2>", b"\xe2"), ("\u2581", b" "), ("é", "é".encode())):
+        assert tokenizer.token_bytes(token_of(tokenizer._tokenizer, piece)) == stands_for
+    tokenizer._threads.shutdown()

@@ -1,0 +1,352 @@
+"""The dispatcher alone, with links that only write down what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from opentelemetry.context import Context
+
+from baton.proto import worker_pb2
+from baton.router.dispatch import Dispatcher
+from baton.router.generation import Generation, OutputToken
+from baton.router.generation_request import GenerationRequest
+from baton.router.placement import WorkerView
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import (
+    BatonError,
+    Cancelled,
+    DeadlineExceeded,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    WorkerLost,
+)
+from baton.runtime.links import LinkClosed
+
+CONFIG = RouterConfig(stream_buffer_messages=16, max_attempts=3)
+PROMPT = (5, 6, 7)
+
+
+class FakeLink:
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.boot_id = worker_id.encode()
+        self.up = True
+        self.placed_tokens = self.placed_requests = 0
+        self.sent: list[worker_pb2.RouterMessage] = []
+        self.settled: list[str] = []
+
+    def send(self, message: worker_pb2.RouterMessage) -> None:
+        if not self.up:
+            raise LinkClosed("down")
+        self.sent.append(message)
+
+    def settle(self, request_id: str) -> None:
+        self.settled.append(request_id)
+
+    def submits(self) -> list[worker_pb2.Submit]:
+        return [m.submit for m in self.sent if m.WhichOneof("kind") == "submit"]
+
+    def cancels(self) -> list[tuple[str, int]]:
+        cancels = [m.cancel for m in self.sent if m.WhichOneof("kind") == "cancel"]
+        return [(cancel.request_id, cancel.attempt) for cancel in cancels]
+
+
+class FakeFleet:
+    def __init__(self, *names: str) -> None:
+        self.links = {name: FakeLink(name) for name in names}
+        self.waiting = 0
+        self.total_blocks = 100
+
+    def link(self, worker_id: str) -> FakeLink | None:
+        return self.links.get(worker_id)
+
+    def views(self, tokens: Sequence[int], salt: bytes) -> list[WorkerView]:
+        return [
+            WorkerView(
+                link.worker_id,
+                link.boot_id,
+                "decode",
+                "h:1",
+                ("f", "d", 16),
+                total_blocks=self.total_blocks,
+                free_blocks=self.total_blocks,
+                waiting=self.waiting,
+            )
+            for link in self.links.values()
+            if link.up
+        ]
+
+
+class Scene:
+    def __init__(self, *names: str) -> None:
+        self.fleet = FakeFleet(*(names or ("decode-0",)))
+        self.dispatcher = Dispatcher(cast(Any, self.fleet), CONFIG)
+        self.dispatcher.place_wait_s = 0.2
+
+    async def start(self, **fields: Any) -> Generation:
+        defaults: dict[str, Any] = {"max_tokens": 9, "stop_token_ids": (1,)}
+        request = GenerationRequest(
+            prompt=PROMPT, sampling=worker_pb2.Sampling(seed=1), **{**defaults, **fields}
+        )
+        return await self.dispatcher.start(request, "r", Context())
+
+    def link(self, number: int = 0) -> Any:
+        return self.fleet.links[f"decode-{number}"]
+
+    def give(self, *outputs: worker_pb2.Output, number: int = 0) -> None:
+        self.dispatcher.take(self.link(number), worker_pb2.StepOutputs(outputs=outputs))
+
+    async def settle_down(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def output(index: int, token: int | None = 9, **fields: Any) -> worker_pb2.Output:
+    made = worker_pb2.Output(request_id="r", attempt=1, index=index, token=token)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def failed(code: str, retryable: bool, **fields: Any) -> worker_pb2.Output:
+    made = output(0, None, end=worker_pb2.FAILED, **fields)
+    made.failure.code, made.failure.retryable = code, retryable
+    return made
+
+
+async def texts(generation: Generation) -> list[tuple[int | None, str | None]]:
+    return [(each.token, each.finish) for each in await generation.next()]
+
+
+async def test_a_submission_carries_everything() -> None:
+    scene = Scene()
+    await scene.start(choices=2, cache_salt=b"s")
+    (submit,) = scene.link().submits()
+    assert (submit.request_id, submit.attempt, list(submit.prompt)) == ("r", 1, list(PROMPT))
+    assert [choice.choice for choice in submit.choices] == [0, 1]
+    assert (submit.max_tokens, list(submit.stop_token_ids)) == (9, [1])
+    assert submit.cache_salt == b"s" and submit.placement.local and submit.deadline_ms > 0
+    assert scene.link().placed_requests == 1
+
+
+async def test_only_the_next_index_of_the_current_attempt_counts() -> None:
+    scene = Scene("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.give(output(0, 10), output(0, 11), output(1, 12, attempt=2), output(1, 13, choice=5))
+    scene.give(output(1, 14, request_id="other"))
+    scene.give(output(1, 15), number=1)  # another worker's word for it
+    scene.give(output(1, 16))
+    assert [each[0] for each in await texts(generation)] == [10, 16]
+
+
+async def test_the_end_comes_once() -> None:
+    scene = Scene()
+    generation = await scene.start()
+    scene.give(output(0, 10), output(1, 1, end=worker_pb2.STOP), output(2, 12))
+    assert await texts(generation) == [(10, None), (1, "stop")]
+    assert await texts(generation) == [] and generation.error is None
+    assert len(scene.dispatcher) == 0
+    assert scene.link().settled == ["r"] and not scene.link().cancels()
+
+
+async def test_late_ends_of_unknown_requests_are_settled() -> None:
+    scene = Scene()
+    scene.give(output(3, None, end=worker_pb2.CANCELLED, request_id="gone"))
+    assert scene.link().settled == ["gone"]
+
+
+async def test_cancel_is_told_in_the_same_tick() -> None:
+    scene = Scene()
+    generation = await scene.start()
+    scene.dispatcher.cancel(generation)
+    assert scene.link().cancels() == [("r", 1)]
+    scene.give(output(0))
+    with pytest.raises(Cancelled):
+        await generation.next()
+
+
+async def test_a_full_buffer_ends_the_request_after_what_was_accepted() -> None:
+    scene = Scene()
+    generation = await scene.start(max_tokens=100)
+    scene.give(*(output(index, index) for index in range(20)))
+    assert len(await generation.next()) == 16
+    with pytest.raises(Cancelled, match="too slowly"):
+        await generation.next()
+    assert scene.link().cancels() == [("r", 1)]
+
+
+async def test_a_loss_goes_on_with_the_accepted_tokens() -> None:
+    scene = Scene("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.give(output(0, 10), output(1, 11))
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "dead")
+    await scene.settle_down()
+    (submit,) = scene.link(1).submits()
+    assert submit.attempt == 2 and list(submit.choices[0].accepted) == [10, 11]
+    assert list(submit.prompt) == list(PROMPT) and submit.sampling.seed == 1
+    scene.give(output(2, 12, attempt=1))  # the dead one's late word
+    scene.give(output(2, 13, attempt=2), number=1)
+    assert [each[0] for each in await texts(generation)] == [10, 11, 13]
+
+
+async def test_an_end_that_was_lost_is_known_by_the_tokens() -> None:
+    for last, finish in ((1, "stop"), (12, "length")):
+        scene = Scene()
+        generation = await scene.start(max_tokens=2)
+        scene.give(output(0, 10), output(1, last))
+        scene.dispatcher.lost(scene.link(), ["r"], "not held")
+        assert await texts(generation) == [(10, None), (last, None), (None, finish)]
+        assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
+
+
+async def test_choices_that_have_begun_are_placed_one_by_one() -> None:
+    scene = Scene()
+    await scene.start(choices=3)
+    scene.give(output(0, 10, choice=1), output(0, 1, choice=2, end=worker_pb2.STOP))
+    scene.dispatcher.lost(scene.link(), ["r"], "not held")
+    await scene.settle_down()
+    again = scene.link().submits()[1:]
+    assert [(submit.request_id, submit.choices[0].choice) for submit in again] == [
+        ("r.0", 0),
+        ("r.1", 1),
+    ]
+    assert [list(submit.choices[0].accepted) for submit in again] == [[], [10]]
+
+
+async def test_choices_that_have_not_begun_stay_together() -> None:
+    scene = Scene()
+    await scene.start(choices=3)
+    scene.give(failed("LeaseLost", True))
+    await scene.settle_down()
+    assert scene.link().cancels() == [("r", 1)]
+    again = scene.link().submits()[1]
+    assert (again.request_id, again.attempt, len(again.choices)) == ("r", 2, 3)
+
+
+async def test_a_resume_names_open_choices_and_their_next_index() -> None:
+    scene = Scene()
+    generation = await scene.start(choices=3)
+    scene.give(output(0, 10, choice=1), output(0, 1, choice=2, end=worker_pb2.STOP))
+    scene.dispatcher.finish_choice(generation, 0)
+    (resume,) = scene.dispatcher.pending(scene.link())
+    assert (resume.request_id, resume.attempt) == ("r", 1)
+    assert [(entry.choice, entry.index) for entry in resume.next] == [(1, 1)]
+
+
+async def test_a_stop_string_ends_one_choice_and_cancels_with_the_last() -> None:
+    scene = Scene()
+    generation = await scene.start(choices=2)
+    scene.dispatcher.finish_choice(generation, 1)
+    assert not scene.link().cancels() and not generation.over
+    scene.give(output(0, 10, choice=1), output(0, 11, choice=0))
+    assert [each[0] for each in await texts(generation)] == [11]
+    scene.dispatcher.finish_choice(generation, 0)
+    assert scene.link().cancels() == [("r", 1)] and generation.over
+    assert generation.error is None
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (failed("EngineError", False), EngineError),
+        (failed("InvalidRequest", False), InvalidRequest),
+        (failed("NoSuchClass", False), BatonError),
+    ],
+)
+async def test_a_final_failure_ends_the_request(made: Any, kind: type[BatonError]) -> None:
+    scene = Scene("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.give(made)
+    with pytest.raises(kind):
+        await generation.next()
+    assert not scene.link(1).submits() and len(scene.dispatcher) == 0
+
+
+async def test_attempts_end() -> None:
+    scene = Scene()
+    generation = await scene.start()
+    for attempt in (1, 2, 3):
+        scene.give(failed("LeaseLost", True, attempt=attempt))
+        await scene.settle_down()
+    with pytest.raises(BatonError):
+        await generation.next()
+    assert [submit.attempt for submit in scene.link().submits()] == [1, 2, 3]
+
+
+async def test_a_worker_that_gives_up_is_left() -> None:
+    scene = Scene("decode-0", "decode-1")
+    await scene.start()
+    scene.give(output(0, None, end=worker_pb2.CANCELLED))
+    await scene.settle_down()
+    assert [submit.attempt for submit in scene.link(1).submits()] == [2]
+
+
+async def test_refusals_before_any_worker_hears() -> None:
+    scene = Scene()
+    scene.fleet.waiting = 10_000
+    with pytest.raises(Overloaded):
+        await scene.start()
+    scene.fleet.waiting, scene.fleet.total_blocks = 0, 0
+    with pytest.raises(InvalidRequest):
+        await scene.start()
+    scene.link().up = False
+    with pytest.raises(Unavailable):
+        await scene.start()
+    assert not scene.link().sent and len(scene.dispatcher) == 0
+
+
+async def test_a_worker_that_appears_in_time_is_used() -> None:
+    scene = Scene()
+    scene.dispatcher.place_wait_s = 20
+    scene.link().up = False
+    starting = asyncio.create_task(scene.start())
+    await scene.settle_down()
+    scene.link().up = True
+    await starting
+    assert len(scene.link().submits()) == 1
+
+
+async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing() -> None:
+    scene = Scene()
+    scene.dispatcher.place_wait_s = 20
+    generation = await scene.start()
+    scene.link().up = False
+    scene.dispatcher.lost(scene.link(), None, "dead")
+    await scene.settle_down()
+    scene.dispatcher.cancel(generation)
+    scene.link().up = True
+    await scene.settle_down()
+    await scene.dispatcher.close()
+    assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
+
+
+async def test_close_ends_everything() -> None:
+    scene = Scene()
+    generation = await scene.start()
+    await scene.dispatcher.close()
+    with pytest.raises(Cancelled, match="stops"):
+        await generation.next()
+
+
+async def test_a_request_has_a_deadline() -> None:
+    request = GenerationRequest(PROMPT, worker_pb2.Sampling(), max_tokens=1)
+    generation = Generation("r", request, 4, asyncio.get_running_loop().time() + 0.05)
+    with pytest.raises(DeadlineExceeded):
+        await generation.next()
+
+
+async def test_only_the_first_end_counts() -> None:
+    request = GenerationRequest(PROMPT, worker_pb2.Sampling(), max_tokens=1)
+    generation = Generation("r", request, 4, asyncio.get_running_loop().time() + 50)
+    generation.put(OutputToken(0, 3))
+    generation.end(WorkerLost("first"))
+    generation.end()
+    assert [each.token for each in await generation.next()] == [3]
+    with pytest.raises(WorkerLost, match="first"):
+        await generation.next()

@@ -1,0 +1,177 @@
+"""The fleet follows the registry, and tells placement what each worker is and holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.router.fleet import Fleet
+from baton.router.validation import Limits
+from baton.runtime.config import RouterConfig
+from baton.runtime.identity import chain, cluster_key, root
+from baton.runtime.links import LinkClosed, memory_link
+from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+
+KEY = cluster_key("k")
+CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.05)
+
+
+def boot(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+class Stub:
+    """A worker behind memory links: welcomes whoever connects, and keeps the far ends."""
+
+    def __init__(self, role: Role, number: int, **welcome: Any) -> None:
+        self.role, self.boot_id, self.welcome = role, boot(number), welcome
+        self.ends: list[Any] = []
+        self.reachable = True
+
+    def connect(self, address: str) -> Any:
+        return self
+
+    def link(self) -> Any:
+        if not self.reachable:
+            raise LinkClosed("unreachable")
+        ends: tuple[Any, Any] = memory_link()
+        near, far = ends
+        defaults = {"model_fingerprint": "f", "kv_dtype": "d", "block_size": 4, "total_blocks": 9}
+        welcome = worker_pb2.WorkerWelcome(
+            boot_id=self.boot_id, role=self.role, **{**defaults, **self.welcome}
+        )
+        self.ends.append(far)
+        self.greeting = asyncio.create_task(far.send(worker_pb2.WorkerMessage(welcome=welcome)))
+        return near
+
+    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
+        await asyncio.sleep(3600)
+        yield worker_pb2.BlockEvents()
+
+    async def close(self) -> None:
+        pass
+
+
+class Dialer:
+    def __init__(self) -> None:
+        self.stubs: dict[str, Stub] = {}
+
+    def connect(self, address: str) -> Any:
+        return self.stubs[address]
+
+
+class Nobody:
+    def __init__(self) -> None:
+        self.lost_workers: list[str] = []
+
+    def take(self, link: Any, outputs: Any) -> None:
+        raise AssertionError("no outputs are sent here")
+
+    def pending(self, link: Any) -> list[worker_pb2.Resume]:
+        return []
+
+    def lost(self, link: Any, request_ids: Any, reason: str) -> None:
+        self.lost_workers.append(link.worker_id)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.registry, self.dialer, self.bearer = MemoryRegistry(), Dialer(), Nobody()
+        self.fleet = Fleet(self.registry, self.dialer, CONFIG, KEY, Limits(1000, 300))
+        self.task = asyncio.create_task(self.fleet.run(self.bearer))
+
+    def add(self, name: str, number: int = 1, address: str = "", **welcome: Any) -> Stub:
+        role: Role = "prefill" if name.startswith("prefill") else "decode"
+        stub = Stub(role, number, **welcome)
+        address = address or name
+        self.dialer.stubs[address] = stub
+        self.registry.announce(WorkerRecord(name, stub.boot_id.hex(), role, address, "", "m", 1))
+        return stub
+
+    def names(self) -> list[str]:
+        return sorted(view.worker_id for view in self.fleet.views([1, 2, 3], b""))
+
+
+@pytest.fixture
+async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    monkeypatch.setattr("baton.router.fleet.POLL_S", 0.02)
+    made = Scene()
+    yield made
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
+
+
+async def test_workers_come_and_go(scene: Scene, eventually: Any) -> None:
+    assert not scene.fleet.ready()
+    scene.add("prefill-0")
+    await eventually(lambda: scene.names() == ["prefill-0"])
+    assert not scene.fleet.ready()  # no one decodes
+    decode = scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0", "prefill-0"])
+    assert scene.fleet.ready()
+    scene.registry.withdraw("decode-0", decode.boot_id.hex())
+    await asyncio.sleep(0.1)
+    assert "decode-0" in scene.names()  # its link is up: the registry is only a hint
+    decode.reachable = False
+    await decode.ends[-1].close()
+    await eventually(lambda: scene.fleet.link("decode-0") is None)
+    assert "decode-0" in scene.bearer.lost_workers
+
+
+async def test_another_boot_replaces_the_worker(scene: Scene, eventually: Any) -> None:
+    scene.add("decode-0", 1)
+    await eventually(lambda: scene.names() == ["decode-0"])
+    scene.add("decode-0", 2, address="elsewhere")
+
+    def replaced() -> bool:
+        link = scene.fleet.link("decode-0")
+        return link is not None and link.up and link.boot_id == boot(2)
+
+    await eventually(replaced)
+    assert "decode-0" in scene.bearer.lost_workers
+
+
+async def test_a_bad_record_harms_no_one(scene: Scene, eventually: Any) -> None:
+    for boot_id in ("", "xyz", "00"):
+        scene.registry.announce(
+            WorkerRecord(f"bad{len(boot_id)}", boot_id, "decode", "h", "", "m", 1)
+        )
+    scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0"])
+
+
+async def test_views_tell_what_each_worker_holds(scene: Scene, eventually: Any) -> None:
+    scene.add("decode-0", 1)
+    scene.add("decode-1", 2)
+    scene.add("decode-2", 3, model_fingerprint="g")
+    await eventually(lambda: len(scene.names()) == 3)
+    tokens = list(range(11))
+    for name, number, blocks in (("decode-0", 1, 2), ("decode-1", 2, 1), ("decode-2", 3, 2)):
+        held = chain(KEY, root(KEY, "f", "d", salt=b"s"), tokens, 4)[:blocks]
+        snapshot = worker_pb2.BlockEvents(
+            boot_id=boot(number), snapshot=True, snapshot_end=True, stored=b"".join(held)
+        )
+        assert scene.fleet.index.apply(name, snapshot)
+    held_blocks = {v.worker_id: v.held_blocks for v in scene.fleet.views(tokens, b"s")}
+    assert held_blocks == {"decode-0": 2, "decode-1": 1, "decode-2": 0}  # another model's KV
+    other_tenant = scene.fleet.views(tokens, b"t")
+    assert [view.held_blocks for view in other_tenant] == [0, 0, 0]
+
+
+async def test_limits_are_those_of_the_smallest(scene: Scene, eventually: Any) -> None:
+    assert scene.fleet.limits() == Limits(1000, 300)
+    scene.add("decode-0", max_context=500, vocab_size=200)
+    scene.add("decode-1", 2, max_context=2000, vocab_size=100)
+    await eventually(lambda: len(scene.names()) == 2)
+    assert scene.fleet.limits() == Limits(500, 100)
+
+
+async def test_a_draining_worker_does_not_make_it_ready(scene: Scene, eventually: Any) -> None:
+    stub = scene.add("decode-0")
+    await eventually(scene.fleet.ready)
+    await stub.ends[-1].send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
+    await eventually(lambda: not scene.fleet.ready())

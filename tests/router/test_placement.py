@@ -1,0 +1,126 @@
+"""Placement: who is chosen, who never is, and what is said when no one can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.router.placement import Need, Placement, WorkerView, place
+from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
+
+SHAPE = ("f", "float32", 16)
+
+
+def view(name: str, **fields: Any) -> WorkerView:
+    made = WorkerView(name, name.encode(), name.split("-")[0], "h:1", SHAPE)
+    return replace(made, **{"free_blocks": 1000, "total_blocks": 1000, **fields})
+
+
+def placed(found: Placement | BatonError) -> Placement:
+    assert isinstance(found, Placement), found
+    return found
+
+
+NEED = Need(tokens=1000, output_tokens=100)
+D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("prefill-1")
+
+
+def test_the_holder_of_the_prefix_is_preferred() -> None:
+    found = placed(place(NEED, [D0, replace(D1, held_blocks=50), P0], "auto", 64))
+    assert found.decode.worker_id == "decode-1" and not found.local
+    ranked = placed(place(NEED, [D0, P0, replace(P1, held_blocks=20)], "auto", 64)).candidates
+    assert [worker.worker_id for worker in ranked] == ["prefill-1", "prefill-0"]
+
+
+def test_load_outweighs_a_small_prefix() -> None:
+    busy = replace(D1, held_blocks=3, running=40)
+    assert placed(place(NEED, [D0, busy], "auto", 64)).decode is D0
+    queued = replace(P0, held_blocks=3, queued_tokens=5000)
+    found = placed(place(NEED, [D0, queued, P1], "auto", 64))
+    assert found.candidates[0] is P1
+
+
+def test_what_was_just_placed_counts() -> None:
+    just = replace(D0, placed_requests=3, placed_tokens=3000)
+    assert placed(place(NEED, [just, D1], "auto", 64)).decode is D1
+
+
+def test_room_matters() -> None:
+    full = replace(D0, free_blocks=200, promised_blocks=190, held_blocks=10)
+    assert placed(place(NEED, [full, D1], "auto", 64)).decode is D1
+
+
+@pytest.mark.parametrize(
+    ("mode", "held", "prefill", "local"),
+    [
+        ("auto", 0, True, False),
+        ("auto", 62, True, True),  # 8 tokens are missing
+        ("auto", 0, False, True),
+        ("local", 0, True, True),
+        ("disaggregated", 62, True, False),
+        ("disaggregated", 0, False, True),
+    ],
+)
+def test_modes(mode: Any, held: int, prefill: bool, local: bool) -> None:
+    workers = [replace(D0, held_blocks=held), *([P0] if prefill else [])]
+    found = placed(place(NEED, workers, mode, 64))
+    assert found.local == local and bool(found.candidates) != local
+
+
+def test_a_prefill_worker_of_another_shape_is_no_candidate() -> None:
+    other = replace(P0, shape=("g", "float32", 16))
+    assert placed(place(NEED, [D0, other], "disaggregated", 64)).local
+
+
+def test_failed_workers_are_a_last_resort() -> None:
+    need = replace(NEED, avoid=frozenset({D0.boot_id, P0.boot_id}))
+    found = placed(place(need, [D0, D1, P0, P1], "auto", 64))
+    assert found.decode is D1
+    assert [worker.worker_id for worker in found.candidates] == ["prefill-1", "prefill-0"]
+    assert placed(place(need, [D0], "auto", 64)).decode is D0
+
+
+def test_errors_are_values() -> None:
+    assert isinstance(place(NEED, [P0], "auto", 64), Unavailable)
+    assert isinstance(place(NEED, [replace(D0, draining=True)], "auto", 64), Unavailable)
+    assert isinstance(place(NEED, [replace(D0, waiting=512)], "auto", 64), Overloaded)
+    small = replace(D0, total_blocks=10, free_blocks=10)
+    refused = place(NEED, [small], "auto", 64)
+    assert isinstance(refused, InvalidRequest) and "160 tokens" in str(refused)
+    assert placed(place(NEED, [small, D1], "auto", 64)).decode is D1
+
+
+VIEWS = st.lists(
+    st.builds(
+        lambda role, number, **fields: view(f"{role}-{number}", **fields),
+        st.sampled_from(["prefill", "decode"]),
+        st.integers(0, 5),
+        held_blocks=st.integers(0, 80),
+        running=st.integers(0, 100),
+        waiting=st.integers(0, 600),
+        free_blocks=st.integers(0, 1000),
+        queued_tokens=st.integers(0, 10_000),
+        draining=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda worker: worker.worker_id,
+)
+
+
+@given(workers=VIEWS, mode=st.sampled_from(["auto", "disaggregated", "local"]))
+def test_rules_that_always_hold(workers: list[WorkerView], mode: Any) -> None:
+    found = place(NEED, workers, mode, 64)
+    alive = [worker for worker in workers if not worker.draining]
+    assert found == place(NEED, workers[::-1], mode, 64) or isinstance(found, BatonError)
+    if isinstance(found, BatonError):
+        assert not any(worker.role == "decode" and worker.waiting < 512 for worker in alive)
+        return
+    assert found.decode in alive and found.decode.role == "decode"
+    assert all(worker in alive and worker.role == "prefill" for worker in found.candidates)
+    assert found.local == (not found.candidates)
+    if mode == "disaggregated":
+        assert found.local == (not any(worker.role == "prefill" for worker in alive))

@@ -1,0 +1,118 @@
+"""Starting and stopping the router: ports, exposure, broken tokenizers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.router.admission import Admission
+from baton.router.server import bind, check_exposure, serve_router, url_of
+from baton.router.tokenizer import HfTokenizer
+from baton.runtime.config import Config, RouterConfig
+from baton.runtime.errors import ConfigError, ModelError, Overloaded
+from baton.runtime.registry import MemoryRegistry
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} .*router\.port"):
+            bind("127.0.0.1", port)
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"router\.host"):
+        bind("no.such.host.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "allowed"),
+    [
+        ("127.0.0.1", (), True),
+        ("127.8.8.8", (), True),
+        ("::1", (), True),
+        ("localhost", (), True),
+        ("0.0.0.0", (), False),
+        ("::", (), False),
+        ("example.org", (), False),
+        ("0.0.0.0", ("k",), True),
+    ],
+)
+def test_an_open_host_needs_keys(host: str, keys: tuple[str, ...], allowed: bool) -> None:
+    config = RouterConfig(host=host, api_keys=keys)
+    if allowed:
+        check_exposure(config)
+        return
+    with pytest.raises(ConfigError, match=r"router\.host.*router\.api_keys"):
+        check_exposure(config)
+
+
+def test_urls() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def serve(folder: Path, **fields: Any) -> None:
+    await serve_router(
+        replace(Config(), router=RouterConfig(port=0, **fields)),
+        model_folder=folder,
+        model_name="tiny",
+        registry=MemoryRegistry(),
+        token="t",
+        ready=None,
+    )
+
+
+async def test_a_broken_tokenizer_is_the_models_error(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(model_folder, folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        await serve(folder)
+
+
+async def test_cancelling_frees_the_port(model_folder: Path) -> None:
+    port = bind("127.0.0.1", 0)
+    number = port.getsockname()[1]
+    port.close()
+    for _ in range(2):
+        task = asyncio.create_task(serve(model_folder, host="127.0.0.1"))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    bind("127.0.0.1", number).close()
+
+
+def test_tickets() -> None:
+    admission = Admission(1)
+    with admission.ticket():
+        with pytest.raises(Overloaded) as refused, admission.ticket():
+            pass
+        assert refused.value.retry_after_s > 0
+        assert admission.taken == 1
+    with admission.ticket():
+        pass
+    assert admission.taken == 0
+
+
+async def test_waiting_prompts_are_bounded(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.tokenizer.MAX_WAITING", 2)
+    tokenizer = HfTokenizer(model_folder / "tokenizer.json")
+    replies = await asyncio.gather(
+        *(tokenizer.encode("a" * 10_000, add_special_tokens=True) for _ in range(4)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(reply, Overloaded) for reply in replies) == 2
+    assert await tokenizer.encode("a", add_special_tokens=True)
+    await tokenizer.close()

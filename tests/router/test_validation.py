@@ -1,0 +1,204 @@
+"""What the validator makes of good requests: defaults, limits, and what reaches the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from baton.router.chat_template import ChatTemplate
+from baton.router.detokenizer import Detokenizer
+from baton.router.generation_request import GenerationRequest
+from baton.router.openai_schema import ChatRequest, CompletionRequest, Message
+from baton.router.validation import Limits, Validator, parse, plain_messages
+from baton.runtime.errors import InvalidRequest, NotFound
+
+LIMITS = Limits(max_context=50, vocab_size=200)
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes; 255 is put before a text where specials are wanted."""
+
+    vocab_size = 256
+    longest_token_bytes = 1
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [*([255] if add_special_tokens else []), *text.encode()]
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
+
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+def validator(template: str | None = TEMPLATE) -> Validator:
+    made = None if template is None else ChatTemplate(template, {})
+    return Validator("m", Bytes(), made, frozenset({7, 8}), max_choices=4)
+
+
+async def complete(**fields: Any) -> GenerationRequest:
+    body = orjson.dumps({"model": "m", "prompt": "ab", **fields})
+    return await validator().completion(parse(body, CompletionRequest), LIMITS)
+
+
+async def chat(**fields: Any) -> GenerationRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return await validator().chat(parse(orjson.dumps(body), ChatRequest), LIMITS)
+
+
+async def test_defaults_of_a_completion() -> None:
+    made = await complete()
+    assert made.prompt == (255, *b"ab")  # as the tokenizer begins a text
+    assert (made.max_tokens, made.choices, made.stops, made.stream) == (16, 1, (), False)
+    assert made.stop_token_ids == (7, 8) and not made.logprobs and made.cache_salt == b""
+    sampling = made.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1, 0, 1, 0)
+    assert sampling.repetition_penalty == 1
+    assert sampling.frequency_penalty == sampling.presence_penalty == 0
+
+
+async def test_defaults_of_a_chat() -> None:
+    made = await chat()
+    assert made.prompt == tuple(b"uhi;")  # nothing beyond the template
+    assert made.max_tokens == 50 - 4  # all the room there is
+
+
+async def test_a_seed_is_always_set() -> None:
+    seeds = {(await complete()).sampling.seed for _ in range(4)}
+    assert len(seeds) == 4
+    assert (await complete(seed=5)).sampling.seed == 5
+    assert (await complete(seed=-1)).sampling.seed == (1 << 64) - 1
+    assert (await complete(seed=0)).sampling.seed == 0
+
+
+@pytest.mark.parametrize("prompt", [[97, 98], ["ab"], [[97, 98]], "ab"])
+async def test_shapes_of_prompts(prompt: Any) -> None:
+    made = await complete(prompt=prompt)
+    assert bytes(token for token in made.prompt if token != 255) == b"ab"
+
+
+async def test_sampling_is_taken_over() -> None:
+    made = await complete(
+        temperature=0,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        frequency_penalty=-2,
+        presence_penalty=2,
+        logit_bias={"9": -100, "10": 1.5},
+        n=4,
+    )
+    sampling = made.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0, 5, 0.5)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (-2, 2)
+    assert dict(sampling.logit_bias) == {9: -100, 10: 1.5}
+    assert made.choices == 4
+
+
+async def test_null_is_the_default() -> None:
+    names = ["max_tokens", "n", "stop", "seed", "logprobs", "temperature", "top_p", "stream"]
+    made = await complete(**dict.fromkeys(names))
+    assert (made.max_tokens, made.choices, made.sampling.temperature) == (16, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)],
+)
+async def test_chat_logprobs(fields: Any, expected: int | None) -> None:
+    made = await chat(**fields)
+    assert made.logprobs == (expected is not None)
+    if expected is not None:
+        assert made.sampling.top_logprobs == expected
+
+
+async def test_completion_logprobs() -> None:
+    made = await complete(logprobs=0)
+    assert made.logprobs and made.sampling.top_logprobs == 0
+
+
+async def test_stops() -> None:
+    assert (await complete(stop="x")).stops == ("x",)
+    assert (await complete(stop=["x", "yz"])).stops == ("x", "yz")
+    assert (await complete(stop=[])).stops == ()
+    assert (await complete(stop_token_ids=[3])).stop_token_ids == (3, 7, 8)
+    assert (await complete(stop_token_ids=[3], ignore_eos=True)).stop_token_ids == (3,)
+
+
+async def test_streams() -> None:
+    made = await complete(stream=True, stream_options={"include_usage": True})
+    assert made.stream and made.include_usage
+    assert not (await complete(stream=True)).include_usage
+
+
+@pytest.mark.parametrize(("length", "fits"), [(46, True), (48, True), (49, False), (60, False)])
+async def test_a_prompt_leaves_room_for_one_token(length: int, fits: bool) -> None:
+    prompt = "x" * length  # and the token before it
+    if fits:
+        assert (await complete(prompt=prompt)).max_tokens == 50 - length - 1
+        return
+    with pytest.raises(InvalidRequest, match="prompt") as refused:
+        await complete(prompt=prompt)
+    assert refused.value.field == "prompt"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_asked_tokens_must_fit(name: str) -> None:
+    assert (await chat(**{name: 46})).max_tokens == 46
+    with pytest.raises(InvalidRequest, match="room for 46") as refused:
+        await chat(**{name: 47})
+    assert refused.value.field == name
+
+
+@pytest.mark.parametrize(("token", "good"), [(0, True), (199, True), (200, False)])
+async def test_token_ids_end_where_the_smaller_vocabulary_does(token: int, good: bool) -> None:
+    if good:
+        assert (await complete(prompt=[token])).prompt == (token,)
+        return
+    with pytest.raises(InvalidRequest, match="0 to 199") as refused:
+        await complete(prompt=[5, token])
+    assert refused.value.field == "prompt[1]"
+
+
+async def test_a_model_without_template_refuses_chats() -> None:
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    with pytest.raises(InvalidRequest, match="/v1/completions"):
+        await validator(None).chat(parse(body, ChatRequest), LIMITS)
+
+
+async def test_another_model_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        await complete(model="x" * 1000)
+
+
+def test_messages_for_templates() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"], "name": "n"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ]
+    assert plain_messages([Message.model_validate(message) for message in messages]) == [
+        {"role": "user", "content": "a\nb", "name": "n"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ]
+
+
+def test_complaints_name_the_deepest_place() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text"}]}]}
+    with pytest.raises(InvalidRequest, match="missing: add it") as refused:
+        parse(orjson.dumps(body), ChatRequest)
+    assert refused.value.field == "messages[0].content[0].text"

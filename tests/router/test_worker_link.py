@@ -1,0 +1,274 @@
+"""A worker's link over memory links: what is said in which order, and what a loss does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.router.radix_index import RadixIndex
+from baton.router.worker_link import WorkerLink
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import Overloaded
+from baton.runtime.links import LinkClosed, memory_link
+from baton.runtime.registry import WorkerRecord
+
+BOOT = b"b" * 16
+CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
+WELCOME = worker_pb2.WorkerMessage(
+    welcome=worker_pb2.WorkerWelcome(boot_id=BOOT, role="decode", total_blocks=10)
+)
+
+
+class MemoryDialer:
+    """Each dialled link's far end comes out of `dialled`; block events are put in `blocks`."""
+
+    def __init__(self) -> None:
+        self.dialled: asyncio.Queue[Any] = asyncio.Queue(100)
+        self.blocks: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(100)
+        self.reachable = True
+
+    def connect(self, address: str) -> MemoryConnection:
+        return MemoryConnection(self)
+
+
+class MemoryConnection:
+    def __init__(self, dialer: MemoryDialer) -> None:
+        self._dialer = dialer
+
+    def link(self) -> Any:
+        if not self._dialer.reachable:
+            raise LinkClosed("unreachable")
+        ends: tuple[Any, Any] = memory_link()
+        near, far = ends
+        self._dialer.dialled.put_nowait(far)
+        return near
+
+    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
+        while True:
+            yield await self._dialer.blocks.get()
+
+    async def close(self) -> None:
+        pass
+
+
+class Notes:
+    """A Bearer that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.outputs: list[worker_pb2.StepOutputs] = []
+        self.losses: list[tuple[list[str] | None, str]] = []
+        self.waiting: list[worker_pb2.Resume] = []
+
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+        self.outputs.append(outputs)
+
+    def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
+        return self.waiting
+
+    def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
+        self.losses.append((None if request_ids is None else list(request_ids), reason))
+
+
+class Scene:
+    def __init__(self, config: RouterConfig = CONFIG) -> None:
+        self.dialer, self.notes, self.index = MemoryDialer(), Notes(), RadixIndex()
+        record = WorkerRecord("decode-0", BOOT.hex(), "decode", "h:1", "", "m", 1)
+        self.link = WorkerLink(record, self.dialer, self.index, self.notes, config, b"r" * 16)
+        self.task = asyncio.create_task(self.link.run())
+
+    async def accept(self, welcome: worker_pb2.WorkerMessage = WELCOME) -> Any:
+        """The far end of the next link, after its hello was answered."""
+        async with asyncio.timeout(20):
+            far = await self.dialer.dialled.get()
+            first = await far.receive()
+            assert first.WhichOneof("kind") == "hello"
+            self.hello = first.hello
+            await far.send(welcome)
+            while not self.link.up:
+                await asyncio.sleep(0.005)
+        return far
+
+    async def next(self, far: Any, kind: str) -> Any:
+        async with asyncio.timeout(20):
+            while True:
+                message = await far.receive()
+                if message.WhichOneof("kind") == kind:
+                    return getattr(message, kind)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Callable[..., Scene]]:
+    made: list[Scene] = []
+
+    def make(config: RouterConfig = CONFIG) -> Scene:
+        made.append(Scene(config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.task.cancel()
+        await asyncio.gather(each.task, return_exceptions=True)
+
+
+def submit(request_id: str) -> worker_pb2.RouterMessage:
+    return worker_pb2.RouterMessage(submit=worker_pb2.Submit(request_id=request_id))
+
+
+async def test_nothing_is_sent_before_the_welcome(scene: Any) -> None:
+    made = scene()
+    with pytest.raises(LinkClosed):
+        made.link.send(submit("r"))
+    far = await made.accept()
+    assert made.hello.boot_id == b"r" * 16
+    made.link.send(submit("r"))
+    assert (await made.next(far, "submit")).request_id == "r"
+
+
+async def test_outputs_and_load_are_passed_on(scene: Any, eventually: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    assert made.link.load.free_blocks == 10  # until the worker says more
+    made.link.placed_tokens = 99
+    await far.send(worker_pb2.WorkerMessage(outputs=worker_pb2.StepOutputs()))
+    await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load(free_blocks=3)))
+    await eventually(lambda: made.link.load.free_blocks == 3 and made.notes.outputs)
+    assert made.link.placed_tokens == 0
+
+
+async def test_heartbeats_go_down_without_traffic(scene: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    for _ in range(3):
+        await made.next(far, "heartbeat")
+
+
+async def test_settled_goes_before_a_later_submit(scene: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    made.link.settle("r")
+    made.link.send(submit("r"))
+    kinds: list[str] = []
+    async with asyncio.timeout(20):
+        while "submit" not in kinds:
+            kinds.append((await far.receive()).WhichOneof("kind"))
+    assert "settled" in kinds and kinds.index("settled") < kinds.index("submit")
+
+
+async def test_settled_goes_with_a_heartbeat_at_the_latest(scene: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    made.link.settle("a")
+    assert list((await made.next(far, "settled")).request_ids) == ["a"]
+
+
+async def test_a_break_parks_and_a_reconnect_resumes(scene: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=20.0))
+    far = await made.accept()
+    made.notes.waiting = [worker_pb2.Resume(request_id="r", attempt=2)]
+    await far.close()
+    again = worker_pb2.WorkerMessage()
+    again.CopyFrom(WELCOME)
+    again.welcome.lost.append("r")
+    await made.accept(again)
+    assert [resume.request_id for resume in made.hello.resume] == ["r"]
+    assert made.notes.losses == [(["r"], "the worker does not hold it any more")]
+
+
+async def test_messages_of_a_broken_link_are_not_sent_on_the_next(scene: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    await far.close()
+    made.link._outbox.put_nowait(submit("old"))
+    again = await made.accept()
+    made.link.send(submit("new"))
+    assert (await made.next(again, "submit")).request_id == "new"
+
+
+async def test_after_the_grace_everything_is_lost(scene: Any, eventually: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    made.index.apply(
+        "decode-0",
+        worker_pb2.BlockEvents(boot_id=BOOT, snapshot=True, snapshot_end=True, stored=b"i" * 16),
+    )
+    made.dialer.reachable = False
+    await far.close()
+    await eventually(lambda: made.notes.losses)
+    assert made.notes.losses[0][0] is None
+    assert made.index.match([b"i" * 16]) == {}
+    made.dialer.reachable = True
+    await made.accept()
+
+
+async def test_silence_is_a_break(scene: Any, eventually: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=0.2, link_grace_s=0.05))
+    await made.accept()
+    await eventually(lambda: made.notes.losses)
+
+
+async def test_a_worker_that_never_welcomes_is_given_up(scene: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=0.1))
+    async with asyncio.timeout(20):
+        first = await made.dialer.dialled.get()
+        second = await made.dialer.dialled.get()
+    assert first is not second and not made.link.up
+
+
+async def test_another_first_message_is_refused(scene: Any) -> None:
+    made = scene()
+    async with asyncio.timeout(20):
+        far = await made.dialer.dialled.get()
+        await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load()))
+        await made.dialer.dialled.get()
+    assert not made.link.up
+
+
+async def test_another_boot_voids_the_old_one(scene: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=20.0))
+    far = await made.accept()
+    await far.close()
+    other = worker_pb2.WorkerMessage()
+    other.CopyFrom(WELCOME)
+    other.welcome.boot_id = b"c" * 16
+    await made.accept(other)
+    assert made.notes.losses == [(None, "the worker was started anew")]
+    assert made.link.boot_id == b"c" * 16
+
+
+async def test_block_events_of_another_boot_are_not_taken(scene: Any, eventually: Any) -> None:
+    made = scene()
+    await made.accept()
+
+    def snapshot(boot: bytes) -> worker_pb2.BlockEvents:
+        return worker_pb2.BlockEvents(
+            boot_id=boot, snapshot=True, snapshot_end=True, stored=b"i" * 16
+        )
+
+    made.dialer.blocks.put_nowait(snapshot(b"c" * 16))
+    made.dialer.blocks.put_nowait(snapshot(BOOT))
+    await eventually(lambda: made.index.match([b"i" * 16]) == {"decode-0": 1})
+    assert made.link.up  # the link does not suffer from it
+
+
+async def test_a_worker_that_does_not_read_is_noticed(
+    scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.worker_link.MAX_QUEUED", 4)
+    made = scene()
+    await made.accept()
+    with pytest.raises(Overloaded):
+        for _ in range(5):  # within one tick: nothing is written meanwhile
+            made.link.send(submit("r"))
+
+
+async def test_the_end_tells_the_bearer(scene: Any) -> None:
+    made = scene()
+    await made.accept()
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
+    assert made.notes.losses == [(None, "the router let the worker go")]
+    assert not made.link.up

@@ -1,0 +1,63 @@
+"""The settings' bounds: every number has one, and both its ends count."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from baton.runtime import config as module
+from baton.runtime.config import Config, section_names, validate
+from baton.runtime.errors import ConfigError
+
+BOUNDS = module._BOUNDS
+
+
+def changed(name: str, value: Any, config: Config | None = None) -> Config:
+    config = config or Config()
+    section, key = name.split(".")
+    return replace(config, **{section: replace(getattr(config, section), **{key: value})})
+
+
+def test_the_defaults_are_valid() -> None:
+    validate(Config())
+
+
+def test_every_number_has_bounds() -> None:
+    numbers = {
+        f"{section}.{key.name}"
+        for section in section_names()
+        for key in fields(getattr(Config(), section))
+        if type(getattr(getattr(Config(), section), key.name)) in (int, float)
+    }
+    assert numbers == set(BOUNDS)
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDS))
+def test_a_value_beyond_either_bound_is_refused_by_name(name: str) -> None:
+    for value in (BOUNDS[name][0] - 1, BOUNDS[name][1] + 1, float("nan")):
+        with pytest.raises(ConfigError, match=rf"^{name} is .*give a value from"):
+            validate(changed(name, value))
+
+
+@pytest.mark.parametrize("name", sorted(set(BOUNDS) - {"step.chunk_tokens"}))
+def test_the_bounds_themselves_are_allowed(name: str) -> None:
+    for value in BOUNDS[name]:
+        config = changed("step.chunk_tokens", 1 << 20) if name == "pool.block_size" else Config()
+        if name == "router.link_silence_s":
+            config = changed("router.link_heartbeat_s", 0.01)
+        if name == "router.link_heartbeat_s":
+            config = changed("router.link_silence_s", 300.0)
+        validate(changed(name, value, config))
+
+
+def test_silence_must_be_longer_than_the_heartbeat() -> None:
+    with pytest.raises(ConfigError, match="link_silence_s must be longer"):
+        validate(changed("router.link_silence_s", 0.5))
+
+
+def test_a_chunk_is_whole_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"step.chunk_tokens is 250: give a multiple of"):
+        validate(changed("step.chunk_tokens", 250))
+    validate(changed("pool.block_size", 1, changed("step.chunk_tokens", 250)))

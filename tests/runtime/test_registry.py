@@ -1,0 +1,100 @@
+"""Registries: the newest announcement wins, old ones fade, rubbish is passed over."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.errors import ConfigError
+from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, Registry, WorkerRecord
+
+ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2", "m", 10)
+TWO = WorkerRecord("prefill-0", "b" * 32, "prefill", "127.0.0.1:3", "127.0.0.1:4", "m", 11)
+
+
+@pytest.fixture(params=["directory", "memory"])
+def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Registry:
+    return MemoryRegistry() if request.param == "memory" else DirectoryRegistry(tmp_path / "w")
+
+
+def test_announced_workers_are_listed(registry: Registry) -> None:
+    assert registry.workers() == []
+    registry.announce(TWO)
+    registry.announce(ONE)
+    registry.announce(ONE)
+    assert sorted(registry.workers(), key=lambda record: record.worker_id) == [ONE, TWO]
+
+
+def test_the_newest_start_of_a_worker_wins(registry: Registry) -> None:
+    registry.announce(ONE)
+    again = replace(ONE, boot_id="c" * 32, address="127.0.0.1:9")
+    registry.announce(again)
+    assert registry.workers() == [again]
+
+
+def test_a_worker_withdraws_only_its_own_start(registry: Registry) -> None:
+    again = replace(ONE, boot_id="c" * 32)
+    registry.announce(again)
+    registry.withdraw(ONE.worker_id, ONE.boot_id)  # the old process, late
+    assert registry.workers() == [again]
+    registry.withdraw(ONE.worker_id, again.boot_id)
+    registry.withdraw(ONE.worker_id, again.boot_id)
+    registry.withdraw("never-seen", again.boot_id)
+    assert registry.workers() == []
+
+
+def test_an_announcement_fades_and_comes_back(tmp_path: Path) -> None:
+    registry = DirectoryRegistry(tmp_path, ttl_s=15.0)
+    registry.announce(ONE)
+    file = tmp_path / "decode-0.worker"
+    old = time.time() - 16.0
+    os.utime(file, (old, old))
+    assert registry.workers() == []
+    registry.announce(ONE)
+    assert registry.workers() == [ONE]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"1", b"null", b"\xff\xfe", b'{"worker_id": "x"}', b'{"unknown": 1}'],
+)
+def test_rubbish_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    registry = DirectoryRegistry(tmp_path)
+    registry.announce(ONE)
+    (tmp_path / "rubbish.worker").write_bytes(content)
+    (tmp_path / "decode-1.half.draft").write_bytes(b"{")
+    assert registry.workers() == [ONE]
+    registry.withdraw("rubbish", "x")
+
+
+def test_no_draft_is_left_and_others_of_the_host_cannot_look_in(tmp_path: Path) -> None:
+    registry = DirectoryRegistry(tmp_path / "deep" / "folder")
+    registry.announce(ONE)
+    assert [path.name for path in (tmp_path / "deep/folder").iterdir()] == ["decode-0.worker"]
+    assert (tmp_path / "deep/folder").stat().st_mode & 0o077 == 0
+
+
+def test_two_registries_of_one_folder_see_each_other(tmp_path: Path) -> None:
+    DirectoryRegistry(tmp_path).announce(ONE)
+    assert DirectoryRegistry(tmp_path).workers() == [ONE]
+
+
+@pytest.mark.parametrize("worker_id", ["../x", "a/b", "", "a b", "."])
+def test_a_worker_id_cannot_leave_the_folder(tmp_path: Path, worker_id: str) -> None:
+    with pytest.raises(ConfigError, match="--worker-id"):
+        DirectoryRegistry(tmp_path).announce(replace(ONE, worker_id=worker_id))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"registry .*file/w.*can write"):
+        DirectoryRegistry(tmp_path / "file" / "w")
+
+
+def test_an_id_of_any_length_cannot_be_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at most"):
+        DirectoryRegistry(tmp_path).announce(replace(ONE, worker_id="a" * 5000))

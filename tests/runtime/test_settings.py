@@ -1,0 +1,155 @@
+"""Settings: who beats whom, what is refused and how it is said, and the default file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.config import Config
+from baton.runtime.errors import ConfigError
+from baton.runtime.settings import DEFAULT_FILE, load, names
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def default_text() -> str:
+    return DEFAULT_FILE.read_text(encoding="utf-8")
+
+
+def test_nothing_given_gives_the_defaults() -> None:
+    assert load(None, {}, {}) == Config()
+
+
+def test_flags_beat_the_environment_and_that_beats_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "[router]\nport = 1\nhost = 'a'\nmax_choices = 3\n")
+    environ = {"BATON_ROUTER__PORT": "2", "BATON_ROUTER__HOST": "b", "PATH": "/bin"}
+    config = load(file, environ, {"router.port": "3"})
+    assert (config.router.port, config.router.host, config.router.max_choices) == (3, "b", 3)
+    assert config.pool == Config().pool
+
+
+def test_variables_that_are_not_settings_are_left_alone() -> None:
+    # Kubernetes makes BATON_ROUTER_PORT=tcp://... for a service called baton-router
+    environ = {"BATON_TOKEN": "secret", "OTHER__ROUTER__PORT": "x", "BATON_ROUTER_PORT": "tcp://"}
+    assert load(None, environ, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("router.port", " 8_001 ", 8001),
+        ("router.link_grace_s", "2", 2.0),
+        ("router.api_keys", "one, two,", ("one", "two")),
+        ("router.api_keys", "", ()),
+        ("router.placement", "local", "local"),
+        ("handoff.verify", "No", False),
+        ("telemetry.log_prompts", "1", True),
+        ("telemetry.otlp_endpoint", "h:4317", "h:4317"),
+    ],
+)
+def test_text_is_read_by_the_settings_own_type(name: str, text: str, value: object) -> None:
+    section, key = name.split(".")
+    variable = f"BATON_{section}__{key}".upper()
+    for config in (load(None, {variable: text}, {}), load(None, {}, {name: text})):
+        read = getattr(getattr(config, section), key)
+        assert read == value
+        assert type(read) is type(value)
+
+
+def test_a_file_may_give_a_whole_number_for_a_float_and_a_list_for_a_tuple(tmp_path: Path) -> None:
+    file = written(tmp_path, "[handoff]\nlease_s = 3\n[router]\napi_keys = ['k']\n")
+    config = load(file, {}, {})
+    assert config.handoff.lease_s == 3.0
+    assert isinstance(config.handoff.lease_s, float)
+    assert config.router.api_keys == ("k",)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "told"),
+    [
+        ({"BATON_ROUTER__PROT": "1"}, {}, "BATON_ROUTER__PROT.*did you mean router.port"),
+        ({"BATON_ROUTR__PORT": "1"}, {}, "BATON_ROUTR__PORT.*did you mean router"),
+        ({}, {"pool.block_sizes": "1"}, "the flag pool.block_sizes.*pool.block_size"),
+        ({}, {"port": "1"}, "the flag port: there is no setting port; the sections"),
+        ({}, {"router.xyzzy": "1"}, "router.xyzzy; router has router.host, "),
+        ({"BATON_ROUTER__PORT": "http"}, {}, "BATON_ROUTER__PORT: .*'http': give a whole number"),
+        ({"BATON_ROUTER__PORT": "1.5"}, {}, "give a whole number"),
+        ({"BATON_HANDOFF__LEASE_S": "long"}, {}, "give a number"),
+        ({"BATON_HANDOFF__VERIFY": "maybe"}, {}, "give true or false"),
+        ({}, {"router.placement": "both"}, "give one of auto, disaggregated, local"),
+        ({}, {"router.port": "65536"}, "router.port is 65536: give a value from 0 to 65535"),
+        ({}, {"handoff.lease_s": "nan"}, "handoff.lease_s is nan"),
+        ({}, {"step.chunk_tokens": "100"}, "multiple of pool.block_size"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name_and_place(
+    environ: dict[str, str], flags: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(None, environ, flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[router]\nport = '80'\n", "router.port is '80': give a whole number"),
+        ("[router]\nport = true\n", "give a whole number"),
+        ("[router]\nport = 1.0\n", "give a whole number"),
+        ("[router]\napi_keys = 'one'\n", "give a list of strings"),
+        ("[router]\napi_keys = [1]\n", "give a list of strings"),
+        ("[router]\nplacement = ['auto']\n", "give one of auto"),
+        ("[handoff]\nverify = 1\n", "give true or false"),
+        ("[handoff]\nlease_s = false\n", "give a number"),
+        ("[telemetry]\notlp_endpoint = 1\n", "give text"),
+        ("[ruoter]\n", "did you mean router"),
+        ("port = 1\n", "put `port` under a section"),
+        ("[router\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_and_named(tmp_path: Path, text: str, told: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=told) as refused:
+        load(file, {}, {})
+    assert str(file) in str(refused.value)
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read .*absent.toml: No such file"):
+        load(tmp_path / "absent.toml", {}, {})
+    file = tmp_path / "latin.toml"
+    file.write_bytes(b"[router]\nhost = '\xe9'\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(file, {}, {})
+
+
+def test_the_default_file_loads_as_the_defaults() -> None:
+    assert load(DEFAULT_FILE, {}, {}) == Config()
+
+
+def test_the_default_file_holds_every_setting_with_its_default() -> None:
+    given = tomllib.loads(default_text())
+    wanted = asdict(Config())
+    wanted["router"]["api_keys"] = list(wanted["router"]["api_keys"])
+    assert given == wanted
+    for section, keys in wanted.items():
+        for key, value in keys.items():
+            assert type(given[section][key]) is type(value), f"{section}.{key}"
+
+
+def test_the_default_file_is_in_the_order_of_the_classes() -> None:
+    found: list[str] = []
+    section = ""
+    for line in default_text().splitlines():
+        if header := re.match(r"\[(\w+)\]", line):
+            section = header[1]
+        elif key := re.match(r"(\w+) =", line):
+            found.append(f"{section}.{key[1]}")
+    assert found == names()

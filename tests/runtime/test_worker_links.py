@@ -1,0 +1,107 @@
+"""The worker's end of a link: hello first, heartbeats, silence, one detach."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.runtime.links import LinkClosed, memory_link
+from baton.runtime.worker_links import serve_link
+
+
+class Handler:
+    """Remembers what it is told; outputs come from a queue."""
+
+    def __init__(self) -> None:
+        self.hellos: list[str] = []
+        self.received: list[str] = []
+        self.detached = 0
+        self.ready: asyncio.Queue[worker_pb2.StepOutputs] = asyncio.Queue()
+
+    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Handler]:
+        self.hellos.append(hello.router_id)
+        return worker_pb2.WorkerWelcome(worker_id="w"), self
+
+    def load(self) -> worker_pb2.Load:
+        return worker_pb2.Load(running=7)
+
+    def receive(self, message: worker_pb2.RouterMessage) -> None:
+        self.received.append(str(message.WhichOneof("kind")))
+
+    async def outputs(self) -> worker_pb2.StepOutputs:
+        return await self.ready.get()
+
+    def detach(self) -> None:
+        self.detached += 1
+
+
+HELLO = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="r"))
+BEAT = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
+
+
+def start(handler: Handler, silence_s: float = 5.0):  # type: ignore[no-untyped-def]
+    near, far = memory_link()
+    task = asyncio.create_task(serve_link(far, handler, heartbeat_s=0.02, silence_s=silence_s))
+    return near, task
+
+
+async def test_welcome_then_load_then_outputs() -> None:
+    handler = Handler()
+    link, task = start(handler)
+    await link.send(HELLO)
+    assert (await link.receive()).welcome.worker_id == "w"
+    assert (await link.receive()).load.running == 7
+    outputs = [worker_pb2.Output(request_id="a", token=1)]
+    handler.ready.put_nowait(worker_pb2.StepOutputs(outputs=outputs))
+    kinds = [(await link.receive()).WhichOneof("kind") for _ in range(4)]
+    assert "outputs" in kinds and "load" in kinds  # a busy stream still carries load
+    await link.close()
+    await asyncio.wait_for(task, 5)
+    assert handler.detached == 1
+
+
+async def test_a_stream_without_hello_is_closed_and_attaches_nothing() -> None:
+    handler = Handler()
+    link, task = start(handler)
+    await link.send(BEAT)
+    await asyncio.wait_for(task, 5)
+    with pytest.raises(LinkClosed):
+        await link.receive()
+    assert handler.hellos == [] and handler.detached == 0
+
+
+async def test_a_stream_that_says_nothing_is_dropped() -> None:
+    handler = Handler()
+    _, task = start(handler, silence_s=0.05)
+    await asyncio.wait_for(task, 5)
+    assert handler.hellos == []
+
+
+async def test_silence_detaches_once() -> None:
+    handler = Handler()
+    link, task = start(handler, silence_s=0.2)
+    await link.send(HELLO)
+    for _ in range(5):
+        await link.send(BEAT)
+        await asyncio.sleep(0.05)
+    assert not task.done()  # heartbeats keep it
+    await asyncio.wait_for(task, 5)
+    assert handler.detached == 1
+
+
+async def test_heartbeats_are_not_passed_on_and_requests_are() -> None:
+    handler = Handler()
+    link, task = start(handler)
+    await link.send(HELLO)
+    await link.send(BEAT)
+    await link.send(worker_pb2.RouterMessage(cancel=worker_pb2.Cancel(request_id="a")))
+    async with asyncio.timeout(5):
+        while not handler.received:
+            await asyncio.sleep(0.005)
+    assert handler.received == ["cancel"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert handler.detached == 1

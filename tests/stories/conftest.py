@@ -1,0 +1,56 @@
+"""A cluster of real workers on hash engines, closed after each test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.simulation.cluster import Cluster
+
+BLOCK = 4
+
+
+def config(lease_s: float = 0.4, **step: int | float) -> Config:
+    settings: dict[str, int | float] = {
+        "prefill_tokens": 32,
+        "chunk_tokens": 16,
+        "local_prefill_tokens": 8,
+        "expected_growth_tokens": 8,
+    }
+    settings.update(step)
+    return Config(
+        pool=PoolConfig(block_size=BLOCK),
+        step=StepConfig(**settings),  # type: ignore[arg-type]
+        handoff=HandoffConfig(lease_s=lease_s, read_timeout_s=0.3, read_blocks=3, mover="memory"),
+    )
+
+
+MakeCluster = Callable[..., Cluster]
+
+
+@pytest.fixture
+async def make_cluster() -> AsyncIterator[MakeCluster]:
+    made: list[Cluster] = []
+
+    def make(
+        *,
+        prefill: int = 1,
+        decode: int = 1,
+        blocks: int = 256,
+        prefill_blocks: int = 256,
+        step_s: float = 0.0,
+        settings: Config | None = None,
+    ) -> Cluster:
+        cluster = Cluster(settings or config(), step_s=lambda batch: step_s)
+        for number in range(prefill):
+            cluster.add_prefill(f"prefill-{number}", prefill_blocks)
+        for number in range(decode):
+            cluster.add_decode(f"decode-{number}", blocks)
+        made.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in made:
+        await cluster.close()

@@ -1,0 +1,214 @@
+"""The rules of docs and design that a machine can hold: imports, sizes, packaging, wire code.
+
+Imports are read from the syntax tree, so a lazy import inside a function counts too.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.proto.generate import GENERATED
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE_LINES = 400
+FUNCTION_LINES = 60
+
+BELOW_DEPLOY = {
+    "proto", "runtime", "engine", "kv_transfer", "prefill_worker", "decode_worker", "router",
+    "models", "planner", "simulation",
+}  # fmt: skip
+MAY_IMPORT = {
+    "proto": set(),
+    "runtime": {"proto"},
+    "engine": {"runtime"},
+    "kv_transfer": {"runtime", "proto"},
+    "prefill_worker": {"engine", "kv_transfer", "runtime", "proto"},
+    "decode_worker": {"engine", "kv_transfer", "runtime", "proto"},
+    "router": {"runtime", "proto"},
+    "models": {"engine", "runtime"},
+    "planner": {"runtime"},
+    "simulation": BELOW_DEPLOY - {"simulation", "models"},
+    "deploy": BELOW_DEPLOY,
+}
+NEVER_IMPORT = {
+    "proto": {"torch", "ray", "nixl"},
+    "runtime": {"torch", "ray"},
+    "engine": {"grpc", "redis", "ray", "nixl"},
+    "kv_transfer": {"ray"},
+    "prefill_worker": {"ray"},
+    "decode_worker": {"ray"},
+    "router": {"torch", "ray", "transformers"},
+    "models": {"ray", "transformers"},
+    "planner": {"torch", "ray", "grpc"},
+    "simulation": {"ray"},
+    "deploy": set(),
+}
+ENGINE_MAY_USE = {f"baton.runtime.{name}" for name in ("errors", "config", "identity", "sampling")}
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+GENERATED_SUFFIXES = tuple(pattern.removeprefix("*") for pattern in GENERATED)
+
+
+def sources(folder: str) -> list[Path]:
+    return [
+        path
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not path.name.endswith(GENERATED_SUFFIXES)
+    ]
+
+
+def all_sources() -> list[Path]:
+    return [path for folder in MAY_IMPORT for path in sources(folder)]
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Full names of what a file imports; `from a import b` counts as a.b too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            assert node.module is not None
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_folders_import_only_what_lies_below_them(folder: str) -> None:
+    allowed = MAY_IMPORT[folder] | {folder}
+    wrong = []
+    for path in sources(folder):
+        for name, line in imports(path):
+            parts = name.split(".")
+            if parts[0] == "baton" and parts[1] not in allowed:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+            if parts[0] in NEVER_IMPORT[folder]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert wrong == []
+
+
+def test_the_engine_uses_only_what_is_pure_in_runtime() -> None:
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for path in sources("engine")
+        for name, line in imports(path)
+        if name.startswith("baton.runtime")
+        and not any(f"{name}.".startswith(f"{used}.") for used in ENGINE_MAY_USE)
+    ]
+    assert wrong == []
+    for used in ENGINE_MAY_USE:
+        path = ROOT / "runtime" / f"{used.removeprefix('baton.runtime.')}.py"
+        roots = {name.split(".")[0] for name, _ in imports(path)}
+        outside = {n for n, _ in imports(path) if n.startswith("baton.")}
+        assert roots - {"baton"} <= sys.stdlib_module_names
+        assert all(any(n.startswith(f"{m}.") for m in ENGINE_MAY_USE) for n in outside)
+
+
+def test_every_folder_of_code_is_under_the_rules() -> None:
+    packaged = {name.removeprefix("baton.") for name in packaging()["packages"]}
+    assert set(MAY_IMPORT) == set(NEVER_IMPORT)
+    assert packaged <= set(MAY_IMPORT)
+    assert packaged == {path.parent.name for path in ROOT.glob("*/py.typed")}
+    (line,) = [x for x in (ROOT / "Makefile").read_text().splitlines() if x[:11] == "PACKAGES :="]
+    assert packaged == set(line.split()[2:])
+    with_code = {path.parent.name for path in ROOT.glob("*/*.py")}
+    assert with_code - packaged <= {"tests", "benchmarks", "examples"}
+    for name in packaged:
+        nested = {path.parent for path in sources(name)} - {ROOT / name}
+        assert nested == set(), "a nested folder is not packaged"
+
+
+def packaging() -> dict[str, list[str]]:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    return {"packages": found["packages"]}
+
+
+def test_names_that_others_own_stay_free() -> None:
+    assert not (ROOT / "__init__.py").exists()
+    assert not (ROOT / "proto" / "__init__.py").exists(), "proto-plus owns `proto`"
+    assert not (ROOT / "baton").exists()
+
+
+def test_files_and_functions_stay_small() -> None:
+    wrong = []
+    for path in all_sources():
+        text = path.read_text()
+        if (lines := text.count("\n")) > FILE_LINES:
+            wrong.append(f"{path.relative_to(ROOT)} has {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                if (length := node.end_lineno - node.lineno + 1) > FUNCTION_LINES:
+                    wrong.append(f"{path.relative_to(ROOT)} {node.name} has {length} lines")
+    assert wrong == []
+
+
+def test_every_module_opens_by_saying_what_it_is() -> None:
+    lacking = [
+        str(path.relative_to(ROOT))
+        for path in all_sources()
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert lacking == []
+
+
+def test_no_file_is_named_for_nothing() -> None:
+    assert [str(path) for path in all_sources() if path.stem in FORBIDDEN_NAMES] == []
+
+
+def test_nothing_unpickles() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in all_sources()
+        for name, line in imports(path)
+        if name.split(".")[0] in {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+    ]
+    assert wrong == []
+
+
+def test_there_is_at_least_as_much_test_as_code() -> None:
+    code = sum(path.read_text().count("\n") for path in all_sources())
+    tests = sum(path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py"))
+    assert tests >= code
+
+
+def test_the_generated_wire_code_is_current(tmp_path: Path) -> None:
+    # in a process of its own: protoc's library and others loaded here do not bear each other
+    command = [sys.executable, "-P", "-m", "baton.proto.generate", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=100, cwd=ROOT)
+    fresh = {path.name: path.read_bytes() for path in tmp_path.rglob("*_pb2*")}
+    kept = {path.name for pattern in GENERATED for path in (ROOT / "proto").glob(pattern)}
+    assert kept == set(fresh)
+    stale = [n for n, code in fresh.items() if (ROOT / "proto" / n).read_bytes() != code]
+    assert stale == [], "run `make proto`"
+
+
+HEAVY = ("torch", "ray", "transformers", "numba", "nixl", "nixl_cu13", "triton")
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("baton.router.server", HEAVY),
+        ("baton.deploy.router_process", HEAVY),
+        ("baton.deploy.serve", HEAVY),
+        ("baton.deploy.cli", (*HEAVY, "grpc", "fastapi", "rich", "pydantic")),
+        ("baton.deploy.supervisor", (*HEAVY, "grpc", "fastapi", "structlog")),
+        ("baton.engine.batch", ("grpc", "redis", "structlog", "opentelemetry")),
+    ],
+)
+def test_a_process_loads_only_what_it_needs(module: str, forbidden: tuple[str, ...]) -> None:
+    code = (
+        f"import {module}, sys; "
+        f"loaded = [m for m in {forbidden!r} if m in sys.modules]; "
+        "sys.exit(f'{loaded} loaded' if loaded else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
