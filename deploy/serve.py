@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
+import json
 import os
 import secrets
 import shutil
@@ -118,13 +119,23 @@ class Serving:
                     missing.remove(record.worker_id)
                     self._progress(f"{record.worker_id} ready at {record.address}")
             address = router_address(instance.folder)
-            if not missing and address is not None and answers(address, "/readyz"):
+            if not missing and address is not None and self._all_linked(address):
                 return f"http://{address}"
             if time.monotonic() > deadline:
                 waited = ", ".join(sorted(missing)) or ROUTER_JOB
                 raise Unavailable(f"{waited} not ready in time: see the logs, or --start-timeout")
             time.sleep(TICK_S)
         return None
+
+    def _all_linked(self, address: str) -> bool:
+        """Whether the router can place on every worker: a request that came while only the
+        decode workers were linked would be prefilled there, whatever the placement."""
+        workers = linked_workers(address)
+        options = self._options
+        return (
+            workers.get("prefill", 0) >= options.prefill
+            and workers.get("decode", 0) >= options.decode
+        )
 
     def _watch(self, instance: Instance, launcher: Launcher) -> None:
         while not self._stopping:
@@ -249,14 +260,17 @@ def router_address(folder: Path) -> str | None:
         return None
 
 
-def answers(address: str, path: str) -> bool:
-    """Whether GET `path` gives 200 within two seconds."""
+def linked_workers(address: str) -> dict[str, int]:
+    """How many workers of each role the router at `address` is linked to; none if it is not
+    ready or does not answer within two seconds."""
     connection = http.client.HTTPConnection(address, timeout=2.0)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status == 200
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read()
+        return dict(json.loads(body)["workers"]) if answer.status == 200 else {}
     except (OSError, http.client.HTTPException):
-        return False
+        return {}
     finally:
         connection.close()
 

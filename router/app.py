@@ -132,9 +132,10 @@ def _add_operation(app: FastAPI, router: Router) -> None:
     async def ready() -> Response:
         if router.stopping:
             raise Unavailable("the router stops")
-        if not router.fleet.ready():
+        workers = router.fleet.linked()
+        if not workers["decode"]:
             raise Unavailable("no decode worker is there yet")
-        return _json({"status": "ready"})
+        return _json({"status": "ready", "workers": workers})
 
     @app.get("/metrics")
     async def scrape() -> Response:

@@ -125,12 +125,11 @@ class Fleet:
             vocab_size=min([self._limits.vocab_size, *vocabularies]),
         )
 
-    def ready(self) -> bool:
-        """Whether a request could be served: a decode worker is linked and takes work."""
-        return any(
-            link.up and not link.load.draining and link.record.role == "decode"
-            for link in self._links.values()
-        )
+    def linked(self) -> dict[str, int]:
+        """How many workers of each role are linked and take work. Requests can be served once
+        there is a decode worker; they are prefilled elsewhere once there is a prefill worker."""
+        roles = [link.record.role for link in self._links.values() if link.takes_work]
+        return {role: roles.count(role) for role in ("prefill", "decode")}
 
 
 def _sound(record: WorkerRecord) -> bool:

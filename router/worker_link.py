@@ -81,6 +81,10 @@ class WorkerLink:
     def worker_id(self) -> str:
         return self.record.worker_id
 
+    @property
+    def takes_work(self) -> bool:
+        return self.up and not self.load.draining
+
     def send(self, message: worker_pb2.RouterMessage) -> None:
         """Queue a message. Raises LinkClosed if the link is down, Overloaded if it is stuck."""
         if not self.up:

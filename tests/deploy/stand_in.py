@@ -3,11 +3,13 @@
     stand_in.py serve MODEL PORT LAUNCHER [once]   the real serve, with this file's jobs
     stand_in.py router ... | worker ...            what the jobs run
 
-STAND_IN in the environment makes workers misbehave: bad-model, crash, mute.
+STAND_IN in the environment makes workers misbehave (bad-model, crash, mute), or the router
+slow to link its prefill workers (late-link).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -32,12 +34,22 @@ STREAM = (
     'data: {"choices": []}\n\n'
     "data: [DONE]\n\n"
 )
+LATE = 7  # answers that name no prefill worker yet
 
 
 class Answers(BaseHTTPRequestHandler):
+    asked_ready = 0
+
     def do_GET(self) -> None:
-        body = b'{"data": [{"id": "stand-in"}]}'
-        self._send(200 if self.path in ("/readyz", "/v1/models") else 404, body)
+        Answers.asked_ready += self.path == "/readyz"
+        late = os.environ.get("STAND_IN") == "late-link" and self.asked_ready <= LATE
+        bodies: dict[str, object] = {
+            "/readyz": {"workers": {"prefill": 0 if late else 1, "decode": 1}},
+            "/v1/models": {"data": [{"id": "stand-in"}]},
+            "/asked": self.asked_ready,
+        }
+        found = bodies.get(self.path)
+        self._send(404 if found is None else 200, json.dumps(found).encode())
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -110,6 +111,16 @@ def test_a_ready_server_answers_and_ctrl_c_leaves_nothing(serving: Callable[...,
     assert processes_of(instance_id) == []
     assert not folder.exists()
     assert "prefill-0 ready" in served.seen and "no process is left" in served.seen
+
+
+def test_it_is_ready_only_when_the_router_is_linked_to_every_worker(
+    serving: Callable[..., Served],
+) -> None:
+    served = serving(fault="late-link")
+    url = served.until(r"Ready at (http://\S+) after")[1]
+    with urllib.request.urlopen(f"{url}/asked", timeout=10) as answer:
+        assert json.load(answer) == 8  # seven said: no prefill worker yet
+    assert served.interrupt()[0] == 0
 
 
 def test_the_secret_is_on_no_command_line(serving: Callable[..., Served]) -> None:

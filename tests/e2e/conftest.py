@@ -57,8 +57,9 @@ class Cluster:
         self._spawn(name, (command or BATON) + arguments)
 
     def wait_ready(self, workers: int) -> None:
+        """Until so many workers are announced and linked to the router."""
         deadline = time.monotonic() + START_S
-        while len(self.records()) < workers or not self._router_ready():
+        while len(self.records()) < workers or self._linked() < workers:
             self._check_alive()
             assert time.monotonic() < deadline, f"not ready: {self.records()}\n{self.logs()}"
             time.sleep(0.1)
@@ -143,11 +144,12 @@ class Cluster:
             time.sleep(0.05)
         self.url = f"http://{address.read_text().strip()}"
 
-    def _router_ready(self) -> bool:
+    def _linked(self) -> int:
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+            answer = httpx.get(f"{self.url}/readyz", timeout=5)
         except httpx.TransportError:
-            return False
+            return 0
+        return sum(answer.json()["workers"].values()) if answer.status_code == 200 else 0
 
     def _spawn(self, name: str, command: list[str]) -> None:
         flags = [f"--set={setting}" for setting in self.settings]

@@ -106,13 +106,13 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
 
 
 async def test_workers_come_and_go(scene: Scene, eventually: Any) -> None:
-    assert not scene.fleet.ready()
+    assert scene.fleet.linked() == {"prefill": 0, "decode": 0}
     scene.add("prefill-0")
     await eventually(lambda: scene.names() == ["prefill-0"])
-    assert not scene.fleet.ready()  # no one decodes
+    assert scene.fleet.linked() == {"prefill": 1, "decode": 0}
     decode = scene.add("decode-0")
     await eventually(lambda: scene.names() == ["decode-0", "prefill-0"])
-    assert scene.fleet.ready()
+    assert scene.fleet.linked() == {"prefill": 1, "decode": 1}
     scene.registry.withdraw("decode-0", decode.boot_id.hex())
     await asyncio.sleep(0.1)
     assert "decode-0" in scene.names()  # its link is up: the registry is only a hint
@@ -170,8 +170,8 @@ async def test_limits_are_those_of_the_smallest(scene: Scene, eventually: Any) -
     assert scene.fleet.limits() == Limits(500, 100)
 
 
-async def test_a_draining_worker_does_not_make_it_ready(scene: Scene, eventually: Any) -> None:
+async def test_a_draining_worker_does_not_count(scene: Scene, eventually: Any) -> None:
     stub = scene.add("decode-0")
-    await eventually(scene.fleet.ready)
+    await eventually(lambda: scene.fleet.linked()["decode"] == 1)
     await stub.ends[-1].send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
-    await eventually(lambda: not scene.fleet.ready())
+    await eventually(lambda: scene.fleet.linked()["decode"] == 0)

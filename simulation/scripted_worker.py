@@ -1,0 +1,283 @@
+"""A worker of scripted faults: the real Worker service, tokens drawn from a hash, no engine.
+
+What the router is held against: it misbehaves on the wire in every way that its switches name,
+while the gRPC server, the messages and the router are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import grpc
+
+from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.runtime.grpc_links import open_server
+from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+
+
+def draw(tokens: list[int], seed: int, choice: int, vocabulary: int) -> int:
+    """The fake model: a token that depends on every token before it. Never a special token."""
+    text = f"{seed} {choice} {tokens}".encode()
+    return 3 + int.from_bytes(blake2b(text, digest_size=8).digest()) % (vocabulary - 3)
+
+
+@dataclass
+class Held:
+    """A request on the fake worker, with all that was ever sent of it."""
+
+    submit: worker_pb2.Submit
+    outputs: list[worker_pb2.Output] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass
+class ScriptedWorker:
+    """Serves the real Worker service with fake tokens. The switches below may be changed at
+    any time; `received` holds every message but heartbeats."""
+
+    worker_id: str
+    registry: MemoryRegistry
+    vocabulary: int
+    token: str
+    role: Role = "decode"
+    address: str = ""
+    boot: int = 0
+    step_s: float = 0.0
+    pause_at: int | None = None  # no token from this index on, until it is None
+    stop_at: int | None = None  # the token at this index is the model's end token
+    fail_at: dict[int, tuple[str, bool]] = field(default_factory=dict)  # used once each
+    fail_index: int | None = None  # what failures give as their index, if not the true one
+    echo_stale: bool = False  # send duplicates, older attempts and unknown requests too
+    silent: bool = False  # sends nothing, not even load
+    skip_index: int | None = None  # this output is never sent; once
+    blocks: list[bytes] = field(default_factory=list)
+    total_blocks: int = 10_000
+    max_context: int = 4096
+    cached_tokens: int = 0
+    draining: bool = False
+    received: list[worker_pb2.RouterMessage] = field(default_factory=list)
+    held: dict[str, Held] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._server: grpc.aio.Server | None = None
+        self._streams: set[asyncio.Queue[worker_pb2.WorkerMessage | None]] = set()
+        self._block_sequence = 0
+        self._feeds: set[asyncio.Queue[worker_pb2.BlockEvents]] = set()
+
+    @property
+    def boot_id(self) -> bytes:
+        return blake2b(f"{self.worker_id} {self.boot}".encode(), digest_size=16).digest()
+
+    def seen(self, kind: str) -> list[Any]:
+        return [getattr(m, kind) for m in self.received if m.WhichOneof("kind") == kind]
+
+    async def start(self) -> ScriptedWorker:
+        self.boot += 1
+        self._server = open_server(self.token)
+        add_servicer: Any = worker_pb2_grpc.add_WorkerServicer_to_server
+        add_servicer(self, self._server)
+        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+        self.registry.announce(
+            WorkerRecord(self.worker_id, self.boot_id.hex(), self.role, self.address, "", "tiny", 1)
+        )
+        return self
+
+    async def die(self) -> None:
+        """As kill -9: links break, and nothing of it is known afterwards."""
+        for held in self.held.values():
+            if held.task is not None:
+                held.task.cancel()
+        self.held.clear()
+        self.break_links()
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    def break_links(self) -> None:
+        """End the streams; requests stay parked and go on generating."""
+        for stream in self._streams:
+            stream.put_nowait(None)
+        self._streams.clear()
+
+    def publish(self, stored: list[bytes], skip: int = 0) -> None:
+        self._block_sequence += 1 + skip
+        self.blocks += stored
+        for feed in self._feeds:
+            feed.put_nowait(
+                worker_pb2.BlockEvents(
+                    boot_id=self.boot_id, sequence=self._block_sequence, stored=b"".join(stored)
+                )
+            )
+
+    # -- the Worker service ---------------------------------------------------------------------
+
+    async def Link(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        hello = (await anext(aiter(requests))).hello
+        self.received.append(worker_pb2.RouterMessage(hello=hello))
+        stream: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
+        stream.put_nowait(worker_pb2.WorkerMessage(welcome=self._welcome(hello)))
+        self._resume(hello, stream)
+        self._streams.add(stream)
+        reading = asyncio.create_task(self._read(requests))
+        beating = asyncio.create_task(self._beat(stream))
+        try:
+            while (message := await stream.get()) is not None:
+                if not self.silent:
+                    yield message
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
+        finally:
+            self._streams.discard(stream)
+            reading.cancel()
+            beating.cancel()
+            await asyncio.gather(reading, beating, return_exceptions=True)
+
+    async def WatchBlocks(self, _: Any, context: Any) -> AsyncIterator[Any]:
+        feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue()
+        self._feeds.add(feed)
+        try:
+            yield worker_pb2.BlockEvents(
+                boot_id=self.boot_id,
+                sequence=self._block_sequence,
+                snapshot=True,
+                snapshot_end=True,
+                stored=b"".join(self.blocks),
+            )
+            while True:
+                yield await feed.get()
+        finally:
+            self._feeds.discard(feed)
+
+    def _welcome(self, hello: worker_pb2.RouterHello) -> worker_pb2.WorkerWelcome:
+        return worker_pb2.WorkerWelcome(
+            worker_id=self.worker_id,
+            boot_id=self.boot_id,
+            role=self.role,
+            model_fingerprint="f" * 32,
+            kv_dtype="float32",
+            block_size=16,
+            max_context=self.max_context,
+            total_blocks=self.total_blocks,
+            vocab_size=self.vocabulary,
+            handoff_address=self.address,
+            lost=[r.request_id for r in hello.resume if r.request_id not in self.held],
+        )
+
+    def _resume(self, hello: worker_pb2.RouterHello, stream: asyncio.Queue[Any]) -> None:
+        named = {resume.request_id: resume for resume in hello.resume}
+        for request_id in set(self.held) - set(named):
+            self._drop(request_id)
+        for request_id, resume in named.items():
+            following = {c.choice: c.index for c in resume.next}
+            held = self.held.get(request_id)
+            again = [
+                output
+                for output in (held.outputs if held else [])
+                if output.index >= following.get(output.choice, 1 << 30)
+            ]
+            stream.put_nowait(
+                worker_pb2.WorkerMessage(outputs=worker_pb2.StepOutputs(outputs=again))
+            )
+
+    async def _read(self, requests: Any) -> None:
+        async for message in requests:
+            kind = message.WhichOneof("kind")
+            if kind == "heartbeat":
+                continue
+            self.received.append(message)
+            if kind == "submit":
+                held = self.held[message.submit.request_id] = Held(message.submit)
+                held.task = asyncio.create_task(self._generate(held))
+            elif kind == "cancel":
+                self._drop(message.cancel.request_id)
+            elif kind == "settled":
+                for request_id in message.settled.request_ids:
+                    self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        held = self.held.pop(request_id, None)
+        if held is not None and held.task is not None:
+            held.task.cancel()
+
+    async def _beat(self, stream: asyncio.Queue[Any]) -> None:
+        while True:
+            load = worker_pb2.Load(
+                running=len(self.held),
+                free_blocks=self.total_blocks,
+                total_blocks=self.total_blocks,
+                draining=self.draining,
+            )
+            stream.put_nowait(worker_pb2.WorkerMessage(load=load))
+            await asyncio.sleep(0.05)
+
+    async def _generate(self, held: Held) -> None:
+        submit = held.submit
+        accepted = {c.choice: list(c.accepted) for c in submit.choices}
+        going = set(accepted)
+        while going:
+            await asyncio.sleep(self.step_s)
+            step = worker_pb2.StepOutputs()
+            for choice in sorted(going):
+                index = len(accepted[choice])
+                while self.pause_at is not None and index >= self.pause_at:
+                    await asyncio.sleep(0.01)
+                output = self._output(submit, choice, accepted[choice])
+                if output.end:
+                    going.discard(choice)
+                if output.index == self.skip_index:
+                    self.skip_index = None
+                else:
+                    step.outputs.append(output)
+            held.outputs.extend(step.outputs)
+            self._emit(step)
+
+    def _output(
+        self, submit: worker_pb2.Submit, choice: int, accepted: list[int]
+    ) -> worker_pb2.Output:
+        index = len(accepted)
+        output = worker_pb2.Output(
+            request_id=submit.request_id, attempt=submit.attempt, choice=choice, index=index
+        )
+        if index in self.fail_at:
+            code, retryable = self.fail_at.pop(index)
+            output.end = worker_pb2.FAILED
+            output.index = index if self.fail_index is None else self.fail_index
+            output.failure.code, output.failure.detail = code, "told to fail"
+            output.failure.retryable = retryable
+            return output
+        before = [*submit.prompt, *accepted]
+        output.token = draw(before, submit.sampling.seed, choice, self.vocabulary)
+        if self.stop_at == index:
+            output.token = 1
+        if index == 0:
+            output.cached_tokens = self.cached_tokens
+        if submit.sampling.HasField("top_logprobs"):
+            output.logprob = -0.5
+            for place in range(submit.sampling.top_logprobs):
+                output.top.add(token=3 + place, logprob=-1.0 - place)
+        accepted.append(output.token)
+        if output.token in submit.stop_token_ids:
+            output.end = worker_pb2.STOP
+        elif len(accepted) >= submit.max_tokens:
+            output.end = worker_pb2.LENGTH
+        return output
+
+    def _emit(self, step: worker_pb2.StepOutputs) -> None:
+        for stream in self._streams:
+            stream.put_nowait(worker_pb2.WorkerMessage(outputs=step))
+            if self.echo_stale and step.outputs:
+                lies = worker_pb2.StepOutputs()
+                for output in step.outputs:
+                    lies.outputs.append(output)  # a duplicate
+                    old = lies.outputs.add()
+                    old.CopyFrom(output)
+                    old.attempt, old.index, old.token = output.attempt + 7, output.index + 1, 5
+                    stray = lies.outputs.add()
+                    stray.CopyFrom(old)
+                    stray.request_id = "nobody"
+                stream.put_nowait(worker_pb2.WorkerMessage(outputs=lies))
