@@ -11,8 +11,9 @@ A round runs each of these once, so that all share the machine's moods; figures 
     disaggregated   a new prompt, prefilled on the prefill worker
     raw             the same blocks again, by one bare NIXL READ into the pool of this process
     local           a new prompt, prefilled by the decode worker itself
-    fetch           the same blocks once more, by the product's reader and mover in this process,
-                    which hear the offers when all is computed: nothing runs beside the fetch
+    fetch           the same blocks again, by the product's reader and mover in this process,
+                    which hear the offers when all is computed: nothing runs beside the fetch;
+                    as often as the raw READ, and the median of these as there
     cached          a new prompt that only the prefill worker has cached, after a raw READ of it:
                     all its full blocks but the last are offered at once, while the last is computed
 
@@ -39,11 +40,13 @@ import os
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from baton.deploy.worker_process import SWITCH_INTERVAL_S
 from baton.engine.spec import ModelSpec, read_spec
 from baton.kv_transfer import greeting
 from baton.models import demo_tokenizer
@@ -52,7 +55,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import tracing
 from baton.runtime.config import HandoffConfig
 from benchmarks.idle_fetch import IdleFetch
-from benchmarks.raw_read import RawReader
+from benchmarks.raw_read import REPEATS, RawReader
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.span_collector import SpanCollector
 from benchmarks.worker_pair import Answer, RouterLink, WorkerPair
@@ -138,7 +141,8 @@ class Bench:
         local = await link.ask(self._prompt(), OUTPUT_TOKENS, local=True)
         prompt = self._prompt()
         raw_block, _ = await raw.times(prompt, CHUNK_TOKENS // BLOCK_TOKENS)
-        fetch_block = await idle.seconds(prompt, BLOCK_TOKENS)
+        fetches = [await idle.seconds(prompt, BLOCK_TOKENS) for _ in range(REPEATS)]
+        fetch_block = statistics.median(fetches)
         cached = await link.ask(prompt, OUTPUT_TOKENS, local=False)
         if not keep:
             return
@@ -256,6 +260,7 @@ def cached_model() -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as in the worker whose reader and mover these are
     model = options.model or (embedded_model() if options.quick else cached_model())
     collector = SpanCollector()
     pair = WorkerPair(

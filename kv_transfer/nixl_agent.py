@@ -38,10 +38,13 @@ SPIN_S = 0.0001  # between polls of READs under way
 HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
 STUMBLE_PAUSE_S = 0.2
+PIECE_BYTES = 2 << 20  # of a READ: what a core's cache still holds when it has landed
 
 _BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 
-Ended = Callable[[ReadFailed | None], None]  # called in the agent's thread
+# both are called in the agent's thread
+Landed = Callable[[int, int], None]  # of a READ's blocks, those from the first to the end
+Ended = Callable[[ReadFailed | None], None]
 
 
 @dataclass(slots=True)
@@ -53,11 +56,25 @@ class _Peer:
     forgotten: bool = False
 
 
+@dataclass(slots=True)
+class _Reading:
+    """A READ, posted in pieces."""
+
+    landed: Landed | None
+    ended: Ended
+    pieces: int  # that have not ended
+    failure: ReadFailed | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Flight:
+    """A piece of a READ: its blocks `first` to `end`."""
+
     handle: Any
     peer: _Peer
-    ended: Ended
+    reading: _Reading
+    first: int
+    end: int
 
 
 def load_bindings() -> Any:
@@ -154,28 +171,54 @@ class NixlAgent:
             self._leaving.append(peer)
 
     def read(
-        self, boot_id: bytes, remote: Sequence[int], local: Sequence[int], ended: Ended
+        self,
+        boot_id: bytes,
+        remote: Sequence[int],
+        local: Sequence[int],
+        landed: Landed | None,
+        ended: Ended,
     ) -> None:
-        """Post a READ; `ended` is called once, when no byte of it can land any more."""
+        """Post a READ; `ended` is called once, when no byte of it can land any more. It is
+        posted in pieces, and `landed` told of each as it lands: where a READ is a copy by this
+        thread, what `landed` looks at is still in the cache."""
         peer = self._peers.get(boot_id)
         if peer is None:
             ended(ReadFailed(f"{_short(boot_id)} is not connected"))
             return
+        step = max(1, PIECE_BYTES // self._array.shape[1])
+        firsts = range(0, len(local), step)
+        reading = _Reading(landed, ended, pieces=len(firsts))
+        theirs, ours = (np.asarray(blocks, dtype=np.int32) for blocks in (remote, local))
+        for first in firsts:
+            if reading.failure is None:
+                end = min(first + step, len(local))
+                self._post(peer, reading, theirs[first:end], ours[first:end], first)
+            else:
+                self._piece_ended(reading, None)  # never posted
+
+    def _post(
+        self,
+        peer: _Peer,
+        reading: _Reading,
+        remote: NDArray[np.int32],
+        local: NDArray[np.int32],
+        first: int,
+    ) -> None:
         try:
-            handle = self._agent.make_prepped_xfer(
-                "READ",
-                self._blocks,
-                np.asarray(local, dtype=np.int32),
-                peer.blocks,
-                np.asarray(remote, dtype=np.int32),
-            )
-        except Exception as error:
-            ended(_failed(error))  # never posted
+            handle = self._agent.make_prepped_xfer("READ", self._blocks, local, peer.blocks, remote)
+        except Exception as error:  # NIXL's bindings raise classes of their own
+            self._piece_ended(reading, _failed(error))
             return
         peer.reads += 1
-        flight = _Flight(handle, peer, ended)
+        flight = _Flight(handle, peer, reading, first, first + len(local))
         if not self._ends(flight, self._agent.transfer):
             self._flights.append(flight)
+
+    def _piece_ended(self, reading: _Reading, failure: ReadFailed | None) -> None:
+        reading.pieces -= 1
+        reading.failure = reading.failure or failure
+        if reading.pieces == 0:
+            reading.ended(reading.failure)
 
     def _run(self, started: Future[bytes]) -> None:
         try:
@@ -248,7 +291,14 @@ class NixlAgent:
         if flight.peer.forgotten and flight.peer.reads == 0:
             self._leaving.remove(flight.peer)
             self._release_peer(flight.peer)
-        flight.ended(failure)
+        reading = flight.reading
+        if failure is None and reading.landed is not None:
+            try:
+                reading.landed(flight.first, flight.end)
+            except Exception as error:  # its owner must hear of an end in any case
+                log.exception("what a READ brought could not be looked at")
+                failure = _failed(error)
+        self._piece_ended(reading, failure)
         return True
 
     def _release(self, handle: Any) -> None:

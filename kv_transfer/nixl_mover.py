@@ -39,19 +39,17 @@ class NixlRead:
         self.settled: asyncio.Future[None] = loop.create_future()
         self.landed.add_done_callback(lambda done: done.exception())  # it may go unwatched
 
-    def end(self, failure: ReadFailed | None) -> None:
+    def end(self, failure: ReadFailed | None, sums: NDArray[np.uint64] | None = None) -> None:
         """NIXL has reported: landed or failed, and settled either way."""
         if failure is None:
             self.landed.set_result(None)
+            if self.sums is not None and sums is not None:
+                self.sums.set_result(sums)
         else:
             self.landed.set_exception(failure)
             if self.sums is not None:
                 self.sums.set_exception(failure)
         self.settled.set_result(None)
-
-    def summed(self, sums: NDArray[np.uint64]) -> None:
-        if self.sums is not None:
-            self.sums.set_result(sums)
 
 
 class NixlMover:
@@ -142,16 +140,22 @@ class NixlMover:
         read = NixlRead(summed=seeds is not None)
         loop = asyncio.get_running_loop()
 
+        sums = np.empty((len(local), self.slabs), dtype=np.uint64) if seeds is not None else None
+
+        def landed(first: int, end: int) -> None:
+            """In the agent's thread, as `ended`: it sums what has just landed."""
+            assert sums is not None and seeds is not None
+            sums[first:end] = checksum.checksums(
+                self._array, local[first:end], seeds[first:end], self.slabs
+            )
+
         def ended(failure: ReadFailed | None) -> None:
-            """In the agent's thread, which sums what has just landed while it is in the cache:
-            two threads that copy and sum at once are no faster where they share a memory."""
-            _call(loop, lambda: read.end(failure))
-            if failure is None and seeds is not None:
-                sums = checksum.checksums(self._array, local, seeds, self.slabs)
-                _call(loop, lambda: read.summed(sums))
+            _call(loop, lambda: read.end(failure, sums))
 
         agent = next(self._turns)
-        if not agent.do(lambda: agent.read(boot_id, remote, local, ended)):
+        if not agent.do(
+            lambda: agent.read(boot_id, remote, local, landed if seeds is not None else None, ended)
+        ):
             read.end(ReadFailed("the mover has too many READs waiting"))
         return read
 

@@ -176,7 +176,7 @@ class Ended:
 
 def start_read(agent: NixlAgent, boot_id: bytes = PEER) -> Ended:
     ended = Ended()
-    there(agent, lambda: agent.read(boot_id, [4, 0], [7, 2], ended))
+    there(agent, lambda: agent.read(boot_id, [4, 0], [7, 2], None, ended))
     return ended
 
 
@@ -230,6 +230,69 @@ def test_posting_that_raises_ends_the_read(made: Made) -> None:
     assert isinstance(failure, ReadFailed) and isinstance(failure.__cause__, ConnectionError)
     fake.fail.add("make_prepped_xfer")
     assert isinstance(start_read(agent).wait(), ReadFailed)
+
+
+@pytest.fixture
+def pieces(made: Made, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Ended, list[Any]]]:
+    """Starts a READ of five blocks, two to a piece; returns its end and what was told before."""
+    agent, _ = made
+    monkeypatch.setattr(nixl_agent, "PIECE_BYTES", 2 * BLOCK_BYTES + 1)
+    there(agent, lambda: agent.connect(peer()))
+
+    def start(landed: Callable[[int, int], None] | None = None) -> tuple[Ended, list[Any]]:
+        ended, told = Ended(), []
+        look = landed or (lambda first, end: told.append((first, end, len(ended.told))))
+        remote, local = [4, 0, 1, 2, 3], [7, 2, 6, 5, 0]
+        there(agent, lambda: agent.read(PEER, remote, local, look, ended))
+        return ended, told
+
+    return start
+
+
+def test_pieces_are_told_of_as_they_land_and_the_end_comes_last(made: Made, pieces: Any) -> None:
+    _, fake = made
+    ended, told = pieces()
+    assert fake.indices == [([7, 2], [4, 0]), ([6, 5], [1, 2]), ([0], [3])]
+    for number in (1, 0):
+        fake.posted[number].state = "DONE"
+        fake.wait_polls(2)
+    assert told == [(2, 4, 0), (0, 2, 0)] and not ended.told
+    fake.posted[2].state = "DONE"
+    assert ended.wait() is None
+    assert told[2:] == [(4, 5, 0)]
+
+
+def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
+    made: Made, pieces: Any
+) -> None:
+    _, fake = made
+    ended, told = pieces()
+    fake.posted[0].state = "ERR"
+    fake.wait_polls(3)
+    assert not ended.told  # bytes of the others may still land
+    fake.posted[1].state = fake.posted[2].state = "DONE"
+    assert "ERR" in str(ended.wait())
+    assert len(told) == 2
+
+
+def test_after_a_piece_that_cannot_be_posted_no_other_is(made: Made, pieces: Any) -> None:
+    _, fake = made
+    fake.fail.add("make_prepped_xfer")
+    ended, told = pieces()
+    assert "scripted to fail" in str(ended.wait())
+    assert not fake.posted and not told
+
+
+def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, pieces: Any) -> None:
+    _, fake = made
+    fake.first_state = "DONE"
+
+    def look(first: int, end: int) -> None:
+        raise IndexError("no such block")
+
+    ended, _ = pieces(look)
+    assert "no such block" in str(ended.wait())
+    assert pieces()[0].wait() is None
 
 
 def test_an_unknown_peer_is_no_read(made: Made) -> None:
