@@ -1,7 +1,7 @@
 """A fetch in figures: what was read, and when each offer was heard, landed and verified.
 
 Pure bookkeeping for metrics, spans and benchmarks; decides nothing. The handoff's reader owns
-it. Times are the event loop's, in seconds; 0 where not reached.
+it. Times are the event loop's, in seconds; those of what was not reached mean nothing.
 """
 
 from __future__ import annotations

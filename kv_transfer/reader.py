@@ -75,6 +75,7 @@ class HandoffReader:
         self._tasks: set[asyncio.Task[None]] = set()  # one per READ, until its own sums are in
         self._unproven: list[_Landed] = []  # waiting for the granter's sums
         self._report = FetchReport()
+        self._first_heard = False
 
     async def fetch(
         self,
@@ -132,9 +133,11 @@ class HandoffReader:
     def _heard(self, message: handoff_pb2.GranterMessage) -> None:
         kind = message.WhichOneof("kind")
         report, now = self._report, _now()
-        report.opened = self._session.opened_at or now
+        if self._session.opened_at is not None:
+            report.opened = self._session.opened_at
         if kind == "offer":
-            report.first_offer = report.first_offer or now
+            if not report.offers:
+                report.first_offer = now
             places = self._places.offered(message.offer)
             report.heard(places, now)
             self._ready.extend(places)
@@ -149,20 +152,22 @@ class HandoffReader:
 
     def _take_first(self, first: handoff_pb2.FirstTokens, now: float) -> None:
         choices = [token.choice for token in first.tokens]
-        if self._report.first_tokens or sorted(choices) != sorted(self._choices):
+        if self._first_heard or sorted(choices) != sorted(self._choices):
             raise HandoffError(
                 f"the granter's first tokens are of choices {choices}, wanted {self._choices} once"
             )
+        self._first_heard = True
         self._report.first_tokens = now
         self._on_first(first)
         self._conclude()
 
     def _start_reads(self) -> None:
         """Start READs of what is offered, while the window admits them."""
-        limit = max(1, self._config.window_bytes // self._block_bytes)
-        limit = min(limit, self._config.read_blocks)
+        most = min(self._config.window_bytes, self._config.read_bytes) // self._block_bytes
         while self._ready and not self._outcome.done():
-            places = [self._ready[i] for i in range(min(limit, len(self._ready)))]
+            reads = -(-len(self._ready) // max(1, most))
+            count = -(-len(self._ready) // reads)  # of even size: they run side by side
+            places = [self._ready[i] for i in range(count)]
             size = len(places) * self._block_bytes
             if not self._window.admits(size):
                 return
@@ -235,7 +240,7 @@ class HandoffReader:
 
     def _conclude(self) -> None:
         """The fetch is done once all blocks are verified and the first tokens are here."""
-        if self._places.complete and self._report.first_tokens and not self._outcome.done():
+        if self._places.complete and self._first_heard and not self._outcome.done():
             self._report.verified = _now()
             self._outcome.set_result(None)
 

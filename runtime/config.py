@@ -58,7 +58,7 @@ class HandoffConfig:
     renewals_per_lease: int = 4
     window_reads: int = 4  # READs in flight per handoff
     window_bytes: int = 256 << 20
-    read_blocks: int = 8  # blocks of one READ
+    read_bytes: int = 16 << 20  # of one READ, at most; a block at least
     read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
     read_timeout_s: float = 5.0
     verify: bool = True  # off only in experiments: a wrong block is then used
@@ -126,7 +126,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "handoff.renewals_per_lease": (2, 100),
     "handoff.window_reads": (1, 256),
     "handoff.window_bytes": (1 << 16, 1 << 40),
-    "handoff.read_blocks": (1, 4096),
+    "handoff.read_bytes": (1 << 10, 1 << 40),
     "handoff.read_threads": (1, 64),
     "handoff.read_timeout_s": (0.05, 600),
     "handoff.preflight_floor_gbps": (0, 10_000),

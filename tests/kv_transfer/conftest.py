@@ -45,7 +45,7 @@ Item = Computed | handoff_pb2.FirstTokens | float | Exception  # a float: second
 class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
-        self._now = 100.0
+        self._now = 0.0  # the earliest: a time of zero must not read as no time
         self.steps = 0
         self.at_step: dict[int, Callable[[], object]] = {}
 
@@ -111,7 +111,8 @@ class Stage:
     """Both pools, the exchange between them, and what became of everything."""
 
     def __init__(self, decide: Callable[[Attempt], Fate] | None = None, **config: Any) -> None:
-        self.config = dataclasses.replace(HandoffConfig(read_blocks=2, window_reads=2), **config)
+        config = {"read_bytes": 2 * BLOCK_BYTES, "window_reads": 2} | config
+        self.config = dataclasses.replace(HandoffConfig(), **config)
         random = np.random.default_rng(7)
         shape = (POOL_BLOCKS, BLOCK_BYTES)
         self.granted = random.integers(0, 256, shape, dtype=np.uint8)

@@ -28,6 +28,25 @@ def test_all_blocks_arrive_verified_and_the_end_is_said(lab: Any) -> None:
     lab.nothing_left(stage, prompt)
 
 
+@pytest.mark.parametrize(
+    ("read_blocks", "sizes"), [(4, [3, 3]), (5, [3, 3]), (6, [6]), (100, [6]), (0.5, [1] * 6)]
+)
+def test_reads_are_of_even_size_and_at_most_so_many_bytes(
+    lab: Any, read_blocks: float, sizes: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def decide(attempt: Attempt) -> Fate:
+        seen.append(len(attempt.local))
+        return Fate()
+
+    stage = lab.Stage(decide, read_bytes=int(read_blocks * lab.BLOCK_BYTES), window_reads=6)
+    prompt = lab.ScriptedPrompt([lab.computed(0, lab.THEIRS), lab.first_tokens()])
+    lab.on_virtual_time(lambda: lab.play(stage, prompt))
+    assert lab.moved(stage, lab.OWN, lab.THEIRS)
+    assert seen == sizes
+
+
 def test_first_tokens_do_not_wait_for_the_last_blocks(lab: Any) -> None:
     stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.5))
     prompt = lab.chunked()
@@ -71,7 +90,7 @@ def test_reads_stay_inside_the_window(lab: Any) -> None:
         asyncio.get_running_loop().call_later(0.099, flying.discard, attempt.number)
         return Fate(delay_s=0.1)
 
-    stage = lab.Stage(decide, read_blocks=1, window_reads=3, window_bytes=2 * lab.BLOCK_BYTES)
+    stage = lab.Stage(decide, read_bytes=1, window_reads=3, window_bytes=2 * lab.BLOCK_BYTES)
     prompt = lab.ScriptedPrompt([lab.computed(0, lab.THEIRS), lab.first_tokens()])
     report, _ = lab.on_virtual_time(lambda: lab.play(stage, prompt))
     assert max(most) == 2 and report.reads == 6

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
-from baton.simulation.cluster import Cluster
+from baton.simulation.cluster import SLABS, Cluster
+from baton.simulation.hash_engine import block_bytes
 
 BLOCK = 4
+BLOCK_BYTES = block_bytes(BLOCK, SLABS)
 
 
 def config(lease_s: float = 0.4, **step: int | float) -> Config:
@@ -23,7 +25,9 @@ def config(lease_s: float = 0.4, **step: int | float) -> Config:
     return Config(
         pool=PoolConfig(block_size=BLOCK),
         step=StepConfig(**settings),  # type: ignore[arg-type]
-        handoff=HandoffConfig(lease_s=lease_s, read_timeout_s=0.3, read_blocks=3, mover="memory"),
+        handoff=HandoffConfig(
+            lease_s=lease_s, read_timeout_s=0.3, read_bytes=3 * BLOCK_BYTES, mover="memory"
+        ),
     )
 
 

@@ -19,7 +19,8 @@ from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import BatonError, Overloaded
 from baton.simulation.client import Client, Request
-from baton.simulation.cluster import Cluster
+from baton.simulation.cluster import SLABS, Cluster
+from baton.simulation.hash_engine import block_bytes
 
 MakeCluster = Callable[..., Cluster]
 
@@ -68,7 +69,11 @@ class Disaster:
                 waiting_share=dice.choice([0.5, 1.0]),
             ),
             handoff=HandoffConfig(
-                mover="memory", lease_s=0.2, read_timeout_s=0.05, read_blocks=2, window_reads=2
+                mover="memory",
+                lease_s=0.2,
+                read_timeout_s=0.05,
+                read_bytes=2 * block_bytes(4, SLABS),
+                window_reads=2,
             ),
         )
 
