@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.pool import KvPool
+from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows, StepLayout
 
 
@@ -26,7 +27,8 @@ class Attention(Protocol):
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         """Causal attention of `queries` [rows, heads, head_dim], each over the tokens of its
-        sequence up to itself, after `write`. Returns the same shape and kind."""
+        sequence up to itself that are in the layer's window (`AttentionSpec`), after `write`.
+        Returns the same shape and kind."""
         ...
 
 
@@ -37,8 +39,9 @@ class TorchAttention:
     Padding is masked, and a row's result does not depend on its neighbours beyond rounding.
     """
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         self._pool = pool
+        self._spec = spec
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
         kv = torch.stack((keys, values), dim=2)  # [rows, kv_heads, 2, head_dim]
@@ -62,31 +65,62 @@ class TorchAttention:
         tables = layout.decode_tables.long()
         kv = self._pool.tensor.select(2, layer)[tables]  # [rows, block, kv_head, 2, token, dim]
         kv = kv.permute(3, 0, 2, 1, 4, 5).flatten(3, 4)  # [2, rows, kv_head, tokens, dim]
-        allowed = torch.arange(kv.shape[3]) < layout.decode_lengths[:, None]
+        places, lengths = torch.arange(kv.shape[3]), layout.decode_lengths[:, None]
+        allowed = places < lengths
+        if window := self._spec.windows[layer]:
+            allowed &= places >= lengths - window
         # A mask alone would let the NaN of an unwritten token through: nothing times NaN is NaN.
         kv = kv.masked_fill(~allowed[:, None, :, None], 0)
         grouped = queries.view(rows, kv.shape[2], heads // kv.shape[2], dim)
-        out = functional.scaled_dot_product_attention(
-            grouped, kv[0], kv[1], attn_mask=allowed[:, None, None]
-        )
+        out = self._mix(grouped, kv[0], kv[1], allowed[:, None, None])
         return out.reshape(rows, heads, dim)
 
     def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
         """One slice: its queries [tokens, heads, head_dim] over the prefix and themselves."""
-        kv = self._pool.tensor.select(2, layer).index_select(0, chunk.blocks)
+        window, size = self._spec.windows[layer], self._pool.block_size
+        end = chunk.start + chunk.end - chunk.first
+        skipped = max(0, chunk.start + 1 - window) // size if window else 0  # blocks
+        kv = self._pool.tensor.select(2, layer).index_select(0, chunk.blocks[skipped:])
         kv = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)  # [2, kv_head, tokens, dim]
-        count = chunk.end - chunk.first
-        kv = kv[:, None, :, : chunk.start + count]
+        kv = kv[:, None, :, : end - skipped * size]
+        own = torch.arange(chunk.start, end)[:, None]
+        places = torch.arange(skipped * size, end)
         mask = None
-        if chunk.start:
-            own = torch.arange(chunk.start, chunk.start + count)
-            mask = torch.arange(chunk.start + count) <= own[:, None]
-        out = functional.scaled_dot_product_attention(
-            queries.transpose(0, 1)[None],
-            kv[0],
-            kv[1],
+        if chunk.start or (window and window < end):
+            mask = places <= own
+            if window:
+                mask &= places > own - window
+        out = self._mix(queries.transpose(0, 1)[None], kv[0], kv[1], mask)
+        return out[0].transpose(0, 1)
+
+    def _mix(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """`queries` [n, heads or kv_heads, length, dim] over `keys` and `values` [n, kv_heads,
+        tokens, dim], where `mask` says so; without one, causally. Returns queries' shape."""
+        if self._spec.soft_cap:
+            return self._mix_capped(queries, keys, values, mask)
+        return functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
             attn_mask=mask,
             is_causal=mask is None,
-            enable_gqa=True,
-        )  # [1, heads, tokens, dim]
-        return out[0].transpose(0, 1)
+            scale=self._spec.scale,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+
+    def _mix_capped(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Written out, since torch's attention has no cap; one KV head at a time, which bounds
+        the memory of the scores."""
+        cap, kv_heads = self._spec.soft_cap, keys.shape[1]
+        if mask is None:
+            mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool).tril()
+        out = torch.empty_like(queries)
+        heads = zip(queries.chunk(kv_heads, 1), out.chunk(kv_heads, 1), strict=True)
+        for head, (query, target) in enumerate(heads):  # [n, group, length, dim]
+            key, value = keys[:, head, None], values[:, head, None]
+            scores = (query @ key.transpose(-1, -2)).to(torch.float32).mul_(self._spec.scale)
+            scores = scores.div_(cap).tanh_().mul_(cap).masked_fill_(~mask, float("-inf"))
+            target.copy_(scores.softmax(dim=-1).to(value.dtype) @ value)
+        return out

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from baton.engine.attention import TorchAttention
 from baton.engine.pool import KvPool
+from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import StepLayout
 
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
@@ -29,8 +30,8 @@ class NumbaAttention(TorchAttention):
     """`TorchAttention` with a compiled decode. A row's result depends on its own sequence
     alone, bit for bit."""
 
-    def __init__(self, pool: KvPool) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
+        super().__init__(pool, spec)
         bits = torch.int32 if pool.tensor.dtype == torch.float32 else torch.int16
         unsigned = np.uint32 if bits == torch.int32 else np.uint16
         self._bits = pool.tensor.view(bits).numpy().view(unsigned)
@@ -42,13 +43,18 @@ class NumbaAttention(TorchAttention):
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         out = torch.empty(queries.shape, dtype=torch.float32)
         numba.set_num_threads(min(torch.get_num_threads(), self._threads))
+        lengths = layout.decode_lengths.numpy()
+        window = self._spec.windows[layer]
+        firsts = np.maximum(lengths - window, 0) if window else np.zeros_like(lengths)
         _decode(
             self._bits,
             layer,
             self._widen,
-            queries.to(torch.float32).contiguous().numpy(),
+            queries.to(torch.float32).mul(self._spec.scale).contiguous().numpy(),
             layout.decode_tables.numpy(),
-            layout.decode_lengths.numpy(),
+            firsts,
+            lengths,
+            np.float32(self._spec.soft_cap),
             out.numpy(),
         )
         return out.to(queries.dtype)
@@ -58,8 +64,9 @@ class NumbaAttention(TorchAttention):
         _, kv_heads, _, _, _, dim = self._bits.shape
         queries = np.zeros((1, kv_heads, dim), dtype=np.float32)
         table = np.zeros((1, 1), dtype=np.int32)
-        length = np.ones(1, dtype=np.int32)
-        _decode(self._bits, 0, self._widen, queries, table, length, np.empty_like(queries))
+        first, length = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
+        no_cap, out = np.float32(0.0), np.empty_like(queries)
+        _decode(self._bits, 0, self._widen, queries, table, first, length, no_cap, out)
 
 
 def _parallel_is_safe() -> bool:
@@ -93,9 +100,11 @@ def _walk(  # type: ignore[no-untyped-def]
     bits,  # uint16 or uint32 [block, kv_head, layer, k|v, token, dim]
     layer,
     widen,  # uint32: what makes a float32 of one of `bits`
-    queries,  # float32 [rows, heads, dim]
+    queries,  # float32 [rows, heads, dim], scaled
     tables,  # int32 [rows, width]
+    firsts,  # int32 [rows]: the first token of the window
     lengths,  # int32 [rows]
+    soft_cap,  # float32; 0: none
     out,  # float32 [rows, heads, dim]
 ):
     """One job per row and KV head; softmax online over blocks (Milakov and Gimelshein 2018,
@@ -103,7 +112,6 @@ def _walk(  # type: ignore[no-untyped-def]
     rows, heads, dim = queries.shape
     kv_heads, size = bits.shape[1], bits.shape[4]
     group = heads // kv_heads
-    scale = np.float32(1.0 / math.sqrt(dim))
     for job in numba.prange(rows * kv_heads):
         row, head = job // kv_heads, job % kv_heads
         query = queries[row, head * group : (head + 1) * group]
@@ -114,39 +122,40 @@ def _walk(  # type: ignore[no-untyped-def]
         best = np.full(group, -np.inf, dtype=np.float32)
         total = np.zeros(group, dtype=np.float32)
         mixed = np.zeros((group, dim), dtype=np.float32)
-        for place in range((lengths[row] + size - 1) // size):
+        for place in range(firsts[row] // size, (lengths[row] + size - 1) // size):
             block = tables[row, place]
+            start = max(0, firsts[row] - place * size)
             count = min(size, lengths[row] - place * size)
-            for token in range(count):
+            for token in range(start, count):
                 for i in range(dim):
                     tile_bits[token, i] = bits[block, head, layer, 0, token, i] * widen
             for g in range(group):
                 highest = best[g]
-                for token in range(count):
+                for token in range(start, count):
                     score = np.float32(0.0)
                     for i in range(dim):
                         score += query[g, i] * tile[token, i]
-                    scores[token] = score * scale
+                    if soft_cap > 0:
+                        score = soft_cap * math.tanh(score / soft_cap)
+                    scores[token] = score
                     highest = max(highest, scores[token])
                 shrink = math.exp(best[g] - highest)
                 best[g] = highest
                 total[g] *= shrink
-                for i in range(dim):
-                    mixed[g, i] *= shrink
-                for token in range(count):
+                mixed[g] *= shrink
+                for token in range(start, count):
                     weights[g, token] = math.exp(scores[token] - highest)
                     total[g] += weights[g, token]
-            for token in range(count):
+            for token in range(start, count):
                 for i in range(dim):
                     tile_bits[token, i] = bits[block, head, layer, 1, token, i] * widen
             for g in range(group):
-                for token in range(count):
+                for token in range(start, count):
                     weight = weights[g, token]
                     for i in range(dim):
                         mixed[g, i] += weight * tile[token, i]
         for g in range(group):
-            for i in range(dim):
-                out[row, head * group + g, i] = mixed[g, i] / total[g]
+            out[row, head * group + g] = mixed[g] / total[g]
 
 
 _decode = _compile(_walk)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +40,9 @@ class ConfigFields:
             raise self.error(field, f"{value!r} is not a positive integer")
         return value
 
-    def optional_integer(self, field: str, absent: int | None) -> int | None:
-        """None where the file says null; `absent` where it says nothing."""
-        if field not in self.values:
-            return absent
-        return None if self.values[field] is None else self.integer(field)
+    def count(self, field: str, default: int) -> int:
+        """As `integer`, but zero is allowed. Raises ModelError."""
+        return 0 if self.get(field, default) == 0 else self.integer(field, default)
 
     def number(self, field: str, default: float | None = None) -> float:
         """A positive finite number. Raises ModelError."""
@@ -64,6 +63,10 @@ class ConfigFields:
         if not isinstance(value, bool):
             raise self.error(field, f"{value!r} is neither true nor false")
         return value
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> ConfigFields:
+        """The same object with `defaults` for the fields that it lacks. A null stays."""
+        return ConfigFields(self.path, {**defaults, **self.values}, self.prefix)
 
     def section(self, field: str) -> ConfigFields:
         """The object at `field`; an empty one where it is absent or null."""

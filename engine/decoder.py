@@ -1,8 +1,9 @@
-"""The decoder: one class for every dense family, driven by a `ModelSpec`.
+"""The decoder: one class for every family, driven by a `ModelSpec`.
 
 Pre-norm layers of grouped-query attention and a gated MLP (Llama 2, Touvron et al. 2023,
-arXiv:2307.09288; query and key norms as in Qwen3). Knows no batch and no sampling; the KV
-lies behind an `Attention` backend. Immutable after construction.
+arXiv:2307.09288; query and key norms as in Qwen3; output norms, soft caps and two rotary
+tables as in Gemma 2 and 3, arXiv:2408.00118 and arXiv:2503.19786). Knows no batch and no
+sampling; the KV lies behind an `Attention` backend. Immutable after construction.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from baton.engine.spec import ModelSpec
 from baton.engine.step_layout import StepLayout
 from baton.engine.weights import LayerWeights, Weights
 
+Angles = tuple[Tensor, Tensor]
+
 
 class Decoder:
     """Computes hidden states and logits. One thread at a time may call it."""
@@ -25,27 +28,43 @@ class Decoder:
         self._spec = spec
         self._weights = weights
         self._attention = attention
-        self._rotary = Rotary(spec)
+        self._rotary = Rotary(spec.rope, spec.rotary_dim)
+        self._local_rotary = Rotary(spec.local_rope, spec.rotary_dim) if spec.local_rope else None
 
     def hidden(self, layout: StepLayout) -> Tensor:
         """Final hidden states [rows, hidden], normalised. Writes the rows' KV."""
-        x = functional.embedding(layout.tokens, self._weights.embedding)
+        x = self._embed(layout.tokens)
         angles = self._rotary.angles(layout.positions, x.dtype)
+        local = angles
+        if self._local_rotary is not None:
+            local = self._local_rotary.angles(layout.positions, x.dtype)
+        windows = self._spec.attention.windows
         for index, layer in enumerate(self._weights.layers):
-            x = x + self._attend(index, layer, self._norm(x, layer.input_norm), angles, layout)
-            x = x + _mlp(layer, self._norm(x, layer.post_norm))
+            turn = local if windows[index] else angles
+            attended = self._attend(index, layer, self._norm(x, layer.input_norm), turn, layout)
+            x = x + self._output_norm(attended, layer.attention_norm)
+            computed = self._mlp(layer, self._norm(x, layer.mlp_norm))
+            x = x + self._output_norm(computed, layer.output_norm)
         return self._norm(x, self._weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [rows, vocab] of `hidden` [rows, hidden]."""
-        return self._weights.head(hidden).to(torch.float32)
+        logits = self._weights.head(hidden).to(torch.float32)
+        cap = self._spec.logit_soft_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """[rows, hidden]. The scale is rounded to the weights' kind, as Gemma was trained."""
+        x = functional.embedding(tokens, self._weights.embedding)
+        scale = self._spec.embedding_scale
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
 
     def _attend(
         self,
         index: int,
         layer: LayerWeights,
         x: Tensor,  # [rows, hidden]
-        angles: tuple[Tensor, Tensor],
+        angles: Angles,
         layout: StepLayout,
     ) -> Tensor:
         spec = self._spec
@@ -60,11 +79,20 @@ class Decoder:
         attended = self._attention.attend(index, queries, layout)
         return layer.output(attended.flatten(1))
 
+    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        gate, up = layer.gate_up(x).chunk(2, dim=-1)
+        if self._spec.activation == "silu":
+            gate = functional.silu(gate)
+        else:
+            gate = functional.gelu(gate, approximate="tanh")
+        return layer.down(gate.mul_(up))
+
+    def _output_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._norm(x, weight)
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+        if weight.dtype != x.dtype:  # kept in float32: rounded once, after the weight
+            wide = x.to(weight.dtype)
+            return functional.rms_norm(wide, weight.shape, weight, self._spec.norm_eps).to(x.dtype)
         return functional.rms_norm(x, weight.shape, weight, self._spec.norm_eps)
-
-
-def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
-    gate, up = layer.gate_up(x).chunk(2, dim=-1)
-    return layer.down(functional.silu(gate).mul_(up))

@@ -15,7 +15,7 @@ from baton.engine.attention import Attention, TorchAttention
 from baton.engine.host_memory import available_bytes
 from baton.engine.pool import KvPool, blocks_for
 from baton.engine.runner import ModelRunner
-from baton.engine.spec import read_spec
+from baton.engine.spec import AttentionSpec, read_spec
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import load_weights, source_dtype
 from baton.runtime.errors import ConfigError
@@ -72,7 +72,7 @@ def build_runner(
     if not blocks:
         blocks = blocks_for(spec, block_size, kind, int(memory_fraction * available_bytes()))
     pool = KvPool(spec, blocks, block_size, kind)
-    return ModelRunner(spec, weights, pool, _attention(pool, backend), max_context)
+    return ModelRunner(spec, weights, pool, _attention(pool, spec.attention, backend), max_context)
 
 
 def _dtype(folder: Path, name: str) -> torch.dtype:
@@ -85,14 +85,14 @@ def _dtype(folder: Path, name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _attention(pool: KvPool, backend: str) -> Attention:
+def _attention(pool: KvPool, spec: AttentionSpec, backend: str) -> Attention:
     """ "auto": compiled where numba is installed, else plain torch."""
     if backend not in ("auto", "torch", "numba"):
         raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
     if backend == "torch" or (backend == "auto" and find_spec("numba") is None):
-        return TorchAttention(pool)
+        return TorchAttention(pool, spec)
     try:
         from baton.engine.attention_numba import NumbaAttention
     except ImportError as error:
         raise ConfigError(f"attention backend {backend!r} needs numba: {error}") from error
-    return NumbaAttention(pool)
+    return NumbaAttention(pool, spec)

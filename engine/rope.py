@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton.engine.spec import ModelSpec, RopeSpec
+from baton.engine.rope_spec import RopeSpec
 
 
 class Rotary:
@@ -28,15 +28,16 @@ class Rotary:
     `max_position_embeddings` (which transformers turns as a whole by the prompt's length).
     """
 
-    def __init__(self, spec: ModelSpec, device: torch.device | None = None) -> None:
-        self._rope = spec.rope
-        self._dim = spec.head_dim
-        frequencies, self.attention_factor = _frequencies(spec.rope, spec.head_dim)
-        self._frequencies = frequencies.to(device) if device else frequencies  # [head_dim / 2]
+    def __init__(self, rope: RopeSpec, dim: int, device: torch.device | None = None) -> None:
+        """`dim`: how many entries of a head are turned."""
+        self._rope = rope
+        self._dim = dim
+        frequencies, self.attention_factor = _frequencies(rope, dim)
+        self._frequencies = frequencies.to(device) if device else frequencies  # [dim / 2]
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of int64 `positions` [tokens], each [tokens, 1, head_dim]; the sine's
-        first half is negated, ready for `rotate`."""
+        """(cos, sin) of int64 `positions` [tokens], each [tokens, 1, dim]; the sine's first
+        half is negated, ready for `rotate`."""
         frequencies = self._frequencies
         if self._rope.kind == "dynamic":
             frequencies = self._dynamic_frequencies(positions)
@@ -48,7 +49,7 @@ class Rotary:
             torch.cat((-sin, sin), dim=-1).to(dtype)[:, None],
         )
 
-    def _dynamic_frequencies(self, positions: Tensor) -> Tensor:  # [tokens, head_dim / 2]
+    def _dynamic_frequencies(self, positions: Tensor) -> Tensor:  # [tokens, dim / 2]
         rope, dim = self._rope, self._dim
         length = (positions + 1).clamp(min=rope.original_context).to(torch.float32)
         stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
@@ -57,9 +58,12 @@ class Rotary:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn `x` [tokens, heads, head_dim] by the angles of its tokens (`Rotary.angles`)."""
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, x.roll(half, dims=-1), sin)
+    """Turn the first `dim` entries of the heads of `x` [tokens, heads, head_dim] by the angles
+    of its tokens (`Rotary.angles`, [tokens, 1, dim]); the others stay."""
+    dim = cos.shape[-1]
+    if dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dim], cos, sin), x[..., dim:]), dim=-1)
+    return torch.addcmul(x * cos, x.roll(dim // 2, dims=-1), sin)
 
 
 def _exponents(dim: int) -> Tensor:

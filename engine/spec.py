@@ -1,48 +1,46 @@
 """What a model is, read from a Hugging Face folder's `config.json`.
 
-One decoder class serves every family; a family is a row of facts here, not a file of code.
-Whatever this engine would compute wrongly is refused by name. Knows no tensors and no torch;
-the values are immutable.
+One decoder class serves every family; a family is a row of facts in `families.py`, not a file
+of code. Whatever this engine would compute wrongly is refused by name. Knows no tensors and no
+torch; the values are immutable.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from baton.engine.config_fields import ConfigFields, read_fields
-
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+from baton.engine.families import (
+    Activation,
+    Family,
+    activation_of,
+    family_of,
+    refuse_unsupported,
+)
+from baton.engine.rope_spec import RopeSpec, context_of, read_rope, read_two_ropes
+from baton.engine.windows import read_windows
 
 
 @dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding. Fields that a kind does not use keep their defaults."""
+class AttentionSpec:
+    """How the products of queries and keys become weights, the same in every backend:
+    softmax(cap(scale * product)) over a layer's window, where cap(x) is
+    `soft_cap` * tanh(x / `soft_cap`), or x itself without a cap."""
 
-    kind: RopeKind
-    theta: float
-    factor: float = 1.0
-    original_context: int = 0  # tokens; llama3, yarn, dynamic
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: from factor and mscale
-    mscale: float = 0.0  # yarn; 0: absent
-    mscale_all_dim: float = 0.0  # yarn; 0: absent
-    truncate: bool = True  # yarn
+    scale: float
+    windows: tuple[int, ...]  # of each layer: the last tokens, the own one included; 0: all
+    soft_cap: float = 0.0  # 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder-only model.
+    """A decoder-only model. The fields with defaults are features that a model may lack.
 
     Sizes are counts, `max_context` is in tokens of prompt and output together.
     """
 
-    family: str  # llama, mistral, qwen2, qwen3
+    family: str  # the name of a row in families.py
     layers: int
     hidden_size: int
     heads: int
@@ -52,38 +50,28 @@ class ModelSpec:
     vocab_size: int
     norm_eps: float
     max_context: int
+    rotary_dim: int  # the first entries of a head, which are turned; the others are not
     rope: RopeSpec
-    qkv_bias: bool
-    output_bias: bool
-    qk_norm: bool
+    attention: AttentionSpec
     tied_embeddings: bool
     eos_ids: tuple[int, ...]
+    local_rope: RopeSpec | None = None  # of the layers that have a window; None: as the others
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    activation: Activation = "silu"
+    norm_adds_one: bool = False  # the file holds a norm's weights less one
+    output_norms: bool = False  # attention and MLP outputs are normalised before they are added
+    embedding_scale: float = 1.0
+    logit_soft_cap: float = 0.0  # 0: none
+    tensor_prefix: str = "model."  # of the decoder's tensors in the files
+    fused_tensors: bool = False  # the files hold qkv and gate-up as one matrix each
 
     @property
     def group(self) -> int:
         """Query heads that share one KV head."""
         return self.heads // self.kv_heads
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What a family fixes in its code or defaults, where config.json may be silent."""
-
-    name: str
-    qkv_bias: bool | None  # None: `attention_bias` decides
-    qk_norm: bool
-    head_dim: int | None = None  # None: hidden_size / heads
-    sliding_window: int | None = None  # when the field is absent
-    window_switch: bool = False  # `use_sliding_window` decides whether the window is in use
-
-
-_FAMILIES = {
-    "LlamaForCausalLM": _Family("llama", None, False),
-    "MistralForCausalLM": _Family("mistral", False, False, sliding_window=4096),
-    "Qwen2ForCausalLM": _Family("qwen2", True, False, window_switch=True),
-    "Qwen3ForCausalLM": _Family("qwen3", None, True, head_dim=128, window_switch=True),
-}
-_ACTIVATIONS = ("silu", "swish")
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -92,23 +80,19 @@ def read_spec(folder: Path) -> ModelSpec:
     Raises ModelError naming file, field and remedy for what is missing, malformed or not
     supported.
     """
-    fields = read_fields(folder / "config.json")
-    family = _family(fields)
-    _refuse_unsupported(fields, family)
-    heads = fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", heads if family.name == "llama" else None)
+    top = read_fields(folder / "config.json")
+    family = family_of(top)
+    fields = top.with_defaults(family.defaults)
+    refuse_unsupported(fields, family)
+    layers = fields.integer("num_hidden_layers")
+    heads, kv_heads, head_dim = _heads(fields)
     hidden_size = fields.integer("hidden_size")
-    head_dim = fields.integer("head_dim", family.head_dim or max(hidden_size // heads, 1))
-    if heads % kv_heads:
-        raise fields.error("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
-    if head_dim % 2 or head_dim < 4:
-        raise fields.error("head_dim", f"{head_dim} is not an even number of 4 or more")
-    attention_bias = fields.flag("attention_bias", False)
     positions = fields.integer("max_position_embeddings")
-    rope = _rope(fields, positions)
+    rope, local_rope = _ropes(fields, family, positions)
+    attention_bias = fields.flag("attention_bias", False)
     return ModelSpec(
         family=family.name,
-        layers=fields.integer("num_hidden_layers"),
+        layers=layers,
         hidden_size=hidden_size,
         heads=heads,
         kv_heads=kv_heads,
@@ -116,114 +100,64 @@ def read_spec(folder: Path) -> ModelSpec:
         ffn_size=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        max_context=_max_context(rope, positions),
+        max_context=context_of(rope, positions),
+        rotary_dim=_rotary_dim(fields, family, head_dim),
         rope=rope,
+        attention=AttentionSpec(
+            scale=fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            windows=read_windows(fields, family, layers, positions),
+            soft_cap=fields.optional_number("attn_logit_softcapping") or 0.0,
+        ),
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        eos_ids=_eos_ids(folder, top),
+        local_rope=local_rope,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,
+        mlp_bias=fields.flag("mlp_bias", False),
         qk_norm=family.qk_norm,
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
-        eos_ids=_eos_ids(folder, fields),
+        activation=activation_of(fields, family),
+        norm_adds_one=family.norm_adds_one,
+        output_norms=family.output_norms,
+        embedding_scale=hidden_size**0.5 if family.scaled_embedding else 1.0,
+        logit_soft_cap=fields.optional_number("final_logit_softcapping") or 0.0,
+        fused_tensors=family.fused_tensors,
     )
 
 
-def _family(fields: ConfigFields) -> _Family:
-    names = fields.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
-        raise fields.error("architectures", f"{names!r} is not supported; use one of {known}")
-    return _FAMILIES[names[0]]
+def _heads(fields: ConfigFields) -> tuple[int, int, int]:
+    """Query heads, KV heads, and the size of each."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    head_dim = fields.integer("head_dim", max(fields.integer("hidden_size") // heads, 1))
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
+    if head_dim % 2 or head_dim < 4:
+        raise fields.error("head_dim", f"{head_dim} is not an even number of 4 or more")
+    return heads, kv_heads, head_dim
 
 
-def _refuse_unsupported(fields: ConfigFields, family: _Family) -> None:
-    if fields.get("quantization_config") is not None:
-        raise fields.error("quantization_config", "use the unquantized weights of this model")
-    activation = fields.get("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
-        raise fields.error("hidden_act", f"{activation!r} is not supported; only 'silu' is")
-    if fields.flag("mlp_bias", False):
-        raise fields.error("mlp_bias", "a bias in the MLP is not supported; it must be false")
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.error("partial_rotary_factor", "only 1.0 is supported")
-    _refuse_window(fields, family)
+def _ropes(
+    fields: ConfigFields, family: Family, positions: int
+) -> tuple[RopeSpec, RopeSpec | None]:
+    if family.two_ropes:
+        return read_two_ropes(fields, positions, family.rope_kinds)
+    return read_rope(fields, positions, family.rope_kinds), None
 
 
-def _refuse_window(fields: ConfigFields, family: _Family) -> None:
-    """A window at least as long as the context is never in use, and so allowed."""
-    kinds = fields.get("layer_types")
-    if kinds is not None and any(kind != "full_attention" for kind in _list(kinds)):
-        raise fields.error("layer_types", "only 'full_attention' layers are supported")
-    if family.window_switch and not fields.flag("use_sliding_window", False):
-        return
-    if family.name == "llama":
-        return
-    window = fields.optional_integer("sliding_window", family.sliding_window)
-    if window is not None and window < fields.integer("max_position_embeddings"):
+def _rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
+    """`partial_rotary_factor`, at the top or in the section of the rotary embedding."""
+    factor = fields.number("partial_rotary_factor", 1.0)
+    for name in ("rope_parameters", "rope_scaling"):
+        factor = fields.section(name).number("partial_rotary_factor", factor)
+    dim = int(head_dim * factor)
+    if not family.partial_rotary and dim != head_dim:
+        raise fields.error("partial_rotary_factor", f"{factor} is not supported here; only 1.0 is")
+    if not 2 <= dim <= head_dim or dim % 2:
         raise fields.error(
-            "sliding_window",
-            f"a window of {window} tokens is in use, which is not supported; "
-            "use a version of the model with full attention (null)",
+            "partial_rotary_factor",
+            f"{factor} turns {dim} of {head_dim} entries of a head; an even number is needed",
         )
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
-
-
-def _rope(fields: ConfigFields, positions: int) -> RopeSpec:
-    """Both forms: `rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`."""
-    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    rope = fields.section(name)
-    kind = _rope_kind(rope)
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.error("partial_rotary_factor", "only 1.0 is supported")
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    if kind == "default":
-        return RopeSpec("default", theta)
-    if kind == "linear":
-        return RopeSpec("linear", theta, rope.number("factor"))
-    if kind == "dynamic":
-        return RopeSpec("dynamic", theta, rope.number("factor"), original_context=positions)
-    original = rope.integer("original_max_position_embeddings", positions)
-    original = fields.integer("original_max_position_embeddings", original)
-    if kind == "llama3":
-        return RopeSpec(
-            "llama3",
-            theta,
-            rope.number("factor"),
-            original,
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-        )
-    return RopeSpec(
-        "yarn",
-        theta,
-        rope.number("factor", positions / original),
-        original,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        attention_factor=rope.optional_number("attention_factor"),
-        mscale=rope.optional_number("mscale") or 0.0,
-        mscale_all_dim=rope.optional_number("mscale_all_dim") or 0.0,
-        truncate=rope.flag("truncate", True),
-    )
-
-
-def _rope_kind(rope: ConfigFields) -> RopeKind:
-    name = rope.get("rope_type", rope.get("type", "default"))
-    for kind in ROPE_KINDS:
-        if name == kind:
-            return kind
-    raise rope.error("rope_type", f"{name!r} is not supported; use one of {', '.join(ROPE_KINDS)}")
-
-
-def _max_context(rope: RopeSpec, positions: int) -> int:
-    """`max_position_embeddings`, which yarn and dynamic configurations leave at the length of
-    the original training: those reach `factor` times as far."""
-    if rope.kind == "yarn":
-        return max(positions, int(rope.original_context * rope.factor))
-    if rope.kind == "dynamic":
-        return int(positions * rope.factor)
-    return positions
+    return dim
 
 
 def _eos_ids(folder: Path, fields: ConfigFields) -> tuple[int, ...]:

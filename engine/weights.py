@@ -29,16 +29,19 @@ _SOURCE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Matrices are [out, in], with their biases; absent norms are None."""
+    """One decoder layer. Matrices are [out, in], with their biases; absent norms are None.
+    Norms that the file holds less one are float32, one included."""
 
     input_norm: Tensor  # [hidden]
     qkv: Matrix  # [(heads + 2 kv_heads) head_dim, hidden]
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     output: Matrix  # [hidden, heads head_dim]
-    post_norm: Tensor  # [hidden]
+    attention_norm: Tensor | None  # [hidden], of the attention's output
+    mlp_norm: Tensor  # [hidden], of the MLP's input
     gate_up: Matrix  # [2 ffn, hidden]
     down: Matrix  # [hidden, ffn]
+    output_norm: Tensor | None  # [hidden], of the MLP's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,15 @@ def load_weights(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> Weights:
     """
     with ExitStack() as stack:
         reader = _Reader(folder, dtype, stack)
-        embedding = reader.read("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
+        base, shape = spec.tensor_prefix, (spec.vocab_size, spec.hidden_size)
+        embedding = reader.read(f"{base}embed_tokens.weight", shape)
         head = embedding
         if not spec.tied_embeddings:
-            head = reader.read("lm_head.weight", (spec.vocab_size, spec.hidden_size))
+            head = reader.read("lm_head.weight", shape)
         return Weights(
             embedding=embedding,
             layers=tuple(_layer(reader, spec, index) for index in range(spec.layers)),
-            final_norm=reader.read("model.norm.weight", (spec.hidden_size,)),
+            final_norm=_norm(reader, spec, f"{base}norm.weight", spec.hidden_size),
             head=Matrix(head),
         )
 
@@ -81,32 +85,43 @@ def shard_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _layer(reader: _Reader, spec: ModelSpec, index: int) -> LayerWeights:
-    base = f"model.layers.{index}."
+    base = f"{spec.tensor_prefix}layers.{index}."
     hidden, ffn = spec.hidden_size, spec.ffn_size
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    parts = (("q", queries), ("k", keys), ("v", keys))
-    qkv = [(f"{base}self_attn.{name}_proj", rows) for name, rows in parts]
-    gate_up = [(f"{base}mlp.{name}_proj", ffn) for name in ("gate", "up")]
-    head_norm = (spec.head_dim,)
-    output = f"{base}self_attn.o_proj"
+
+    def norm(name: str, size: int = hidden) -> Tensor:
+        return _norm(reader, spec, f"{base}{name}.weight", size)
+
+    def matrix(names: tuple[str, ...], rows: tuple[int, ...], width: int, bias: bool) -> Matrix:
+        parts = [(f"{base}{name}", count) for name, count in zip(names, rows, strict=True)]
+        weight = reader.fuse([(f"{name}.weight", (count, width)) for name, count in parts])
+        if not bias:
+            return Matrix(weight)
+        return Matrix(weight, reader.fuse([(f"{name}.bias", (count,)) for name, count in parts]))
+
+    parts = ("qkv",) if spec.fused_tensors else ("q", "k", "v")
+    qkv = tuple(f"self_attn.{part}_proj" for part in parts)
+    qkv_rows = (queries + 2 * keys,) if spec.fused_tensors else (queries, keys, keys)
+    gate_up = ("mlp.gate_up_proj",) if spec.fused_tensors else ("mlp.gate_proj", "mlp.up_proj")
+    gate_up_rows = (2 * ffn,) if spec.fused_tensors else (ffn, ffn)
+    after = "post_attention_layernorm"
     return LayerWeights(
-        input_norm=reader.read(f"{base}input_layernorm.weight", (hidden,)),
-        qkv=Matrix(
-            reader.fuse([(f"{name}.weight", (rows, hidden)) for name, rows in qkv]),
-            reader.fuse([(f"{name}.bias", (rows,)) for name, rows in qkv])
-            if spec.qkv_bias
-            else None,
-        ),
-        q_norm=(reader.read(f"{base}self_attn.q_norm.weight", head_norm) if spec.qk_norm else None),
-        k_norm=(reader.read(f"{base}self_attn.k_norm.weight", head_norm) if spec.qk_norm else None),
-        output=Matrix(
-            reader.read(f"{output}.weight", (hidden, queries)),
-            reader.read(f"{output}.bias", (hidden,)) if spec.output_bias else None,
-        ),
-        post_norm=reader.read(f"{base}post_attention_layernorm.weight", (hidden,)),
-        gate_up=Matrix(reader.fuse([(f"{name}.weight", (rows, hidden)) for name, rows in gate_up])),
-        down=Matrix(reader.read(f"{base}mlp.down_proj.weight", (hidden, ffn))),
+        input_norm=norm("input_layernorm"),
+        qkv=matrix(qkv, qkv_rows, hidden, spec.qkv_bias),
+        q_norm=norm("self_attn.q_norm", spec.head_dim) if spec.qk_norm else None,
+        k_norm=norm("self_attn.k_norm", spec.head_dim) if spec.qk_norm else None,
+        output=matrix(("self_attn.o_proj",), (hidden,), queries, spec.output_bias),
+        attention_norm=norm(after) if spec.output_norms else None,
+        mlp_norm=norm("pre_feedforward_layernorm" if spec.output_norms else after),
+        gate_up=matrix(gate_up, gate_up_rows, hidden, spec.mlp_bias),
+        down=matrix(("mlp.down_proj",), (hidden,), ffn, spec.mlp_bias),
+        output_norm=norm("post_feedforward_layernorm") if spec.output_norms else None,
     )
+
+
+def _norm(reader: _Reader, spec: ModelSpec, name: str, size: int) -> Tensor:
+    weight = reader.read(name, (size,))
+    return weight.to(torch.float32) + 1.0 if spec.norm_adds_one else weight
 
 
 class _Reader:

@@ -38,6 +38,13 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": False,  # tied, the scaled embedding alone would decide the tokens
+}
+_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 # name -> (class prefix in transformers, what differs from _SHAPE)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -47,8 +54,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic-rope": ("Llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
     "llama-yarn-rope": ("Llama", {"rope_scaling": _YARN, "rope_theta": 20000.0}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral-window": ("Mistral", {"sliding_window": 20}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "rope_theta": 1000000.0}),
+    "qwen3-window": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "phi3": ("Phi3", {"partial_rotary_factor": 0.5, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0, "sliding_window": 16}),
+    "gemma3": ("Gemma3", {**_GEMMA, "sliding_window": 11, "layer_types": _LAYERS}),
 }
 
 
@@ -82,7 +97,9 @@ def make_model(name: str, folder: Path, **save: Any) -> Reference:
         warnings.simplefilter("ignore")
         import transformers
 
-        config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **changes})
+        kind = "Gemma3Text" if prefix == "Gemma3" else prefix
+        config = getattr(transformers, f"{kind}Config")(**{**_SHAPE, **changes})
+        config._attn_implementation = "eager"  # the others have no soft caps
         torch.manual_seed(len(name) * 7 + 1)
         model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
         with torch.no_grad():  # biases and norms start as zeros and ones: make them count

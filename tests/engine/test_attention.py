@@ -9,11 +9,12 @@ from baton.engine.attention import TorchAttention
 from baton.engine.attention_numba import NumbaAttention
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.pool import KvPool
-from baton.engine.spec import read_spec
+from baton.engine.spec import AttentionSpec, read_spec
 from baton.engine.step_layout import Bounds, lay_out
 
 BACKENDS = [TorchAttention, NumbaAttention]
 BLOCKS, SIZE, DIM = 40, 8, 32
+PLAIN = AttentionSpec(scale=1 / math.sqrt(DIM), windows=(0, 0, 0))
 STARTS = [0, 1, 6, 7, 8, 9, 100]  # around the borders of blocks
 
 
@@ -50,7 +51,7 @@ def written_out(pool, layer, query, blocks, length):
 def test_decode_is_attention_written_out(pool, backend):
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
-    out = backend(pool).attend(1, queries, layout)
+    out = backend(pool, PLAIN).attend(1, queries, layout)
     assert out.dtype == queries.dtype
     tolerance = 1e-5 if pool.tensor.dtype == torch.float32 else 2e-2
     for row, item in enumerate(slices):
@@ -64,7 +65,7 @@ def test_chunk_is_attention_written_out(pool, backend, start):
     blocks = torch.randperm(BLOCKS)[: (start + 20) // SIZE + 1].tolist()
     layout = lay_out(StepBatch((Slice([1] * 20, start, blocks),)), bounds())
     queries = torch.randn(20, 4, DIM).to(pool.tensor.dtype)
-    out = backend(pool).attend(2, queries, layout)
+    out = backend(pool, PLAIN).attend(2, queries, layout)
     tolerance = 1e-5 if pool.tensor.dtype == torch.float32 else 3e-2
     for row in range(20):
         expected = written_out(pool, 2, queries[row], blocks, start + row + 1)
@@ -74,7 +75,7 @@ def test_chunk_is_attention_written_out(pool, backend, start):
 def test_backends_agree_closely(pool):
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
-    one, two = (backend(pool).attend(0, queries, layout) for backend in BACKENDS)
+    one, two = (backend(pool, PLAIN).attend(0, queries, layout) for backend in BACKENDS)
     tolerance = 2e-6 if pool.tensor.dtype == torch.float32 else 1.6e-2
     torch.testing.assert_close(one, two, rtol=0, atol=tolerance)
 
@@ -83,19 +84,19 @@ def test_backends_agree_closely(pool):
 def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, backend):
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
-    before = backend(pool).attend(0, queries, layout)
+    before = backend(pool, PLAIN).attend(0, queries, layout)
     used = torch.zeros(BLOCKS, SIZE, dtype=torch.bool)
     for item in slices:
         for position in range(item.start + 1):
             used[item.blocks[position // SIZE], position % SIZE] = True
     pool.tensor.masked_fill_(~used[:, None, None, None, :, None], float("nan"))
-    assert torch.equal(backend(pool).attend(0, queries, layout), before)
+    assert torch.equal(backend(pool, PLAIN).attend(0, queries, layout), before)
 
 
 def test_compiled_decode_does_not_depend_on_the_batch(pool):
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
-    attention = NumbaAttention(pool)
+    attention = NumbaAttention(pool, PLAIN)
     together = attention.attend(0, queries, layout)
     for row, item in enumerate(slices):
         alone = lay_out(StepBatch((item,)), bounds())
@@ -106,7 +107,7 @@ def test_compiled_decode_does_not_depend_on_the_batch(pool):
 def test_large_scores_do_not_overflow(pool, backend):
     layout, slices = decode_layout()
     queries = torch.full((len(slices), 4, DIM), 1e4).to(pool.tensor.dtype)
-    assert backend(pool).attend(0, queries, layout).isfinite().all()
+    assert backend(pool, PLAIN).attend(0, queries, layout).isfinite().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -115,7 +116,7 @@ def test_write_touches_its_tokens_alone(pool, backend):
     batch = StepBatch((Slice([1, 1, 1], 6, [3, 5]), Slice([1], 2, [9])))
     layout = lay_out(batch, bounds())
     keys, values = torch.randn(2, 4, 2, DIM).to(pool.tensor.dtype)
-    backend(pool).write(1, keys, values, layout)
+    backend(pool, PLAIN).write(1, keys, values, layout)
     for row, (block, token) in enumerate([(9, 2), (3, 6), (3, 7), (5, 0)]):
         assert torch.equal(pool.tensor[block, :, 1, 0, token], keys[row])
         assert torch.equal(pool.tensor[block, :, 1, 1, token], values[row])
@@ -128,6 +129,6 @@ def test_order_of_the_axes_may_change(pool, backend):
     """The same values behind other strides: layer before head, as if so laid out."""
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
-    before = backend(pool).attend(1, queries, layout)
+    before = backend(pool, PLAIN).attend(1, queries, layout)
     pool.tensor = pool.tensor.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(backend(pool).attend(1, queries, layout), before)
+    assert torch.equal(backend(pool, PLAIN).attend(1, queries, layout), before)

@@ -61,7 +61,7 @@ def test_numba_is_optional(qwen3, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "baton.engine.loading.TorchAttention",
-        lambda pool: seen.append(pool) or TorchAttention(pool),
+        lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
     )
     runner = build_runner(qwen3.folder, blocks=2)
     assert seen == [runner.pool]

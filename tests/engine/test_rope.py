@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from baton.engine.rope import Rotary, rotate
-from baton.engine.spec import RopeSpec, read_spec
+from baton.engine.rope_spec import RopeSpec
+from baton.engine.spec import read_spec
 
 NAMES = ["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-rope", "qwen3"]
+
+
+def rotary_of(reference):
+    spec = read_spec(reference.folder)
+    return Rotary(spec.rope, spec.rotary_dim)
 
 
 def theirs(reference, positions):
@@ -20,7 +26,7 @@ def theirs(reference, positions):
 def test_angles_are_those_of_transformers(references, name):
     reference = references(name)
     positions = torch.tensor([0, 1, 2, 63, 64, 100, 511])
-    cos, sin = Rotary(read_spec(reference.folder)).angles(positions, torch.float32)
+    cos, sin = rotary_of(reference).angles(positions, torch.float32)
     their_cos, their_sin = theirs(reference, positions)
     half = cos.shape[-1] // 2
     torch.testing.assert_close(cos[:, 0], their_cos[0], rtol=0, atol=1e-6)
@@ -31,7 +37,7 @@ def test_angles_are_those_of_transformers(references, name):
 def test_dynamic_is_what_transformers_has_for_the_last_token(references):
     """Beyond the trained length the angle is the last one of a sequence that ends there."""
     reference = references("llama-dynamic-rope")
-    rotary = Rotary(read_spec(reference.folder))
+    rotary = rotary_of(reference)
     for last in (512, 513, 700, 1000):
         cos, _ = rotary.angles(torch.tensor([last]), torch.float32)
         their_cos, _ = theirs(reference, torch.arange(last + 1))
@@ -39,7 +45,7 @@ def test_dynamic_is_what_transformers_has_for_the_last_token(references):
 
 
 def test_dynamic_does_not_depend_on_the_other_rows(references):
-    rotary = Rotary(read_spec(references("llama-dynamic-rope").folder))
+    rotary = rotary_of(references("llama-dynamic-rope"))
     together, _ = rotary.angles(torch.tensor([3, 900, 600]), torch.float32)
     for row, position in enumerate((3, 900, 600)):
         alone, _ = rotary.angles(torch.tensor([position]), torch.float32)
@@ -57,17 +63,15 @@ def test_dynamic_does_not_depend_on_the_other_rows(references):
         ),
     ],
 )
-def test_yarn_attention_factor(references, changes, factor):
-    spec = read_spec(references("llama").folder)
-    rope = RopeSpec("yarn", 10_000.0, 4.0, 128, **changes)
-    rotary = Rotary(type(spec)(**{**_fields(spec), "rope": rope}))
+def test_yarn_attention_factor(changes, factor):
+    rotary = Rotary(RopeSpec("yarn", 10_000.0, 4.0, 128, **changes), 16)
     assert rotary.attention_factor == pytest.approx(factor)
     cos, _ = rotary.angles(torch.tensor([0]), torch.float32)
     torch.testing.assert_close(cos, torch.full_like(cos, factor))
 
 
 def test_rotation_turns_pairs_and_keeps_length(references):
-    rotary = Rotary(read_spec(references("llama").folder))
+    rotary = rotary_of(references("llama"))
     x = torch.randn(5, 4, 16)
     turned = rotate(x, *rotary.angles(torch.arange(5), torch.float32))
     torch.testing.assert_close(turned[0], x[0])
@@ -78,7 +82,7 @@ def test_rotation_turns_pairs_and_keeps_length(references):
 
 
 def test_scores_depend_on_distance_alone(references):
-    rotary = Rotary(read_spec(references("llama").folder))
+    rotary = rotary_of(references("llama"))
     query, key = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
 
     def score(at, other):
@@ -88,7 +92,3 @@ def test_scores_depend_on_distance_alone(references):
 
     assert score(17, 5) == pytest.approx(score(212, 200), abs=1e-4)
     assert score(17, 5) != pytest.approx(score(17, 6), abs=1e-3)
-
-
-def _fields(spec):
-    return {name: getattr(spec, name) for name in spec.__slots__}

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from baton.engine.spec import ModelSpec, RopeSpec, read_spec
+from baton.engine.rope_spec import RopeSpec
+from baton.engine.spec import AttentionSpec, ModelSpec, read_spec
 from baton.runtime.errors import ModelError
 
 LLAMA = {
@@ -45,10 +46,9 @@ def test_llama(spec_of):
         vocab_size=100,
         norm_eps=1e-5,
         max_context=256,
+        rotary_dim=16,
         rope=RopeSpec("default", 5000.0),
-        qkv_bias=False,
-        output_bias=False,
-        qk_norm=False,
+        attention=AttentionSpec(scale=0.25, windows=(0, 0)),
         tied_embeddings=False,
         eos_ids=(2,),
     )
@@ -126,17 +126,8 @@ def test_window_switched_off_is_allowed(spec_of):
         ("architectures", {"architectures": "absent"}),
         ("quantization_config", {"quantization_config": {"quant_method": "awq"}}),
         ("hidden_act", {"hidden_act": "gelu"}),
-        ("mlp_bias", {"mlp_bias": True}),
-        ("sliding_window", {"architectures": ["MistralForCausalLM"], "sliding_window": 128}),
+        ("mlp_bias", {"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}),
         ("layer_types", {"layer_types": ["full_attention", "sliding_attention"]}),
-        (
-            "sliding_window",
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "use_sliding_window": True,
-                "sliding_window": 9,
-            },
-        ),
         ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
         ("rope_scaling.rope_type", {"rope_scaling": {"rope_type": "longrope"}}),
         ("rope_scaling.factor", {"rope_scaling": {"rope_type": "linear"}}),
