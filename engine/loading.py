@@ -15,7 +15,7 @@ from baton.engine.attention import Attention, TorchAttention
 from baton.engine.host_memory import available_bytes
 from baton.engine.pool import KvPool, blocks_for
 from baton.engine.runner import ModelRunner
-from baton.engine.spec import AttentionSpec, read_spec
+from baton.engine.spec import AttentionSpec, ModelSpec, read_spec
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import load_weights, source_dtype
 from baton.runtime.errors import ConfigError
@@ -67,7 +67,7 @@ def build_runner(
 ) -> ModelRunner:
     """As `build_engine`, for whoever runs steps in a thread of their own."""
     spec = read_spec(folder)
-    kind = _dtype(folder, dtype)
+    kind = _dtype(folder, spec, dtype)
     weights = load_weights(folder, spec, kind)
     if not blocks:
         blocks = blocks_for(spec, block_size, kind, int(memory_fraction * available_bytes()))
@@ -75,9 +75,9 @@ def build_runner(
     return ModelRunner(spec, weights, pool, _attention(pool, spec.attention, backend), max_context)
 
 
-def _dtype(folder: Path, name: str) -> torch.dtype:
+def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
     if name == "auto":
-        stored = source_dtype(folder)
+        stored = source_dtype(folder, spec)
         return torch.float32 if stored == torch.float32 else torch.bfloat16
     if name not in _DTYPES:
         known = ", ".join(_DTYPES)

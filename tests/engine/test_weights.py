@@ -50,7 +50,7 @@ def test_every_source_is_converted(folder, source, target):
     name = "model.layers.0.input_layernorm.weight"
     wanted = load_file(folder / "model.safetensors")[name].to(source).to(target)
     edit(folder, lambda tensors: tensors.update({k: v.to(source) for k, v in tensors.items()}))
-    assert source_dtype(folder) == source
+    assert source_dtype(folder, read_spec(folder)) == source
     weights = load(folder, target)
     assert torch.equal(weights.layers[0].input_norm, wanted)
     assert weights.embedding.dtype == target
@@ -132,8 +132,63 @@ def test_folder_without_safetensors_is_refused(folder):
 def test_cut_file_is_refused(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ModelError, match="not a readable safetensors file"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: tensor .* \[\d.*it was cut"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 2, "layer_types": None},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    ],
+)
+def test_weights_that_config_json_has_no_use_for_are_refused(folder, changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.\d.* \[\d+.*config\.json"):
+        load(folder)
+
+
+def test_a_bias_that_no_field_announces_is_refused(folder):
+    name = "model.layers.1.self_attn.o_proj.bias"
+    edit(folder, lambda tensors: tensors.update({name: torch.ones(64)}))
+    with pytest.raises(ModelError, match=r"o_proj\.bias \[64\] is not part of a qwen3 model of 3"):
+        load(folder)
+
+
+def test_spare_tensors_and_a_tied_head_are_left_alone(references, tmp_path):
+    folder = shutil.copytree(references("qwen2").folder, tmp_path / "model")
+    spare = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    edit(folder, lambda tensors: tensors.update(spare | {"lm_head.weight": torch.zeros(199, 64)}))
+    weights = load(folder)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(weights.head(x), x @ weights.embedding.T)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensor"),
+    [
+        ({"num_hidden_layers": 4, "layer_types": None}, r"model\.layers\.3\."),
+        ({"vocab_size": 200}, r"embed_tokens\.weight has shape \[199, 64\].*\[200, 64\]"),
+        ({"num_attention_heads": 8}, r"q_proj\.weight has shape \[128, 64\].*\[256, 64\]"),
+        ({"num_key_value_heads": 4}, r"k_proj\.weight has shape \[64, 64\].*\[128, 64\]"),
+        ({"intermediate_size": 80}, r"proj\.weight has shape .*80"),
+    ],
+)
+def test_config_that_contradicts_the_weights_is_refused(folder, changes, tensor):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelError, match=tensor):
+        load(folder)
+
+
+def test_progress_ends_with_all_bytes(folder):
+    told = []
+    load_weights(folder, read_spec(folder), torch.float32, lambda *step: told.append(step))
+    total = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert told[-1] == (total, total)
+    assert all(a < b for (a, _), (b, _) in zip(told, told[1:], strict=False))
 
 
 def test_sizes_that_no_memory_holds_are_named(folder):

@@ -1,0 +1,203 @@
+"""The safetensors files of a Hugging Face folder, mapped into memory: names, kinds, bytes.
+
+The format is 8 bytes of length, a JSON header, then the tensors' bytes. It is read here, so
+that a file that was cut or changed is refused with the tensor that it breaks, and so that pages
+go back to the system once they are copied. Knows no model. Files are only read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine.config_fields import read_fields
+from baton.runtime.errors import ModelError
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_MAX_HEADER_BYTES = 100 << 20
+KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+Progress = Callable[[int, int], None]  # (bytes read so far, bytes in all), from any thread
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    name: str
+    kind: str  # as the file says: "BF16"
+    shape: tuple[int, ...]
+    path: Path
+    start: int  # in the file, bytes
+    end: int
+
+    def error(self, reason: str) -> ModelError:
+        return ModelError(f"{self.path}: tensor {self.name} {list(self.shape)} {reason}")
+
+
+class Shards:
+    """All tensors of a folder. Threads may read different tensors at once."""
+
+    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
+        """Raises ModelError for a missing, cut or malformed file."""
+        self.folder = folder
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._tensors: dict[str, StoredTensor] = {}
+        self._used: set[str] = set()
+        self._done_bytes = 0
+        self._progress = progress
+        self._lock = threading.Lock()
+        for path in shard_files(folder):
+            self._tensors.update((tensor.name, tensor) for tensor in read_header(path))
+            with path.open("rb") as file:
+                # A private mapping counts as writable, which torch asks for; nothing writes.
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.total_bytes = sum(tensor.end - tensor.start for tensor in self._tensors.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def unused(self) -> Iterator[StoredTensor]:
+        """The tensors that nobody has opened yet, in order of name."""
+        return (self._tensors[name] for name in sorted(self._tensors.keys() - self._used))
+
+    def find(self, name: str) -> StoredTensor:
+        """Raises ModelError if no file holds it."""
+        if name not in self._tensors:
+            raise ModelError(
+                f"{self.folder}: tensor {name} is in none of its {len(self._maps)} safetensors "
+                "files; config.json does not fit the weights, or a download is not complete"
+            )
+        return self._tensors[name]
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Tensor]:
+        """The tensor in mapped memory, of its stored kind and shape; not to be written, and
+        not to be kept beyond the block. Raises ModelError."""
+        stored = self.find(name)
+        if stored.kind not in KINDS:
+            raise stored.error(f"is of kind {stored.kind}, which is not known")
+        with self._lock:
+            self._used.add(name)
+        size = stored.end - stored.start
+        if size:
+            file = self._maps[stored.path]
+            flat = torch.frombuffer(file, dtype=torch.uint8, count=size, offset=stored.start)
+            if flat.data_ptr() % 8:  # tensors of odd sizes come before it
+                flat = flat.clone()
+        else:
+            flat = torch.empty(0, dtype=torch.uint8)
+        yield flat.view(KINDS[stored.kind]).view(stored.shape)
+        self._give_back(stored)
+        self._tell(size)
+
+    def finish(self) -> None:
+        """Tell that all is read, whatever was left out."""
+        if self._done_bytes < self.total_bytes:
+            self._tell(self.total_bytes - self._done_bytes)
+
+    def _give_back(self, stored: StoredTensor) -> None:
+        """Unmap the tensor's whole pages: a model must not stand in memory twice."""
+        first = -(-stored.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = stored.end // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._maps[stored.path].madvise(mmap.MADV_DONTNEED, first, size)
+
+    def _tell(self, size: int) -> None:
+        with self._lock:
+            self._done_bytes += size
+            if self._progress is not None:
+                self._progress(self._done_bytes, self.total_bytes)
+
+
+def shard_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a model, in order of name. Raises ModelError if one is missing."""
+    index = folder / INDEX_FILE
+    if not index.exists():
+        if not (folder / SINGLE_FILE).exists():
+            raise ModelError(
+                f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors "
+                "weights are read"
+            )
+        return (folder / SINGLE_FILE,)
+    fields = read_fields(index).section("weight_map")
+    places = {name: folder / _file_name(index, file) for name, file in fields.values.items()}
+    if not places:
+        raise ModelError(f"{index}: weight_map: is empty; download the file again")
+    files = tuple(sorted(set(places.values())))
+    for path in files:
+        if not path.exists():
+            held = next(name for name, place in places.items() if place == path)
+            raise ModelError(
+                f"{path}: missing shard, named by {INDEX_FILE} (it holds {held}); download it"
+            )
+    return files
+
+
+def _file_name(index: Path, name: object) -> str:
+    """A plain file name: an index may not point out of its folder."""
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ModelError(f"{index}: weight_map: {json.dumps(name)} is not a plain file name")
+    return name
+
+
+def read_header(path: Path) -> list[StoredTensor]:
+    """The tensors of one file. Raises ModelError naming what is wrong with which tensor."""
+    try:
+        file_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(_MAX_HEADER_BYTES, file_bytes - 8):
+                raise ValueError(f"a header of {length} bytes in a file of {file_bytes}")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        found = []
+        for name, entry in header.items():
+            start, end = (8 + length + int(offset) for offset in entry["data_offsets"])
+            shape = tuple(int(size) for size in entry["shape"])
+            found.append(StoredTensor(name, str(entry["dtype"]), shape, path, start, end))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"{path}: not a readable safetensors file: {error}; download it again"
+        ) from error
+    for tensor in found:
+        _check(tensor, 8 + length, file_bytes)
+    return found
+
+
+def _check(tensor: StoredTensor, first: int, file_bytes: int) -> None:
+    if min(tensor.shape, default=0) < 0 or not first <= tensor.start <= tensor.end:
+        raise tensor.error(f"lies from byte {tensor.start} to {tensor.end}; download it again")
+    if tensor.end > file_bytes:
+        raise tensor.error(
+            f"ends at byte {tensor.end}, but the file at {file_bytes}: it was cut; download it "
+            "again"
+        )
+    if tensor.kind in KINDS:
+        needed = math.prod(tensor.shape) * KINDS[tensor.kind].itemsize
+        if tensor.end - tensor.start != needed:
+            raise tensor.error(
+                f"of kind {tensor.kind} needs {needed} bytes and has {tensor.end - tensor.start};"
+                " download it again"
+            )

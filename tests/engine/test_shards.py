@@ -1,0 +1,141 @@
+import json
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from baton.engine.shards import Shards, read_header
+from baton.runtime.errors import ModelError
+
+TENSORS = {
+    "whole": torch.arange(12, dtype=torch.float32).view(3, 4),
+    "half": torch.randn(5).to(torch.bfloat16),
+    "code": torch.arange(-3, 4, dtype=torch.int8),
+    "after": torch.tensor([7, 8, 9], dtype=torch.int64),
+    "eight": torch.tensor([1.0, -448.0, 0.25]).to(torch.float8_e4m3fn),
+    "none": torch.empty(0, 4),
+    "one": torch.tensor(2.5),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def written(folder, header, data=b""):
+    """A file with this header, as a careless or hostile writer would leave it."""
+    text = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    path = folder / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_kind_is_read_as_it_was_written(folder, name):
+    shards = Shards(folder)
+    stored = shards.find(name)
+    with shards.open(name) as found:
+        assert found.dtype == TENSORS[name].dtype
+        assert stored.shape == tuple(found.shape) == tuple(TENSORS[name].shape)
+        assert bytes(found.flatten().view(torch.uint8).numpy()) == bytes(
+            TENSORS[name].flatten().view(torch.uint8).numpy()
+        )
+
+
+def test_a_tensor_at_an_odd_place_is_read(tmp_path):
+    entries = {
+        "odd": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "wide": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
+    }
+    written(tmp_path, entries, b"abc" + torch.tensor([1.5, -2.0]).numpy().tobytes())
+    with Shards(tmp_path).open("wide") as found:
+        assert found.tolist() == [1.5, -2.0]
+
+
+def test_threads_read_at_once_and_the_bytes_are_counted(folder):
+    told = []
+    shards = Shards(folder, lambda done, total: told.append((done, total)))
+
+    def read(name):
+        with shards.open(name) as found:
+            return found.clone()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(TENSORS, pool.map(read, TENSORS), strict=True))
+    assert found["whole"].tolist() == TENSORS["whole"].tolist()
+    total = sum(tensor.numel() * tensor.element_size() for tensor in TENSORS.values())
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert not list(shards.unused())
+
+
+def test_what_nobody_opened_is_known_and_told_as_read_at_the_end(folder):
+    told = []
+    shards = Shards(folder, lambda done, total: told.append(total - done))
+    with shards.open("whole"):
+        pass
+    assert [tensor.name for tensor in shards.unused()] == sorted(TENSORS.keys() - {"whole"})
+    shards.finish()
+    assert told[-1] == 0
+
+
+def test_pages_that_were_given_back_are_read_again(tmp_path):
+    wanted = torch.arange(5 * mmap.PAGESIZE, dtype=torch.int32)
+    save_file({"long": wanted}, tmp_path / "model.safetensors")
+    shards = Shards(tmp_path)
+    for _ in range(2):
+        with shards.open("long") as found:
+            assert torch.equal(found, wanted)
+
+
+def test_a_missing_tensor_is_named(folder):
+    with pytest.raises(ModelError, match="tensor other is in none of its 1"):
+        Shards(folder).find("other")
+
+
+def test_a_cut_file_names_the_tensor_its_shape_and_both_ends(folder):
+    path = folder / "model.safetensors"
+    last = max(read_header(path), key=lambda tensor: tensor.end)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        ModelError, match=rf"safetensors: tensor {last.name} \[.*ends at byte {last.end}.*cut"
+    ):
+        Shards(folder)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, r"\[2\].*needs 8 bytes.*has 4"),
+        ({"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}, "lies from byte"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}, "lies from byte"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "lies from byte"),
+        ({"dtype": "F32", "shape": [1]}, "not a readable"),
+        ({"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}, "not a readable"),
+        ("F32", "not a readable"),
+    ],
+)
+def test_an_entry_that_lies_is_refused(tmp_path, entry, said):
+    path = written(tmp_path, {"bad": entry}, bytes(8))
+    with pytest.raises(ModelError, match=said):
+        read_header(path)
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b""])
+def test_a_header_that_is_none_is_refused(tmp_path, header):
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        read_header(written(tmp_path, header))
+
+
+def test_a_kind_that_nobody_knows_is_named_when_it_is_read(tmp_path):
+    entry = {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}
+    written(tmp_path, {"odd": entry}, bytes(1))
+    with (
+        pytest.raises(ModelError, match=r"tensor odd \[2\] is of kind F4"),
+        Shards(tmp_path).open("odd"),
+    ):
+        pass
