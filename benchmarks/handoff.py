@@ -38,10 +38,8 @@ import argparse
 import asyncio
 import os
 import random
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,10 +48,11 @@ from baton.deploy.worker_process import SWITCH_INTERVAL_S
 from baton.engine.spec import ModelSpec, read_spec
 from baton.kv_transfer import greeting
 from baton.models import demo_tokenizer
-from baton.models.random_model import embedded_model, make_shaped_model
+from baton.models.random_model import embedded_model
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import tracing
 from baton.runtime.config import HandoffConfig
+from benchmarks.cached_model import cached_model
 from benchmarks.idle_fetch import IdleFetch
 from benchmarks.raw_read import REPEATS, RawReader
 from benchmarks.report import Figure, at_least, at_most, parser, report
@@ -69,7 +68,6 @@ RAW_BLOCKS = 160
 ROUNDS = 12
 WARM_UPS = 2  # enough prompts to have touched every block of the pools
 SPANS_S = 15.0
-MODEL_SEED = 0
 
 
 @dataclass(slots=True)
@@ -229,33 +227,6 @@ def _ms(seconds: Sequence[float]) -> float:
 
 def _spread(seconds: Sequence[float]) -> str:
     return f"{min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f}"
-
-
-def cached_model() -> Path:
-    """The 0.45 B-parameter model in the user's cache folder, made at the first need."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
-    folder = cache / f"benchmark-0.45b-{MODEL_SEED}"
-    if (folder / "config.json").is_file():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=cache))
-    try:
-        make_shaped_model(
-            draft,
-            layers=28,
-            hidden=1024,
-            heads=16,
-            kv_heads=8,
-            head_dim=128,
-            ffn=3072,
-            vocab=4096,
-            dtype="bfloat16",
-            seed=MODEL_SEED,
-        )
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return folder
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

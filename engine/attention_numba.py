@@ -8,9 +8,6 @@ rounding. Needs numba, which is optional; owns nothing but views of the pool.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
 
 import numba
 import numpy as np
@@ -18,12 +15,10 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import TorchAttention
+from baton.engine.compiled import compiled, take_threads
 from baton.engine.pool import KvPool
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import StepLayout
-
-_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
-_SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
 
 
 class NumbaAttention(TorchAttention):
@@ -37,12 +32,11 @@ class NumbaAttention(TorchAttention):
         self._bits = pool.tensor.view(bits).numpy().view(unsigned)
         # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
         self._widen = np.uint32(1 if bits == torch.int32 else 1 << 16)
-        self._threads = numba.get_num_threads()
         self._warm_up()
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         out = torch.empty(queries.shape, dtype=torch.float32)
-        numba.set_num_threads(min(torch.get_num_threads(), self._threads))
+        take_threads()
         lengths = layout.decode_lengths.numpy()
         window = self._spec.windows[layer]
         firsts = np.maximum(lengths - window, 0) if window else np.zeros_like(lengths)
@@ -67,33 +61,6 @@ class NumbaAttention(TorchAttention):
         first, length = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
         no_cap, out = np.float32(0.0), np.empty_like(queries)
         _decode(self._bits, 0, self._widen, queries, table, first, length, no_cap, out)
-
-
-def _parallel_is_safe() -> bool:
-    """Numba's last resort, "workqueue", ends the process when two threads launch at once."""
-    return any(_importable(name) for name in _SAFE_LAYERS)
-
-
-def _importable(name: str) -> bool:
-    try:
-        import_module(name)
-    except ImportError:
-        return False
-    return True
-
-
-def _compile(function: Callable[..., None]) -> Any:
-    """With the code kept in a cache folder where there is one, else compiled at every start."""
-
-    def compiled(cache: bool) -> Any:
-        return numba.njit(
-            cache=cache, parallel=_parallel_is_safe(), nogil=True, fastmath=_FASTMATH
-        )(function)
-
-    try:
-        return compiled(cache=True)
-    except RuntimeError:
-        return compiled(cache=False)
 
 
 def _walk(  # type: ignore[no-untyped-def]
@@ -158,4 +125,4 @@ def _walk(  # type: ignore[no-untyped-def]
             out[row, head * group + g] = mixed[g] / total[g]
 
 
-_decode = _compile(_walk)
+_decode = compiled(_walk, parallel=True)

@@ -1,18 +1,20 @@
 """Multiplication with a weight matrix, packed once for the CPU's matrix kernels.
 
-oneDNN reads a packed matrix 1.5 to 2 times as fast as a plain one when a step has few rows
-(decode); where torch has no packing for this machine, the plain product is used. Immutable.
+bfloat16 goes to the compiled kernel where the processor has its instruction and numba is
+installed; what else oneDNN can pack, it reads 1.5 to 2 times as fast as a plain matrix when a
+step has few rows (decode); the rest is torch's plain product. Immutable.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-_PACKED_ROWS = 32  # rows per step that the packed order is chosen for
+_PACKED_ROWS = 32  # rows per step that oneDNN's packed order is chosen for
 
 
 class Linear(Protocol):
@@ -27,29 +29,39 @@ class Matrix:
     """`weight` [out, in] and an optional `bias` [out]. Keeps no plain copy where it packs."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._bias = bias
-        self._packed = _can_pack(weight)
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
-            if self._packed
-            else weight
-        )
+        self._product = _compiled(weight, bias) or _packed(weight, bias) or _plain(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]. With oneDNN on AVX-512 a row's result was measured not to
-        depend on the other rows; elsewhere it may, by rounding."""
-        if self._packed and x.shape[0] == 1 and x.dtype == torch.float32:
-            # One row alone takes another kernel, which sums in another order.
-            return self._multiply(x.expand(2, -1).contiguous())[:1]
-        return self._multiply(x)
+        """[rows, in] to [rows, out]. Compiled, or with oneDNN on AVX-512, a row's result was
+        measured not to depend on the other rows; elsewhere it may, by rounding."""
+        return self._product(x)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        if self._packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight, self._bias, "none", [], ""
-            )
-            return out
-        return functional.linear(x, self._weight, self._bias)
+
+def _compiled(weight: Tensor, bias: Tensor | None) -> Linear | None:
+    if weight.dtype != torch.bfloat16 or find_spec("numba") is None:
+        return None
+    from baton.engine.linear_numba import Panels, can_pack
+
+    return Panels(weight, bias) if can_pack(weight) else None
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
+    if not _can_pack(weight):
+        return None
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
+
+    def multiply(x: Tensor) -> Tensor:
+        if x.shape[0] == 1 and x.dtype == torch.float32:
+            # One row alone takes another kernel, which sums in another order.
+            return multiply(x.expand(2, -1).contiguous())[:1]
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        return out
+
+    return multiply
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> Linear:
+    return lambda x: functional.linear(x, weight, bias)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -1,0 +1,50 @@
+"""How this engine's Numba functions are compiled, and how many threads they take.
+
+Needs numba, which is optional: only modules that need it themselves import this one. Keeps no
+state beyond the count of threads that numba started with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numba
+import torch
+
+_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
+_SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
+_THREADS = numba.get_num_threads()
+
+
+def compiled(function: Callable[..., None], *, parallel: bool = False) -> Any:
+    """`function` without the GIL. Its code is kept in a cache folder where there is one, else
+    compiled at every start. `parallel`: its `prange` loops are shared among threads."""
+
+    def jit(cache: bool) -> Any:
+        shared = parallel and _parallel_is_safe()
+        return numba.njit(cache=cache, parallel=shared, nogil=True, fastmath=_FASTMATH)(function)
+
+    try:
+        return jit(cache=True)
+    except RuntimeError:
+        return jit(cache=False)
+
+
+def take_threads() -> None:
+    """Let this thread's parallel calls use as many threads as torch does."""
+    numba.set_num_threads(min(torch.get_num_threads(), _THREADS))
+
+
+def _parallel_is_safe() -> bool:
+    """Numba's last resort, "workqueue", ends the process when two threads launch at once."""
+    return any(_importable(name) for name in _SAFE_LAYERS)
+
+
+def _importable(name: str) -> bool:
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,101 @@
+"""Products with a bfloat16 matrix, packed for the processor's own instruction. Needs numba.
+
+    [out / 64, in / 2, 64, 2]: panels of 64 outputs, two neighbouring inputs side by side
+
+oneDNN's kernels leave memory bandwidth unused when there are few rows; with many, these are as
+fast. Threads share the panels; the next panel is fetched while one is multiplied. A row's
+result does not depend on the other rows, bit for bit. Immutable.
+"""
+
+from __future__ import annotations
+
+import numba
+import torch
+from torch import Tensor
+
+from baton.engine.compiled import compiled, take_threads
+from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
+
+_BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
+_AHEAD = 2048  # bytes; measured: flat from 2 to 4 KiB
+
+
+class Panels:
+    """`weight` bfloat16 [out, in], copied, and an optional `bias` [out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._outputs, inputs = weight.shape
+        self._pairs = inputs // 2
+        panels = weight.view(-1, COLUMNS, self._pairs, 2)
+        self._panels = panels.transpose(1, 2).contiguous()
+        self._start = torch.zeros(self._outputs) if bias is None else bias.to(torch.float32)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """bfloat16 [rows, in] to [rows, out], each sum rounded once."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows, stride = x.shape[0], 2 * x.stride(0)
+        out = torch.empty(rows, self._outputs, dtype=torch.bfloat16)
+        take_threads()
+        for first in range(0, rows, _BLOCK_ROWS):
+            _multiply(
+                min(_BLOCK_ROWS, rows - first),
+                x.data_ptr() + first * stride,
+                stride,
+                self._panels.data_ptr(),
+                self._outputs // COLUMNS,
+                self._pairs,
+                self._start.data_ptr(),
+                out.data_ptr() + first * 2 * self._outputs,
+            )
+        return out
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether `Panels` takes this matrix, on this processor."""
+    outputs, inputs = weight.shape
+    return (
+        weight.dtype == torch.bfloat16
+        and weight.device.type == "cpu"
+        and outputs % COLUMNS == 0
+        and inputs % 2 == 0
+        and supported()
+    )
+
+
+def _walk(  # type: ignore[no-untyped-def]
+    rows,
+    x,  # address of bfloat16 [rows, 2 * pairs]
+    x_stride,  # bytes
+    weight,  # address
+    panels,
+    pairs,
+    start,  # address of float32 [64 * panels]
+    out,  # address of bfloat16 [rows, 64 * panels]
+):
+    panel_bytes = 4 * COLUMNS * pairs
+    out_stride = 2 * COLUMNS * panels
+    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
+    for place in numba.prange(panels):
+        panel = weight + place * panel_bytes
+        first = start + 4 * COLUMNS * place
+        target = out + 2 * COLUMNS * place
+        if tiles == 1:  # bound by memory: fetch all of what lies shortly ahead
+            _all_ahead(rows, x, x_stride, panel, panel + _AHEAD, pairs, first, target, out_stride)
+            continue
+        ahead = panel + panel_bytes
+        row = 0
+        for number in range(tiles):  # each fetches its share of the next panel
+            count = (rows - row + tiles - number - 1) // (tiles - number)
+            at, to = x + row * x_stride, target + row * out_stride
+            if tiles < 4:
+                _half_ahead(count, at, x_stride, panel, ahead, pairs, first, to, out_stride)
+                ahead += 2 * 64 * pairs
+            else:
+                _part_ahead(count, at, x_stride, panel, ahead, pairs, first, to, out_stride)
+                ahead += 64 * pairs
+            row += count
+
+
+_all_ahead, _half_ahead, _part_ahead = tile(4), tile(2), tile(1)
+_multiply = compiled(_walk, parallel=True)

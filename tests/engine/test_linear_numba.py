@@ -1,0 +1,97 @@
+"""The compiled bfloat16 product, against float64 and against itself in other batches."""
+
+import pytest
+import torch
+
+import baton.engine.linear_numba as linear_numba
+from baton.engine.linear_numba import Panels, can_pack
+
+pytestmark = pytest.mark.skipif(
+    not linear_numba.supported(), reason="this processor has no AVX-512 BF16"
+)
+ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 18, 19, 24, 25, 64]  # around the borders of tiles
+
+
+def random(*shape):
+    return torch.randn(*shape).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 2), (192, 130), (128, 1024)])
+def test_it_is_the_product_rounded_once(rows, outputs, inputs):
+    torch.manual_seed(rows)
+    weight, x = random(outputs, inputs), random(rows, inputs)
+    out = Panels(weight)(x)
+    assert out.shape == (rows, outputs)
+    exact = x.double() @ weight.double().T
+    scale = x.double().abs() @ weight.double().abs().T  # what float32 sums may lose
+    error = (out.double() - exact).abs()
+    assert (error <= exact.abs() * 2**-8 + scale * 2**-18).all()
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_bias_is_added_before_rounding(rows):
+    torch.manual_seed(1)
+    weight, bias, x = random(64, 64), random(64), random(rows, 64)
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(Panels(weight, bias)(x).double(), expected, rtol=2**-7, atol=2**-10)
+
+
+def test_a_row_does_not_depend_on_the_others_bit_for_bit():
+    torch.manual_seed(2)
+    panels, x = Panels(random(256, 512)), random(70, 512)
+    together = panels(x)
+    for rows in ROWS:
+        assert torch.equal(panels(x[:rows]), together[:rows])
+        assert torch.equal(panels(x[70 - rows :]), together[70 - rows :])
+
+
+def test_threads_do_not_change_the_result():
+    panels, x = Panels(random(640, 64)), random(9, 64)
+    one = panels(x)
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(panels(x), one)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_many_rows_go_in_blocks(monkeypatch):
+    panels, x = Panels(random(64, 32)), random(50, 32)
+    whole = panels(x)
+    monkeypatch.setattr(linear_numba, "_BLOCK_ROWS", 16)
+    assert torch.equal(panels(x), whole)
+
+
+def test_rows_may_be_a_view():
+    panels, wide = Panels(random(64, 32)), random(10, 96)
+    for view in (wide[:, 32:64], wide[::2, :32], random(32, 10).T):
+        assert torch.equal(panels(view), panels(view.contiguous()))
+
+
+def test_nothing_beside_the_result_is_written():
+    """Tiles write whole panels: the neighbours in memory must stay."""
+    panels = Panels(random(128, 64))
+    for rows in (1, 7, 20):
+        assert panels(random(rows, 64)).isfinite().all()
+    exact = torch.full((3, 64), 1.0, dtype=torch.bfloat16)
+    ones = Panels(torch.ones(128, 64, dtype=torch.bfloat16))(exact)
+    assert torch.equal(ones, torch.full((3, 128), 64.0, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_number_that_is_not_finite_stays_in_its_row(value):
+    x = random(8, 64)
+    x[3, 5] = value
+    finite = Panels(random(64, 64))(x).isfinite().all(dim=1)
+    assert finite.tolist() == [True, True, True, False, True, True, True, True]
+
+
+def test_what_does_not_fit_is_not_taken(monkeypatch):
+    assert can_pack(random(64, 32))
+    assert not can_pack(random(65, 32))
+    assert not can_pack(random(64, 33))
+    assert not can_pack(torch.randn(64, 32))
+    assert not can_pack(torch.zeros(64, 32, dtype=torch.bfloat16, device="meta"))
+    monkeypatch.setattr(linear_numba, "supported", lambda: False)
+    assert not can_pack(random(64, 32))
