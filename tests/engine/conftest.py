@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -195,3 +199,36 @@ def prompts() -> Callable[..., list[int]]:
         return [chooser.randrange(vocab) for _ in range(length)]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def attention_parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
+    """(error, allowed) of every check of the attention kernels, run by triton's interpreter,
+    which must be chosen before a process imports triton."""
+    file = tmp_path_factory.mktemp("parity") / "attention.json"
+    command = [sys.executable, "-m", "benchmarks.attention_parity", "--device=cpu"]
+    done = subprocess.run(
+        [*command, f"--json={file}"],
+        cwd=Path(__file__).resolve().parents[2],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert file.exists(), done.stdout + done.stderr
+    return {name: (found, allowed) for name, found, allowed in json.loads(file.read_text())}
+
+
+@pytest.fixture
+def fits() -> Callable[[Any], Any]:
+    """Compiles a kernel's variant ahead of time; holds it to what its GPU has."""
+
+    def check(variant: Any) -> Any:
+        from baton.engine.triton_compile import compile_ahead
+
+        made = compile_ahead(variant)
+        assert made.registers <= 255
+        assert made.shared_bytes <= {80: 163, 90: 227}[variant.capability] * 1024
+        return made
+
+    return check

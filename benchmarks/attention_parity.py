@@ -1,0 +1,319 @@
+"""The attention kernels against attention written out in float64, on any device.
+
+    TRITON_INTERPRET=1 python -m benchmarks.attention_parity --device cpu     what CI runs
+    python -m benchmarks.attention_parity --device cuda                       on a GPU
+
+A check draws fresh inputs, and returns its error (the norm of the difference over that of the
+truth) and the largest that is allowed. The pool's blocks are scattered, and hold NaN wherever
+a kernel has no business; results are NaN until they are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from baton.engine.triton_decode import (
+    Splits,
+    decode_attention,
+    decode_tiles,
+    new_partials,
+)
+from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_attention, prefill_tiles
+from baton.engine.triton_tile import Tiles
+
+Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
+CHECKS: dict[str, Check] = {}
+ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+TINY_TILES = Tiles(16, 16, 4, 1)  # so that few tokens make many tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a check computes with. `window` in tokens, 0: none."""
+
+    kv_heads: int
+    group: int
+    dim: int
+    block_size: int
+    window: int = 0
+    soft_cap: float = 0.0
+
+
+# name: for the interpreter, which takes tens of milliseconds a program; and of a known model
+SHAPES = {
+    "grouped": (Shape(2, 3, 16, 8), Shape(8, 4, 128, 16)),
+    "group of seven": (Shape(1, 7, 16, 8), Shape(2, 7, 64, 16)),
+    "odd head": (Shape(1, 2, 24, 16), Shape(32, 1, 96, 32)),
+    "window": (Shape(1, 4, 32, 8, window=21), Shape(8, 4, 128, 8, window=250)),
+    "soft cap": (Shape(1, 2, 16, 32, soft_cap=3.0), Shape(8, 2, 256, 64, soft_cap=50.0)),
+    "window and soft cap": (
+        Shape(1, 1, 16, 64, window=40, soft_cap=2.0),
+        Shape(8, 2, 256, 64, window=300, soft_cap=50.0),
+    ),
+}
+FULL_SHAPE = SHAPES["window"][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Sequences of `lengths` tokens in a random pool; one layer of it."""
+
+    kv: Tensor  # [block, kv_head, k|v, token, dim], a strided view; NaN where nothing is
+    tables: Tensor  # int32 [sequences, longest table], padded with a block full of NaN
+    lengths: tuple[int, ...]
+
+    def tokens(self, index: int) -> Tensor:
+        """Keys and values of a sequence: float64 [2, kv_head, tokens, dim]."""
+        size = self.kv.shape[3]
+        blocks = self.tables[index, : -(-self.lengths[index] // size)].long()
+        kv = self.kv[blocks].double().permute(2, 1, 0, 3, 4).flatten(2, 3)
+        return kv[:, :, : self.lengths[index]].nan_to_num(0.0)  # where no row may look
+
+
+def random_sequences(
+    shape: Shape, lengths: Sequence[int], dtype: torch.dtype, device: torch.device, unused: int = 0
+) -> Sequences:
+    """Blocks that hold only tokens older than `unused` from the end are lost: NaN."""
+    size = shape.block_size
+    counts = [-(-length // size) for length in lengths]
+    pool = torch.full(
+        (sum(counts) + 1, shape.kv_heads, 2, 2, size, shape.dim), float("nan"), dtype=dtype
+    )
+    order = torch.randperm(sum(counts)).tolist()
+    tables = torch.full((len(lengths), max(counts)), sum(counts), dtype=torch.int32)
+    for index, length in enumerate(lengths):
+        for place in range(counts[index]):
+            block = order.pop()
+            tables[index, place] = block
+            if unused and (place + 1) * size <= length - unused:
+                continue
+            held = min(size, length - place * size)
+            drawn = torch.randn(shape.kv_heads, 2, held, shape.dim)
+            pool[block, :, 1, :, :held] = drawn.to(dtype)
+    return Sequences(pool.to(device).select(2, 1), tables.to(device), tuple(lengths))
+
+
+def attention_written_out(
+    queries: Tensor, keys: Tensor, values: Tensor, first: int, shape: Shape, scale: float
+) -> Tensor:
+    """`queries` [tokens, heads, dim], at positions from `first`, over `keys` and `values`
+    [kv_head, tokens, dim] up to themselves; float64 [tokens, heads, dim of values]."""
+    heads = queries.shape[1]
+    keys, values = (x.double().repeat_interleave(heads // x.shape[0], 0) for x in (keys, values))
+    scores = queries.double().transpose(0, 1) @ keys.transpose(1, 2) * scale
+    if shape.soft_cap:
+        scores = shape.soft_cap * (scores / shape.soft_cap).tanh()
+    own = torch.arange(first, first + queries.shape[0], device=keys.device)[:, None]
+    other = torch.arange(keys.shape[1], device=keys.device)
+    seen = other <= own
+    if shape.window:
+        seen &= other > own - shape.window
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return (weights @ values).transpose(0, 1)
+
+
+def prefill_check(shapes: tuple[Shape, Shape], dtype: torch.dtype, mistake: int = 0) -> Check:
+    """Chunks of several lengths behind prefixes of several lengths, in one launch. `mistake` is
+    added to the window that the truth is computed with."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        shape = shapes[0] if tiny else shapes[1]
+        parts = [(0, 1), (37, 9), (0, 12), (64, 2)]  # (start, tokens)
+        if not tiny:
+            parts = [(0, 700), (1000, 3), (513, 128), (0, 2), (4095, 65)]
+        chunks = [
+            Chunk(sum(count for _, count in parts[:index]), count, start, index)
+            for index, (start, count) in enumerate(parts)
+        ]
+        lost = shape.window + max(count for _, count in parts) if shape.window else 0
+        lengths = [start + count for start, count in parts]
+        held = random_sequences(shape, lengths, dtype, device, lost)
+        queries = random_queries(chunks[-1].first + chunks[-1].count, shape, dtype, device)
+        out = torch.full_like(queries, float("nan"))
+        tiles = TINY_TILES if tiny else prefill_tiles(shape.group, shape.dim, dtype)
+        plan = plan_prefill(chunks, held.tables, shape.group, tiles)
+        scale = 1.3 / shape.dim**0.5
+        features = {"window": shape.window, "soft_cap": shape.soft_cap}
+        prefill_attention(out, queries, held.kv, plan, scale, **features, tiles=tiles)
+        truth = [
+            attention_written_out(
+                queries[chunk.first : chunk.first + chunk.count],
+                *held.tokens(chunk.table),
+                chunk.start,
+                replace(shape, window=shape.window + mistake),
+                scale,
+            )
+            for chunk in chunks
+        ]
+        return error(out, torch.cat(truth)), ALLOWED[dtype]
+
+    return run
+
+
+def decode_check(
+    shapes: tuple[Shape, Shape],
+    dtype: torch.dtype,
+    tiny_splits: Splits,
+    splits: Splits,
+    mistake: int = 0,
+) -> Check:
+    """Rows of several lengths, cut into splits."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        shape = shapes[0] if tiny else shapes[1]
+        lengths = [1, 16, 17, 70] if tiny else [1, 15, 16, 17, 300, 2049, 5000]
+        cut = tiny_splits if tiny else splits
+        held = random_sequences(shape, lengths, dtype, device, shape.window)
+        queries = random_queries(len(lengths), shape, dtype, device)
+        out = torch.full_like(queries, float("nan")).contiguous()
+        tiles = TINY_TILES if tiny else decode_tiles(shape.group, shape.dim, dtype)
+        capacity = cut.capacity(max(lengths), tiles.tokens)
+        partials = new_partials(*queries.shape[:2], capacity, shape.dim, device)
+        partials.mixed.fill_(float("nan"))
+        partials.weights.fill_(float("nan"))
+        counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+        scale = 1.3 / shape.dim**0.5
+        features = {"window": shape.window, "soft_cap": shape.soft_cap}
+        seen = replace(shape, window=shape.window + mistake)
+        decode_attention(
+            out,
+            queries,
+            held.kv,
+            held.tables,
+            counts,
+            cut,
+            partials,
+            scale,
+            **features,
+            tiles=tiles,
+        )
+        truth = [
+            attention_written_out(
+                queries[row : row + 1], *held.tokens(row), length - 1, seen, scale
+            )
+            for row, length in enumerate(lengths)
+        ]
+        return error(out, torch.cat(truth)), ALLOWED[dtype]
+
+    return run
+
+
+def cut_check(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """A row's result is the same bits in whatever chunks the prompt comes, and beside others. The
+    interpreter's matrix products depend on a row's place by rounding: there, nearly the same."""
+    shape, dtype = (SHAPES["window"][0], torch.float32) if tiny else (FULL_SHAPE, torch.bfloat16)
+    tokens, cuts = (30, (7, 8, 23)) if tiny else (1500, (1, 129, 700, 1499))
+    tiles = TINY_TILES if tiny else prefill_tiles(shape.group, shape.dim, dtype)
+    held = random_sequences(shape, [tokens, 9], dtype, device)
+    queries = random_queries(tokens + 5, shape, dtype, device)
+    whole = [Chunk(0, tokens, 0, 0)]
+    parts = [Chunk(tokens, 5, 4, 1)] + [
+        Chunk(first, end - first, first, 0)
+        for first, end in zip((0, *cuts), (*cuts, tokens), strict=True)
+    ]
+    outs = []
+    for chunks in (whole, parts):
+        out = torch.full_like(queries, float("nan"))
+        plan = plan_prefill(chunks, held.tables, shape.group, tiles)
+        prefill_attention(out, queries, held.kv, plan, 0.3, window=shape.window, tiles=tiles)
+        outs.append(out[:tokens])
+    if tiny:
+        return error(outs[0], outs[1].double()), 1e-6
+    return float((outs[0] != outs[1]).sum()), 0.0
+
+
+def batch_check(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """With fixed splits, a row's result is the same bits alone and in a batch, and however many
+    programs share the splits."""
+    shape, dtype = (SHAPES["window"][0], torch.float32) if tiny else (FULL_SHAPE, torch.bfloat16)
+    lengths, each = ([70, 5, 41], 16) if tiny else ([5000, 3, 300, 1], 256)
+    tiles = TINY_TILES if tiny else decode_tiles(shape.group, shape.dim, dtype)
+    held = random_sequences(shape, lengths, dtype, device)
+    queries = random_queries(len(lengths), shape, dtype, device)
+    counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+    outs = []
+    for rows, programs in ((len(lengths), 4), (1, 1)):
+        splits = Splits(programs, each)
+        capacity = splits.capacity(max(lengths), tiles.tokens)
+        partials = new_partials(rows, queries.shape[1], capacity, shape.dim, device)
+        out = torch.full_like(queries[:rows], float("nan")).contiguous()
+        given = (queries[:rows], held.kv, held.tables[:rows], counts[:rows])
+        decode_attention(out, *given, splits, partials, 0.3, window=shape.window, tiles=tiles)
+        outs.append(out[0])
+    return float((outs[0] != outs[1]).sum()), 0.0
+
+
+def noticed(check: Check) -> Check:
+    """Of a check that computes something slightly wrong: it must fail, by far."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        found, allowed = check(device, tiny)
+        return allowed / found, 0.1
+
+    return run
+
+
+def random_queries(rows: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[rows, heads, dim] inside of a wider row, as queries lie beside keys and values."""
+    heads = shape.kv_heads * shape.group
+    return torch.randn(rows, heads + 1, shape.dim).to(device, dtype)[:, :heads]
+
+
+def error(out: Tensor, truth: Tensor) -> float:
+    found = ((out.double() - truth).norm() / truth.norm()).item()
+    return found if found == found else float("inf")
+
+
+for _name, _shapes in SHAPES.items():
+    for _dtype in ALLOWED if _name == "grouped" else (torch.float32,):
+        _kind = str(_dtype).removeprefix("torch.")
+        CHECKS[f"prefill attention, {_name}, {_kind}"] = prefill_check(_shapes, _dtype)
+        for _tiny, _splits in (
+            (Splits(1), Splits(1)),
+            (Splits(3), Splits(7)),
+            (Splits(2, 16), Splits(5, 512)),
+        ):
+            _cut = f"{_splits.programs} programs" + (_splits.tokens > 0) * ", fixed splits"
+            CHECKS[f"decode attention, {_name}, {_kind}, {_cut}"] = decode_check(
+                _shapes, _dtype, _tiny, _splits
+            )
+
+_windowed = (SHAPES["window"], torch.float32)
+CHECKS["prefill attention, a window one too long is noticed"] = noticed(
+    prefill_check(*_windowed, mistake=-1)
+)
+CHECKS["decode attention, a window one too long is noticed"] = noticed(
+    decode_check(*_windowed, Splits(2), Splits(3), mistake=-1)
+)
+CHECKS["prefill attention, bits do not depend on the cut"] = cut_check
+CHECKS["decode attention, bits do not depend on the batch"] = batch_check
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
+    parser.add_argument("--json", metavar="FILE", help="write [name, error, allowed] there too")
+    given = parser.parse_args()
+    results = []
+    for name, check in CHECKS.items():
+        if given.only in name:
+            torch.manual_seed(len(name))
+            found, allowed = check(torch.device(given.device), given.device == "cpu")
+            print(f"{'ok' if found <= allowed else 'WRONG':6} {name}: {found:.2e} of {allowed:.0e}")
+            results.append((name, found, allowed))
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump(results, file)
+    return 0 if results and all(found <= allowed for _, found, allowed in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Attention of a step's chunks over their paged prefixes and themselves, in one launch.
+
+A program takes a tile: some tokens of one chunk, for all query heads that share one KV head,
+so that a tile of keys serves the whole group. A row's result depends on its sequence alone, bit
+for bit: not on the batch, nor on how the prompt was cut (`triton_tile` says why).
+Expected limit: the tensor cores' rate (4 x heads x head_dim operations for each query and key)
+from a few hundred tokens on. Unproven: not yet run on a GPU. Owns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.engine.triton_compile import Variant, pointer
+from baton.engine.triton_tile import (
+    INTERPRETED,
+    NOTHING,
+    Tiles,
+    attend_stretch,
+    options,
+    power_of_two,
+    precision,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows `first` to `first + count` are the tokens from position `start` of one sequence."""
+
+    first: int
+    count: int
+    start: int
+    table: int  # the sequence's row in the block tables
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """What all layers of a step share. `tiles` int32 [tiles, 4]: table row, first query row,
+    tokens, position of the first; those with the most keys first, so that none starts last."""
+
+    tiles: Tensor
+    tables: Tensor  # int32 [chunks, longest table]
+
+
+def prefill_tiles(group: int, dim: int, dtype: torch.dtype, capability: int = 90) -> Tiles:
+    """For heads of `dim`, `group` of them to a KV head: two warpgroups of 64 rows each, so that
+    Hopper's matrix units are fed from shared memory; what spills no registers elsewhere."""
+    if dtype == torch.float32:
+        return Tiles(max(16, power_of_two(group)), 32, 4, 1)
+    if dim > 128:
+        return Tiles(128 if capability >= 90 else max(64, power_of_two(group)), 32, 8, 3)
+    return Tiles(max(128, power_of_two(group)), 64, 8, 4)
+
+
+def plan_prefill(chunks: Sequence[Chunk], tables: Tensor, group: int, tiles: Tiles) -> PrefillPlan:
+    """Cut `chunks` into tiles of at most `tiles.rows` query rows, `group` of them a token.
+    `tables` is int32 [chunks, blocks]; the plan lies on its device. Raises ValueError if a
+    group has more heads than a tile has rows."""
+    each = tiles.rows // group  # tokens
+    if not each:
+        raise ValueError(f"{group} query heads of one KV head exceed a tile of {tiles.rows} rows")
+    cut = [
+        (chunk.table, chunk.first + done, min(each, chunk.count - done), chunk.start + done)
+        for chunk in chunks
+        for done in range(0, chunk.count, each)
+    ]
+    cut.sort(key=lambda tile: -(tile[2] + tile[3]))
+    found = torch.from_numpy(np.asarray(cut, dtype=np.int32).reshape(-1, 4))
+    return PrefillPlan(found.to(tables.device, non_blocking=True), tables)
+
+
+# fmt: off
+@triton.jit
+def prefill_kernel(  # type: ignore[no-untyped-def]
+    out,  # [rows, heads, DIM]
+    queries,  # [rows, heads, DIM]
+    kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
+    tables, tiles,  # of the plan
+    stride_out_row, stride_out_head, stride_query_row, stride_query_head,
+    stride_block, stride_head, stride_kv, stride_token, stride_table,
+    scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
+):
+    head = tl.program_id(0) % KV_HEADS
+    tile = tiles + tl.program_id(0) // KV_HEADS * 4
+    table = tables + tl.load(tile).to(tl.int64) * stride_table
+    first_row, count, start = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+
+    lanes = tl.arange(0, ROWS)  # a lane is a token and one of the group's heads
+    dims = tl.arange(0, DIM_PAD)
+    token = tl.minimum(lanes // GROUP, count - 1)
+    row = (first_row + token).to(tl.int64)
+    query_head = head * GROUP + lanes % GROUP
+    live = (lanes < count * GROUP)[:, None] & (dims < DIM)[None, :]
+    at = row[:, None] * stride_query_row + query_head[:, None] * stride_query_head + dims[None, :]
+    query = tl.load(queries + at, mask=live, other=0.0)
+
+    end = start + count
+    oldest = tl.maximum(start - WINDOW + 1, 0) if WINDOW > 0 else 0
+    low = oldest // TOKENS * TOKENS
+    clear_high = (start + 1) // TOKENS * TOKENS  # every row sees all tokens before it
+    clear_low = low
+    if WINDOW > 0:  # and all tokens from here on
+        clear_low = tl.cdiv(tl.maximum(end - WINDOW, 0), TOKENS) * TOKENS
+        clear_low = tl.minimum(clear_low, clear_high)
+    keys = kv + head.to(tl.int64) * stride_head
+    best = tl.full([ROWS], NOTHING, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
+    if WINDOW > 0:
+        mixed, best, total = attend_stretch(
+            mixed, best, total, query, start + token, low, clear_low, oldest,
+            keys, keys + stride_kv, table, stride_block, stride_token, scale,
+            DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED)
+    mixed, best, total = attend_stretch(
+        mixed, best, total, query, start + token, clear_low, clear_high, oldest,
+        keys, keys + stride_kv, table, stride_block, stride_token, scale,
+        DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, False, PRECISION, INTERPRETED)
+    mixed, best, total = attend_stretch(
+        mixed, best, total, query, start + token, clear_high, end, oldest,
+        keys, keys + stride_kv, table, stride_block, stride_token, scale,
+        DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED)
+    at = row[:, None] * stride_out_row + query_head[:, None] * stride_out_head + dims[None, :]
+    tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=live)
+# fmt: on
+
+
+def prefill_attention(
+    out: Tensor,
+    queries: Tensor,
+    kv: Tensor,
+    plan: PrefillPlan,
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    tiles: Tiles | None = None,
+) -> None:
+    """Fill the plan's rows of `out` [rows, heads, dim] with the attention of `queries`.
+
+    `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `plan` was made with the
+    same `tiles` (default: `prefill_tiles`). `window` in tokens, the own one included; 0: none.
+    """
+    _, heads, dim = queries.shape
+    kv_heads, size = kv.shape[1], kv.shape[3]
+    tiles = tiles or prefill_tiles(heads // kv_heads, dim, queries.dtype)
+    constants = prefill_constants(tiles, kv_heads, heads // kv_heads, dim, size, queries.dtype)
+    if not (count := plan.tiles.shape[0]):
+        return
+    prefill_kernel[(count * kv_heads,)](
+        out,
+        queries,
+        kv,
+        plan.tables,
+        plan.tiles,
+        *out.stride()[:2],
+        *queries.stride()[:2],
+        *kv.stride()[:4],
+        plan.tables.stride(0),
+        scale,
+        **constants,
+        WINDOW=window,
+        SOFT_CAP=soft_cap,
+        INTERPRETED=INTERPRETED,
+        **options(tiles),
+    )
+
+
+def prefill_constants(
+    tiles: Tiles, kv_heads: int, group: int, dim: int, block_size: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The compile-time values of a launch, but for window and soft cap."""
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "DIM": dim,
+        "DIM_PAD": max(power_of_two(dim), 16),
+        "ROWS": tiles.rows,
+        "TOKENS": tiles.tokens,
+        "BLOCK_SIZE": block_size,
+        "PRECISION": precision(dtype),
+    }
+
+
+def _variant(
+    name: str, heads: tuple[int, int, int], dtype: torch.dtype, capability: int, **features: float
+) -> Variant:
+    """`heads`: KV heads, query heads of each, and their dimension."""
+    kv_heads, group, dim = heads
+    tiles = prefill_tiles(group, dim, dtype, capability)
+    types = dict.fromkeys(("out", "queries", "kv"), pointer(dtype))
+    types |= dict.fromkeys(("tables", "tiles"), pointer(torch.int32)) | {"scale": "fp32"}
+    strides = [x for x in prefill_kernel.arg_names if x.startswith("stride_")]
+    types |= dict.fromkeys(strides, "i32:16") | {"stride_block": "i64:16", "stride_table": "i32"}
+    constants: dict[str, Any] = {"WINDOW": 0, "SOFT_CAP": 0.0, "INTERPRETED": False, **features}
+    constants |= prefill_constants(tiles, kv_heads, group, dim, 16, dtype)
+    return Variant(
+        f"prefill {name}", prefill_kernel, types, constants, capability, tiles.warps, tiles.stages
+    )
+
+
+AOT_VARIANTS = tuple(
+    variant
+    for capability in (80, 90)
+    for variant in (
+        _variant("llama3 8b", (8, 4, 128), torch.bfloat16, capability),
+        _variant("qwen2 0.5b", (2, 7, 64), torch.float16, capability),
+        _variant("phi3 mini", (32, 1, 96), torch.bfloat16, capability),
+        _variant("gemma2 9b", (8, 2, 256), torch.bfloat16, capability, WINDOW=4096, SOFT_CAP=50.0),
+        _variant("float32", (8, 2, 128), torch.float32, capability),
+    )
+)

@@ -1,0 +1,75 @@
+"""Split decode: how rows are cut, the kernels' parity, and what they compile to."""
+
+import pytest
+import torch
+
+from baton.engine.triton_decode import (
+    AOT_VARIANTS,
+    LEAST_SPLIT,
+    MOST_SPLITS,
+    Splits,
+    choose_splits,
+    decode_tiles,
+    fixed_splits,
+)
+
+H200 = 132  # multiprocessors
+
+
+def test_results_are_those_of_attention_written_out(attention_parity):
+    results = {k: v for k, v in attention_parity.items() if k.startswith("decode attention")}
+    wrong = {name: found for name, found in results.items() if not found[0] <= found[1]}
+    assert wrong == {}
+    for word in ("float32", "float16", "bfloat16", "window", "soft cap", "seven", "odd", "batch"):
+        assert any(word in name for name in results), word
+
+
+def test_one_long_sequence_fills_the_device():
+    splits = choose_splits(1, 8, 100_000, H200)
+    assert splits.tokens == 0
+    assert 8 * splits.programs >= H200
+
+
+def test_a_large_batch_is_not_split():
+    assert choose_splits(256, 8, 100_000, H200) == Splits(1)
+
+
+def test_short_sequences_are_not_split_for_nothing():
+    assert choose_splits(1, 1, LEAST_SPLIT, H200).programs == 1
+    assert choose_splits(1, 1, 3 * LEAST_SPLIT, H200).programs == 3
+    assert choose_splits(1, 1, 1 << 20, H200).programs == MOST_SPLITS
+
+
+def test_splits_never_grow_with_the_batch():
+    counts = [choose_splits(rows, 8, 8192, H200).programs for rows in range(1, 300)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 1
+
+
+@pytest.mark.parametrize("longest", [1, 255, 256, 257, 5000])
+@pytest.mark.parametrize("first", [0, 1, 63])
+def test_fixed_splits_have_room_for_every_row(longest, first):
+    """A window lets the first split begin up to a tile before the tokens it needs."""
+    splits = fixed_splits(4, 2, longest, H200, 256)
+    assert splits.tokens == 256
+    assert 1 <= splits.programs <= max(-(-longest // 256), 1)
+    assert splits.capacity(longest, 64) * 256 >= longest + first
+
+
+def test_splits_by_count_have_a_place_each():
+    assert Splits(7).capacity(123_456, 64) == 7
+
+
+@pytest.mark.parametrize("group", [1, 2, 7, 16, 17, 71])
+def test_a_group_is_one_matrix(group):
+    tiles = decode_tiles(group, 128, torch.bfloat16)
+    assert tiles.rows >= max(group, 16) and tiles.rows & (tiles.rows - 1) == 0
+
+
+@pytest.mark.parametrize("variant", AOT_VARIANTS, ids=lambda v: f"{v.name} sm_{v.capability}")
+def test_compiles_ahead_of_time(variant, fits):
+    made = fits(variant)
+    assert made.stack_bytes == 0
+    if variant.kernel is AOT_VARIANTS[0].kernel and "float32" not in variant.name:
+        assert made.ptx.count("mma.sync") >= 8
+        assert made.ptx.count("cp.async.cg.shared.global") >= 8  # 16 bytes each
