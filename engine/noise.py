@@ -16,10 +16,13 @@ _LOW64 = 0xFFFFFFFFFFFFFFFF
 def stream_key(seed: int, choice: int, position: int) -> tuple[int, int]:
     """Two 32-bit halves that name one draw. Chained SplitMix64 (Steele et al. 2014,
     doi 10.1145/2660193.2660195); any integers are taken modulo 2^64."""
-    state = 0
-    for part in (seed, choice, position):
-        state = _splitmix64((state ^ (part & _LOW64)) & _LOW64)
+    state = _splitmix64(stream_start(seed, choice) ^ (position & _LOW64))
     return state >> 32, state & _LOW32
+
+
+def stream_start(seed: int, choice: int) -> int:
+    """64 bits that the keys of all positions of one sequence start from."""
+    return _splitmix64(_splitmix64(seed & _LOW64) ^ (choice & _LOW64))
 
 
 def noise_bits(key: tuple[int, int], tokens: Tensor) -> Tensor:

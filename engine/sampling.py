@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.engine.batch import Draw, Drawn, SamplingParams
 from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key
 
-_GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
+GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
 _NUCLEUS_CANDIDATES = 1024  # sorted first; more only where these hold too little mass
 
 
@@ -30,9 +30,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         return []
     adjust(logits, draws)
     tokens = logits.argmax(dim=-1)
-    random = [
-        row for row, draw in enumerate(draws) if draw.params.temperature > _GREEDY_TEMPERATURE
-    ]
+    random = [row for row, draw in enumerate(draws) if draw.params.temperature > GREEDY_TEMPERATURE]
     if random:
         params = [draws[row].params for row in random]
         kept = truncate(logits[random], params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -232,3 +234,33 @@ def fits() -> Callable[[Any], Any]:
         return made
 
     return check
+
+
+PARITY = Path(__file__).with_name("triton_parity.py")
+
+
+@pytest.fixture(scope="session")
+def triton_parity() -> ModuleType:
+    """The module of that name, in this process: its checks, not its kernels, can be tested."""
+    spec = importlib.util.spec_from_file_location(PARITY.stem, PARITY)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def triton_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every check of `triton_parity` by name, run under Triton's interpreter: in a process of
+    its own, since that is chosen when Triton is imported."""
+    file = tmp_path_factory.mktemp("triton") / "checks.json"
+    done = subprocess.run(
+        [sys.executable, "-P", PARITY, "--device=cpu", f"--json={file}"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert file.exists(), done.stdout + done.stderr
+    found: list[dict[str, Any]] = json.loads(file.read_text())
+    return {each["name"]: each for each in found}

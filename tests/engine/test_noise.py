@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key
+from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key, stream_start
 
 EULER = 0.5772156649
 FIXED_KEY = (3087379262, 2466249467)
@@ -70,3 +70,16 @@ def test_neighbours_are_not_correlated():
         assert abs(torch.corrcoef(both)[0, 1].item()) < 0.015
     shifted = torch.stack((one[1:], one[:-1]))
     assert abs(torch.corrcoef(shifted)[0, 1].item()) < 0.015
+
+
+def test_a_stream_start_serves_all_positions_of_one_choice():
+    """What a GPU relies on, which goes on from it by itself."""
+    start = stream_start(11, 3)
+    assert 0 <= start < 1 << 64
+    assert len({stream_start(seed, choice) for seed in range(20) for choice in range(20)}) == 400
+    for position in (0, 1, 1 << 40):
+        high, low = stream_key(11, 3, position)
+        state = ((start ^ position) + 0x9E3779B97F4A7C15) % (1 << 64)
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % (1 << 64)
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % (1 << 64)
+        assert (high << 32) + low == state ^ (state >> 31)

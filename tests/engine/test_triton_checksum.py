@@ -1,0 +1,29 @@
+"""The checksum kernel against its definition, and the definition against kv_transfer's."""
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.triton_checksum import ALGORITHM, block_checksums
+from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM, checksums
+
+
+@pytest.mark.parametrize("name", ["of one short slab", "summed in parts"])
+def test_parity(triton_checks, name):
+    found = triton_checks[f"checksum {name}"]
+    assert found["good"], found["said"]
+
+
+def test_the_definition_is_that_of_the_handoff(triton_parity):
+    assert ALGORITHM == CHECKSUM_ALGORITHM
+    words = np.random.default_rng(3).integers(0, 256, (5, 3 * 8 * 40), dtype=np.uint8)
+    blocks, seeds = [4, 0, 4], [1, (1 << 64) - 1, 0xDEADBEEF12345678]
+    wanted = checksums(words, blocks, seeds, 3).tolist()
+    assert triton_parity.checksum_reference(words, blocks, seeds, 3) == wanted
+
+
+@pytest.mark.parametrize("slabs", [0, 3])
+def test_a_slab_that_is_no_whole_number_of_words_is_refused(slabs):
+    with pytest.raises(ValueError, match=f"{slabs} slabs of 8-byte words"):
+        none = torch.zeros(0, dtype=torch.int64)
+        block_checksums(torch.zeros(2, 64, dtype=torch.uint8), none, none, slabs)

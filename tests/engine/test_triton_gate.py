@@ -1,0 +1,21 @@
+"""The gate kernel's parity; its reference against torch's own functions."""
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from baton.engine.triton_gate import gated_reference
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_parity(triton_checks, activation, kind):
+    found = triton_checks[f"gated {activation} {kind}"]
+    assert found["good"], found["said"]
+
+
+def test_the_first_half_is_the_gate():
+    x = torch.tensor([[1.0, -2.0, 3.0, 5.0]])
+    assert torch.equal(gated_reference(x), functional.silu(x[:, :2]) * x[:, 2:])
+    tanh = functional.gelu(x[:, :2], approximate="tanh") * x[:, 2:]
+    assert torch.equal(gated_reference(x, "gelu_tanh"), tanh)

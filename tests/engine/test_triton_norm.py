@@ -1,0 +1,10 @@
+"""The norm kernel's parity, and that it is the norm that torch computes."""
+
+import pytest
+
+KINDS = ["add_rms_norm fp32", "add_rms_norm bf16", "add_rms_norm one plus weight"]
+
+
+@pytest.mark.parametrize("name", [*KINDS, "rms_norm of heads inside a wider row"])
+def test_parity(triton_checks, name):
+    assert triton_checks[name]["good"], triton_checks[name]["said"]

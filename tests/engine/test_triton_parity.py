@@ -1,0 +1,44 @@
+"""The parity checks can fail: on a wrong kernel, on NaN, and on an exception."""
+
+import pytest
+import torch
+
+CPU = torch.device("cpu")
+
+
+def test_an_error_is_relative_and_nan_is_infinite(triton_parity):
+    one = torch.tensor([3.0, 4.0])
+    assert triton_parity.error(one, one) == 0
+    assert triton_parity.error(torch.tensor([3.0, 4.5]), one) == pytest.approx(0.1)
+    assert triton_parity.error(torch.tensor([3.0, float("nan")]), one) == float("inf")
+    with pytest.raises(ValueError, match="shape"):
+        triton_parity.error(one[:1], one)
+
+
+def test_memory_is_poisoned_only_meanwhile(triton_parity):
+    with triton_parity.poisoned():
+        assert torch.empty(3).isnan().all()
+        assert (torch.empty(3, dtype=torch.int64) == 2**63 - 1).all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_wrong_kernel_and_an_exception_are_told(triton_parity, monkeypatch, capsys):
+    monkeypatch.setattr(triton_parity, "gated", lambda x, activation: x[:, : x.shape[1] // 2])
+    monkeypatch.setattr(
+        triton_parity,
+        "CHECKS",
+        {"gate": triton_parity.CHECKS["gated silu fp32"], "none": lambda device, tiny: 1 / 0},
+    )
+    results = triton_parity.run_checks(CPU, True)
+    assert [each["good"] for each in results] == [False, False]
+    assert "WRONG  gate: error" in capsys.readouterr().out
+    assert "ZeroDivisionError" in results[1]["said"]
+    assert triton_parity.run_checks(CPU, True, "no such name") == []
+
+
+def test_an_output_left_unwritten_is_told(triton_parity, monkeypatch):
+    def forgetful(x, activation):
+        return torch.empty(x.shape[0], x.shape[1] // 2)
+
+    monkeypatch.setattr(triton_parity, "gated", forgetful)
+    assert triton_parity.CHECKS["gated silu fp32"](CPU, True)[0] == float("inf")

@@ -1,0 +1,182 @@
+"""The engine's GPU kernels compiled for sm_80 and sm_90, on a machine without a GPU.
+
+    python -P tests/engine/triton_builds.py [--json FILE]
+
+The launch functions run as on a GPU, with CPU tensors in the place of the GPU's, up to the
+launch: so what is compiled is what a launch there would use. Prints registers, spilled bytes
+and shared memory of each kernel. Needs triton without its interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from baton.engine.triton_checksum import block_checksums
+from baton.engine.triton_experts import expert_matmul
+from baton.engine.triton_gate import gated
+from baton.engine.triton_norm import add_rms_norm, rms_norm
+from baton.engine.triton_quantized import dequantized, quantized_matmul
+from baton.engine.triton_sampling import DrawRules, draw_tokens
+
+SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}  # bytes that a program may ask for
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)\b.*?LOCAL:(\d+)")
+_CPU = torch.device("cpu")
+
+
+class _Target:
+    """Stands where Triton looks for a GPU."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_device(self) -> int:
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+
+@contextmanager
+def compiling_for(capability: int) -> Iterator[list[Any]]:
+    """Launches only compile meanwhile; yields the list of what they compiled. The process has
+    no use for a GPU afterwards: Triton keeps looking at this target."""
+    made: list[Any] = []
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        made.append(launch(self, *args, grid=grid, warmup=True, **options))
+
+    JITFunction.run = compile_only
+    driver.set_active(_Target(capability))
+    try:
+        yield made
+    finally:
+        JITFunction.run = launch
+
+
+def _bf16(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def _norms() -> None:
+    add_rms_norm(_bf16(4, 4096), _bf16(4, 4096), _bf16(4096), 1e-5)
+    rms_norm(_bf16(4, 48, 128)[:, :32], _bf16(128), 1e-6)
+    add_rms_norm(_bf16(4, 16384), _bf16(4, 16384), _bf16(16384), 1e-5, 1.0)
+
+
+def _gates() -> None:
+    gated(_bf16(4, 28672))
+    gated(_bf16(4, 28672), "gelu_tanh")
+
+
+def _experts(tokens: int) -> None:
+    rows = torch.zeros(tokens * 8, dtype=torch.int64)
+    offsets = torch.zeros(129, dtype=torch.int32)
+    expert_matmul(_bf16(tokens, 2048), _bf16(128, 96, 2048), offsets, rows)
+
+
+def _quantized(packing: str, rows: int) -> None:
+    values = torch.zeros(4096, 4096 // (2 if packing == "int4" else 1), dtype=torch.uint8)
+    values = values.view(torch.int8) if packing == "int8" else values
+    values = values.view(torch.float8_e4m3fn) if packing == "fp8" else values
+    scales, zeros = _bf16(4096, 32), torch.zeros(4096, 32, dtype=torch.uint8)
+    quantized_matmul(_bf16(rows, 4096), values, scales, packing, zeros)  # type: ignore[arg-type]
+    dequantized(values, scales, packing, None, torch.bfloat16)  # type: ignore[arg-type]
+
+
+def _sampling() -> None:
+    tokens, finite = torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int8)
+    draw_tokens(torch.empty(4, 151_936), DrawRules.room(4, _CPU), tokens, finite)
+
+
+def _checksums() -> None:
+    pool = torch.empty(2, 32 * 8 * 8192, dtype=torch.uint8)
+    block_checksums(pool, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 8)
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "norm": _norms,
+    "gate": _gates,
+    "experts, decode": partial(_experts, 4),
+    "experts, prefill": partial(_experts, 2048),
+    "int8, 1 row": partial(_quantized, "int8", 1),
+    "int4, 1 row": partial(_quantized, "int4", 1),
+    "int4, 64 rows": partial(_quantized, "int4", 64),
+    "fp8, 1 row": partial(_quantized, "fp8", 1),
+    "sampling": _sampling,
+    "checksum": _checksums,
+}
+
+
+def compile_case(name: str, capability: int) -> list[dict[str, object]]:
+    """Compile what the case launches; a row for each kernel."""
+    with compiling_for(capability) as made:
+        CASES[name]()
+    rows: list[dict[str, object]] = []
+    for kernel in made:
+        registers, spilled = _usage(kernel.asm["cubin"])
+        rows.append(
+            {
+                "case": name,
+                "kernel": kernel.metadata.name,
+                "capability": capability,
+                "registers": registers,
+                "spilled_bytes": spilled,
+                "shared_bytes": kernel.metadata.shared,
+                "fits": kernel.metadata.shared <= SHARED_LIMIT[capability],
+            }
+        )
+    return rows
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    found = _USAGE.search(said.stdout)
+    if found is None:
+        raise ValueError(f"cuobjdump told no resource usage: {said.stdout!r}")
+    registers, stack, local = (int(x) for x in found.groups())
+    return registers, stack + local
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    given = parser.parse_args()
+    rows = [row for cap in SHARED_LIMIT for name in CASES for row in compile_case(name, cap)]
+    for row in rows:
+        print(
+            f"sm_{row['capability']}  {row['case']:<18} {row['kernel']:<12} "
+            f"{row['registers']:>4} registers {row['spilled_bytes']:>5} B spilled "
+            f"{row['shared_bytes']:>7} B shared"
+        )
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows))
+    return 0 if all(row["fits"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,342 @@
+"""The engine's GPU kernels against what they must compute, on a GPU or in Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -P tests/engine/triton_parity.py --device cpu     what CI runs
+    python -P tests/engine/triton_parity.py --device cuda                       part of `make gpu`
+
+A check makes fresh random inputs, and returns its error and the largest one that is allowed.
+Memory from torch is poisoned with NaN first where a kernel must write all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.batch import Draw, SamplingParams
+from baton.engine.sampling import sample
+from baton.engine.triton_checksum import block_checksums
+from baton.engine.triton_experts import expert_matmul, expert_matmul_reference, sort_by_expert
+from baton.engine.triton_gate import gated, gated_reference
+from baton.engine.triton_norm import add_rms_norm, rms_norm
+from baton.engine.triton_quantized import dequantized, dequantized_reference, quantized_matmul
+from baton.engine.triton_sampling import DrawRules, draw_tokens
+
+Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
+CHECKS: dict[str, Check] = {}
+_KINDS = {"fp32": (torch.float32, 2e-5), "bf16": (torch.bfloat16, 1e-2)}
+
+
+def check(name: str) -> Callable[[Check], Check]:
+    def keep(function: Check) -> Check:
+        CHECKS[name] = function
+        return function
+
+    return keep
+
+
+def error(out: Tensor, reference: Tensor) -> float:
+    """Norm of the difference over norm of the reference, in float64; NaN counts as infinite."""
+    wide, wanted = out.double().cpu(), reference.double().cpu()
+    if wide.shape != wanted.shape:
+        raise ValueError(f"shape {list(wide.shape)} instead of {list(wanted.shape)}")
+    found = float((wide - wanted).norm() / wanted.norm().clamp(min=1e-30))
+    return found if found == found else float("inf")
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Every `torch.empty` is filled with NaN (the largest number, where integers) meanwhile."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    was, warned = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = before
+        torch.use_deterministic_algorithms(was, warn_only=warned)
+
+
+def _norm(kind: str, offset: float) -> Check:
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        dtype, allowed = _KINDS[kind]
+        rows, size = (3, 72) if tiny else (257, 4096)
+        x, residual = (torch.randn(rows, size, device=device).to(dtype) for _ in range(2))
+        weight = torch.randn(size, device=device).to(dtype)
+        with poisoned():
+            out, total = add_rms_norm(x, residual, weight, 1e-6, offset)
+        wide = (x + residual).double()
+        scale = (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        wanted = wide * scale * (weight.double() + offset)
+        return max(error(out, wanted), error(total, x + residual)), allowed
+
+    return run
+
+
+for _kind in _KINDS:
+    CHECKS[f"add_rms_norm {_kind}"] = _norm(_kind, 0.0)
+CHECKS["add_rms_norm one plus weight"] = _norm("fp32", 1.0)
+
+
+@check("rms_norm of heads inside a wider row")
+def _norm_heads(device: torch.device, tiny: bool) -> tuple[float, float]:
+    rows, heads, size = (5, 3, 24) if tiny else (300, 32, 128)
+    x = torch.randn(rows, heads + 2, size, device=device)[:, 1 : heads + 1]
+    weight = torch.randn(size, device=device)
+    with poisoned():
+        out = rms_norm(x, weight, 1e-5)
+    wide = x.double()
+    wanted = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    return error(out, wanted), 2e-5
+
+
+def _gate(kind: str, activation: str) -> Check:
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        dtype, allowed = _KINDS[kind]
+        rows, width = (3, 1100) if tiny else (257, 14336)
+        x = (torch.randn(rows, 2 * width, device=device) * 3).to(dtype)
+        with poisoned():
+            out = gated(x, activation)  # type: ignore[arg-type]
+        return error(out, gated_reference(x.double(), activation)), allowed  # type: ignore[arg-type]
+
+    return run
+
+
+for _kind in _KINDS:
+    for _activation in ("silu", "gelu_tanh"):
+        CHECKS[f"gated {_activation} {_kind}"] = _gate(_kind, _activation)
+
+
+def _experts(kind: str, gather: bool, per_expert: int) -> Check:
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        dtype, allowed = _KINDS[kind]
+        experts, width, depth = (5, 80, 72) if tiny else (64, 1536, 2048)
+        tokens, choices = max(1, per_expert * experts // 2), 2
+        weights = (torch.randn(experts, width, depth, device=device) / depth**0.5).to(dtype)
+        # The last two experts are left out: an expert without rows must cost and change nothing.
+        chosen = torch.rand(tokens, experts - 2, device=device).topk(choices, dim=-1).indices
+        order, offsets = sort_by_expert(chosen, experts)
+        x = torch.randn(tokens if gather else tokens * choices, depth, device=device).to(dtype)
+        source = order // choices if gather else None
+        with poisoned():
+            out = expert_matmul(x, weights, offsets, source)
+        wanted = expert_matmul_reference(x.double(), weights.double(), offsets, source)
+        return error(out, wanted), allowed
+
+    return run
+
+
+CHECKS["expert_matmul fp32 gathered, few rows"] = _experts("fp32", True, 2)
+CHECKS["expert_matmul bf16 gathered, few rows"] = _experts("bf16", True, 2)
+CHECKS["expert_matmul bf16 sorted, many rows"] = _experts("bf16", False, 20)
+
+
+def _packed(
+    packing: str, width: int, depth: int, group: int, zeros: bool, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    scales = torch.rand(width, depth // group, device=device) * 0.02 + 0.001
+    zero = torch.randint(0, 16, scales.shape, device=device).float() if zeros else None
+    if packing == "int8":
+        return torch.randint(-127, 128, (width, depth), device=device).to(torch.int8), scales, zero
+    if packing == "int4":
+        half = torch.randint(0, 256, (width, depth // 2), device=device).to(torch.uint8)
+        return half, scales, zero
+    return torch.randn(width, depth, device=device).to(torch.float8_e4m3fn), scales, zero
+
+
+def _quantized(packing: str, kind: str, rows: int, group: int, zeros: bool) -> Check:
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        dtype, allowed = _KINDS[kind]
+        width, depth = (72, max(256, group)) if tiny else (4096, 4096)
+        size = group or depth
+        values, scales, zero = _packed(packing, width, depth, size, zeros, device)
+        x = torch.randn(rows, depth, device=device).to(dtype)
+        bias = torch.randn(width, device=device).to(dtype)
+        with poisoned():
+            out = quantized_matmul(x, values, scales, packing, zero, bias)  # type: ignore[arg-type]
+        matrix = dequantized_reference(values, scales, packing, zero, torch.float64)  # type: ignore[arg-type]
+        return error(out, x.double() @ matrix.T + bias.double()), allowed
+
+    return run
+
+
+CHECKS["quantized int8 by channel, 1 row, fp32"] = _quantized("int8", "fp32", 1, 0, False)
+CHECKS["quantized int8 by groups of 32, 5 rows, bf16"] = _quantized("int8", "bf16", 5, 32, False)
+CHECKS["quantized int4 with zeros, 3 rows, fp32"] = _quantized("int4", "fp32", 3, 64, True)
+CHECKS["quantized int4 about 8, 17 rows, bf16"] = _quantized("int4", "bf16", 17, 128, False)
+CHECKS["quantized int4 by groups of 16, 2 rows, fp32"] = _quantized("int4", "fp32", 2, 16, True)
+CHECKS["quantized fp8 by channel, 2 rows, fp32"] = _quantized("fp8", "fp32", 2, 0, False)
+CHECKS["quantized fp8 by groups, 65 rows, bf16"] = _quantized("fp8", "bf16", 65, 128, False)
+
+
+@check("every E4M3 number is decoded exactly")
+def _decoded(device: torch.device, tiny: bool) -> tuple[float, float]:
+    bits = torch.arange(256, dtype=torch.uint8, device=device)
+    bits = bits[(bits & 0x7F) != 0x7F].repeat(8)[: 16 * 127].view(1, -1)  # without its NaN
+    values = bits.view(torch.float8_e4m3fn)
+    scales = torch.ones(1, 1, device=device)
+    with poisoned():
+        out = dequantized(values, scales, "fp8", None, torch.float32)
+    return float((out != values.to(torch.float32)).sum()), 0.0
+
+
+_RULES = {
+    "greedy": SamplingParams(temperature=0.0),
+    "plain": SamplingParams(temperature=0.9),
+    "top-k": SamplingParams(temperature=1.3, top_k=7),
+    "top-p": SamplingParams(temperature=0.8, top_p=0.7),
+    "min-p": SamplingParams(temperature=1.1, min_p=0.05),
+    "all": SamplingParams(temperature=1.2, top_k=40, top_p=0.9, min_p=0.02),
+    "nothing kept but the best": SamplingParams(temperature=1.0, top_p=0.0),
+}
+
+
+def _draws(name: str) -> Check:
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        rows, vocab = (6, 199) if tiny else (512, 151_936)
+        logits = torch.randn(rows, vocab, device=device) * 2
+        logits[0, vocab // 2 :] = logits[0, : vocab - vocab // 2].clone()  # ties
+        params = _RULES[name]
+        draws = []
+        for row in range(rows):
+            own = SamplingParams(
+                params.temperature, params.top_k, params.top_p, params.min_p, seed=row * 7919 - 3
+            )
+            draws.append(Draw(row % 3, (1 << 40) * (row % 2) + row, own))
+        tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
+        finite = torch.full((rows,), -1, dtype=torch.int8, device=device)
+        draw_tokens(logits, DrawRules.of(draws).to(device), tokens, finite)
+        wanted = [drawn.token for drawn in sample(logits.cpu(), draws)]
+        wrong = sum(a != b for a, b in zip(tokens.tolist(), wanted, strict=True))
+        # On a GPU products and exponentials may differ in their last bit: a near tie may flip.
+        return float(wrong + int((finite != 1).sum())), 0.0 if tiny else rows * 0.005
+
+    return run
+
+
+for _name in _RULES:
+    CHECKS[f"draws: {_name}"] = _draws(_name)
+
+
+@check("draws: alone as in any slot of a batch")
+def _slots(device: torch.device, tiny: bool) -> tuple[float, float]:
+    logits = torch.randn(5, 150 if tiny else 32_000, device=device)
+    params = [SamplingParams(1.1, top_p=0.8, seed=row) for row in range(5)]
+    draws = [Draw(0, 7 * row, each) for row, each in enumerate(params)]
+
+    def drawn(rows: list[int]) -> list[int]:
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
+        finite = torch.empty(len(rows), dtype=torch.int8, device=device)
+        rules = DrawRules.of([draws[row] for row in rows]).to(device)
+        draw_tokens(logits[rows], rules, tokens, finite)
+        return tokens.tolist()
+
+    together = drawn([4, 3, 2, 1, 0])[::-1]
+    alone = [drawn([row])[0] for row in range(5)]
+    return float(sum(a != b for a, b in zip(together, alone, strict=True))), 0.0
+
+
+@check("draws: rows that are not finite are told, the others unharmed")
+def _broken(device: torch.device, tiny: bool) -> tuple[float, float]:
+    logits = torch.randn(4, 300, device=device)
+    logits[1, 7], logits[2, 299] = float("nan"), float("inf")
+    draws = [Draw(0, 5, SamplingParams(seed=row)) for row in range(4)]
+    tokens = torch.full((4,), -1, dtype=torch.int64, device=device)
+    finite = torch.full((4,), -1, dtype=torch.int8, device=device)
+    draw_tokens(logits, DrawRules.of(draws).to(device), tokens, finite)
+    wanted = sample(logits[[0, 3]].cpu(), [draws[0], draws[3]])
+    good = tokens[[0, 3]].tolist() == [drawn.token for drawn in wanted]
+    good = good and tokens[[1, 2]].tolist() == [0, 0] and finite.tolist() == [1, 0, 0, 1]
+    return 0.0 if good else 1.0, 0.0
+
+
+def checksum_reference(
+    blocks_of_pool: np.ndarray, blocks: list[int], seeds: list[int], slabs: int
+) -> list[list[int]]:
+    """nh64-1, written out with Python's integers, from its definition."""
+    low64 = (1 << 64) - 1
+
+    def mix(value: int) -> int:
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & low64
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & low64
+        return value ^ (value >> 31)
+
+    sums = []
+    for block, seed in zip(blocks, seeds, strict=True):
+        row = []
+        for slab in blocks_of_pool[block].view(np.uint64).reshape(slabs, -1).tolist():
+            product = 0
+            for place, word in enumerate(slab):
+                keyed = word ^ ((seed + place * 0x9E3779B97F4A7C15) & low64)
+                product += (keyed & 0xFFFFFFFF) * (keyed >> 32)
+            row.append(mix((product & low64) ^ mix((sum(slab) + seed) & low64)))
+        sums.append(row)
+    return sums
+
+
+def _checksums(slab_words: int) -> Check:
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        slabs, seeds = 2, [0, (1 << 64) - 1, 0xDEADBEEF12345678]
+        words = np.random.default_rng().integers(0, 256, (5, slabs * slab_words * 8), np.uint8)
+        pool = torch.from_numpy(words).to(device)
+        signed = torch.from_numpy(np.array(seeds, dtype=np.uint64).view(np.int64)).to(device)
+        blocks = [4, 0, 2]
+        with poisoned():
+            found = block_checksums(pool, torch.tensor(blocks, device=device), signed, slabs)
+        ours = found.cpu().numpy().view(np.uint64).tolist()
+        return float(ours != checksum_reference(words, blocks, seeds, slabs)), 0.0
+
+    return run
+
+
+CHECKS["checksum of one short slab"] = _checksums(37)
+CHECKS["checksum summed in parts"] = _checksums(16384 + 1030)
+
+
+def run_checks(device: torch.device, tiny: bool, named: str = "") -> list[dict[str, object]]:
+    """Every check whose name contains `named`, printed as it ends; a failure stops none."""
+    results: list[dict[str, object]] = []
+    for name, function in CHECKS.items():
+        if named not in name:
+            continue
+        torch.manual_seed(len(name))
+        begun = time.perf_counter()
+        try:
+            found, allowed = function(device, tiny)
+            good, said = found <= allowed, f"error {found:.2e}, allowed {allowed:.2e}"
+        except Exception as failure:  # reported with the others, and by the exit code
+            traceback.print_exc()
+            found, good, said = float("inf"), False, f"{type(failure).__name__}: {failure}"
+        seconds = time.perf_counter() - begun
+        print(f"{'ok    ' if good else 'WRONG '} {name}: {said} ({seconds:.2f} s)", flush=True)
+        results.append({"name": name, "good": good, "error": found, "said": said})
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
+    parser.add_argument("--json", metavar="FILE", help="write the results there too")
+    given = parser.parse_args()
+    results = run_checks(torch.device(given.device), given.device == "cpu", given.only)
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump(results, file)
+    return 0 if results and all(result["good"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
