@@ -2,8 +2,9 @@
 
 Pre-norm layers of grouped-query attention and a gated MLP (Llama 2, Touvron et al. 2023,
 arXiv:2307.09288; query and key norms as in Qwen3; output norms, soft caps and two rotary
-tables as in Gemma 2 and 3, arXiv:2408.00118 and arXiv:2503.19786). Knows no batch and no
-sampling; the KV lies behind an `Attention` backend. Immutable after construction.
+tables as in Gemma 2 and 3, arXiv:2408.00118 and arXiv:2503.19786), or of latent attention and
+mixtures of experts. Knows no batch and no sampling; the KV lies behind an attention backend.
+Immutable after construction.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.attention import Attention
+from baton.engine.experts import ExpertWeights, mix
+from baton.engine.latent import LatentAttention, LatentWeights
 from baton.engine.rope import Rotary, rotate
 from baton.engine.spec import ModelSpec
 from baton.engine.step_layout import StepLayout
@@ -24,7 +27,9 @@ Angles = tuple[Tensor, Tensor]
 class Decoder:
     """Computes hidden states and logits. One thread at a time may call it."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, attention: Attention) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, attention: Attention | LatentAttention
+    ) -> None:
         self._spec = spec
         self._weights = weights
         self._attention = attention
@@ -67,6 +72,10 @@ class Decoder:
         angles: Angles,
         layout: StepLayout,
     ) -> Tensor:
+        if isinstance(self._attention, LatentAttention):
+            assert isinstance(layer.qkv, LatentWeights)
+            return layer.output(self._attention(index, layer.qkv, x, angles, layout))
+        assert not isinstance(layer.qkv, LatentWeights)
         spec = self._spec
         qkv = layer.qkv(x)
         qkv = qkv.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
@@ -80,12 +89,19 @@ class Decoder:
         return layer.output(attended.flatten(1))
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(x).chunk(2, dim=-1)
+        if isinstance(layer.mlp, ExpertWeights):
+            assert self._spec.experts is not None
+            return mix(x, layer.mlp, self._spec.experts, self._gate)
+        return layer.mlp.down(self._gate(layer.mlp.gate_up(x)))
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        """[rows, 2 ffn] to [rows, ffn]"""
+        gate, up = gate_up.chunk(2, dim=-1)
         if self._spec.activation == "silu":
             gate = functional.silu(gate)
         else:
             gate = functional.gelu(gate, approximate="tanh")
-        return layer.down(gate.mul_(up))
+        return gate.mul_(up)
 
     def _output_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._norm(x, weight)

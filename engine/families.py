@@ -57,6 +57,13 @@ _GEMMA2 = {
     "final_logit_softcapping": 30.0,
 }
 _GEMMA3 = {**_GEMMA, "sliding_window_pattern": 6}
+_LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", mlp_bias=True),
     "MistralForCausalLM": Family(
@@ -110,6 +117,55 @@ FAMILIES = {
         windows="alternating",
         two_ropes=True,
         rope_kinds=("default", "linear"),
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        {
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        qkv_bias=False,
+        windows="all",
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        {
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+        },
+        qk_norm=True,
+        windows="switched",
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "moe_intermediate_size": 1407,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.0,
+        },
+        qkv_bias=False,
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "first_k_dense_replace": 3,
+            "moe_intermediate_size": 2048,
+            "n_group": 8,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "routed_scaling_factor": 2.5,
+            "topk_group": 4,
+        },
+        qkv_bias=False,
     ),
 }
 # Fields of related models that change the computation, and the values with which they do not.

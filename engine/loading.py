@@ -13,9 +13,10 @@ import torch
 
 from baton.engine.attention import Attention, TorchAttention
 from baton.engine.host_memory import available_bytes
+from baton.engine.latent import LatentAttention
 from baton.engine.pool import KvPool, blocks_for
 from baton.engine.runner import ModelRunner
-from baton.engine.spec import AttentionSpec, ModelSpec, read_spec
+from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import load_weights, source_dtype
 from baton.runtime.errors import ConfigError
@@ -72,7 +73,7 @@ def build_runner(
     if not blocks:
         blocks = blocks_for(spec, block_size, kind, int(memory_fraction * available_bytes()))
     pool = KvPool(spec, blocks, block_size, kind)
-    return ModelRunner(spec, weights, pool, _attention(pool, spec.attention, backend), max_context)
+    return ModelRunner(spec, weights, pool, _attention(pool, spec, backend), max_context)
 
 
 def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
@@ -85,10 +86,14 @@ def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _attention(pool: KvPool, spec: AttentionSpec, backend: str) -> Attention:
-    """ "auto": compiled where numba is installed, else plain torch."""
+def _attention(pool: KvPool, model: ModelSpec, backend: str) -> Attention | LatentAttention:
+    """ "auto": compiled where numba is installed, else plain torch. Latent attention has one
+    implementation, for every backend."""
     if backend not in ("auto", "torch", "numba"):
         raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
+    spec = model.attention
+    if model.latent is not None:
+        return LatentAttention(pool, model.latent, model.heads, spec.scale)
     if backend == "torch" or (backend == "auto" and find_spec("numba") is None):
         return TorchAttention(pool, spec)
     try:

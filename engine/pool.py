@@ -3,12 +3,16 @@
     [block, kv_head, layer, k|v, token, head_dim]
      one block is one contiguous region; so are the heads of a tensor-parallel share within it
 
+    [block, 1, layer, token, latent and rotated key]      for multi-head latent attention
+     one slab, alike on every rank
+
 Knows no sequences and no identities. Who may write into which block is the caller's matter;
 only the device thread writes here.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import cast
@@ -38,7 +42,7 @@ class KvPool:
         self.block_size = block_size
         self.block_bytes = block_bytes(spec, block_size, dtype)
         self.slabs = spec.kv_heads
-        shape = (blocks, spec.kv_heads, spec.layers, 2, block_size, spec.head_dim)
+        shape = (blocks, *_block_shape(spec, block_size))
         try:
             # Anonymous pages: aligned, zero, and taken from the system when first written.
             self._memory = mmap(-1, blocks * self.block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
@@ -72,7 +76,13 @@ def _use_huge_pages(memory: mmap) -> None:
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block of all layers."""
-    return spec.kv_heads * spec.layers * 2 * block_size * spec.head_dim * dtype.itemsize
+    return math.prod(_block_shape(spec, block_size)) * dtype.itemsize
+
+
+def _block_shape(spec: ModelSpec, block_size: int) -> tuple[int, ...]:
+    """A latent model's one head has no k|v axis: its values are part of its keys."""
+    pair = () if spec.latent else (2,)
+    return (spec.kv_heads, spec.layers, *pair, block_size, spec.head_dim)
 
 
 def blocks_for(spec: ModelSpec, block_size: int, dtype: torch.dtype, budget_bytes: int) -> int:
@@ -84,9 +94,14 @@ def blocks_for(spec: ModelSpec, block_size: int, dtype: torch.dtype, budget_byte
     if blocks < least:
         raise ConfigError(
             f"the KV pool has {max(budget_bytes, 0)} bytes, room for {max(blocks, 0)} blocks: "
-            f"{spec.kv_heads} KV heads x {spec.layers} layers x 2 x {block_size} tokens x "
-            f"{spec.head_dim} x {dtype.itemsize} bytes = {each} bytes a block, and at least "
-            f"{least} blocks ({least * each} bytes) are needed; raise pool.memory_fraction, "
-            "free memory on this host, or use a smaller model"
+            f"{_arithmetic(spec, block_size)} x {dtype.itemsize} bytes = {each} bytes a block, "
+            f"and at least {least} blocks ({least * each} bytes) are needed; raise "
+            "pool.memory_fraction, free memory on this host, or use a smaller model"
         )
     return blocks
+
+
+def _arithmetic(spec: ModelSpec, block_size: int) -> str:
+    heads = "1 latent" if spec.latent else f"{spec.kv_heads} KV heads"
+    pair = "" if spec.latent else " x 2"
+    return f"{heads} x {spec.layers} layers{pair} x {block_size} tokens x {spec.head_dim}"

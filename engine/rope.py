@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton.engine.rope_spec import RopeSpec
+from baton.engine.rope_spec import RopeSpec, yarn_magnitude
 
 
 class Rotary:
@@ -118,10 +118,8 @@ def _correction_dim(rope: RopeSpec, dim: int, rotations: float) -> float:
 def _yarn_attention_factor(rope: RopeSpec) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
-
-    def magnitude(mscale: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
-
     if rope.mscale and rope.mscale_all_dim:
-        return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
-    return magnitude(1.0)
+        return yarn_magnitude(rope.factor, rope.mscale) / yarn_magnitude(
+            rope.factor, rope.mscale_all_dim
+        )
+    return yarn_magnitude(rope.factor)

@@ -6,6 +6,7 @@ tables. Knows no tensors; what the fields mean is computed in `rope.py`. Immutab
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +65,12 @@ def read_two_ropes(
         _read(fields, full, full_theta, positions, kinds),
         _read(fields, local, local_theta, positions, kinds),
     )
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """By how much YaRN scales what it stretches `factor` times (arXiv:2309.00071, section 3.4;
+    `mscale` is DeepSeek's addition)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def context_of(rope: RopeSpec, positions: int) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.engine.attention import Attention
 from baton.engine.batch import Drawn, StepBatch, StepResult
 from baton.engine.decoder import Decoder
+from baton.engine.latent import LatentAttention
 from baton.engine.pool import KvPool
 from baton.engine.sampling import sample
 from baton.engine.spec import ModelSpec
@@ -30,7 +31,7 @@ class ModelRunner:
         spec: ModelSpec,
         weights: Weights,
         pool: KvPool,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         max_context: int = 0,
     ) -> None:
         """Raises ConfigError if `max_context` exceeds the model's."""

@@ -18,6 +18,7 @@ from baton.engine.families import (
     family_of,
     refuse_unsupported,
 )
+from baton.engine.mixture_spec import ExpertsSpec, LatentSpec, read_experts, read_latent
 from baton.engine.rope_spec import RopeSpec, context_of, read_rope, read_two_ropes
 from baton.engine.windows import read_windows
 
@@ -45,7 +46,7 @@ class ModelSpec:
     hidden_size: int
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of keys and values
     ffn_size: int
     vocab_size: int
     norm_eps: float
@@ -67,6 +68,9 @@ class ModelSpec:
     logit_soft_cap: float = 0.0  # 0: none
     tensor_prefix: str = "model."  # of the decoder's tensors in the files
     fused_tensors: bool = False  # the files hold qkv and gate-up as one matrix each
+    further_layers: int = 0  # in the files after the last, to predict more tokens; not read
+    experts: ExpertsSpec | None = None  # None: all layers are dense
+    latent: LatentSpec | None = None  # then one KV head, all of what a token has in the pool
 
     @property
     def group(self) -> int:
@@ -85,7 +89,8 @@ def read_spec(folder: Path) -> ModelSpec:
     fields = top.with_defaults(family.defaults)
     refuse_unsupported(fields, family)
     layers = fields.integer("num_hidden_layers")
-    heads, kv_heads, head_dim = _heads(fields)
+    latent = read_latent(fields, family.name)
+    heads, kv_heads, head_dim = _heads(fields, latent)
     hidden_size = fields.integer("hidden_size")
     positions = fields.integer("max_position_embeddings")
     rope, local_rope = _ropes(fields, family, positions)
@@ -101,10 +106,12 @@ def read_spec(folder: Path) -> ModelSpec:
         vocab_size=fields.integer("vocab_size"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_context=context_of(rope, positions),
-        rotary_dim=_rotary_dim(fields, family, head_dim),
+        rotary_dim=_rotary_dim(fields, family, latent.rope_dim if latent else head_dim),
         rope=rope,
         attention=AttentionSpec(
-            scale=fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            scale=latent.softmax_scale(rope)
+            if latent
+            else fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
             windows=read_windows(fields, family, layers, positions),
             soft_cap=fields.optional_number("attn_logit_softcapping") or 0.0,
         ),
@@ -121,12 +128,19 @@ def read_spec(folder: Path) -> ModelSpec:
         embedding_scale=hidden_size**0.5 if family.scaled_embedding else 1.0,
         logit_soft_cap=fields.optional_number("final_logit_softcapping") or 0.0,
         fused_tensors=family.fused_tensors,
+        further_layers=fields.count("num_nextn_predict_layers", 0)
+        if family.name == "deepseek_v3"
+        else 0,
+        experts=read_experts(fields, family.name, layers),
+        latent=latent,
     )
 
 
-def _heads(fields: ConfigFields) -> tuple[int, int, int]:
-    """Query heads, KV heads, and the size of each."""
+def _heads(fields: ConfigFields, latent: LatentSpec | None) -> tuple[int, int, int]:
+    """Query heads, KV heads, and the size of each of these."""
     heads = fields.integer("num_attention_heads")
+    if latent is not None:
+        return heads, 1, latent.width
     kv_heads = fields.integer("num_key_value_heads", heads)
     head_dim = fields.integer("head_dim", max(fields.integer("hidden_size") // heads, 1))
     if heads % kv_heads:

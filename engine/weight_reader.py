@@ -29,6 +29,10 @@ class WeightReader:
         self._shards = shards
         self._dtype = dtype
 
+    def as_kind(self, dtype: torch.dtype) -> WeightReader:
+        """The same files, converted to `dtype`."""
+        return WeightReader(self._shards, dtype)
+
     def vector(self, name: str, size: int) -> Tensor:
         """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
         return self._joined([(name, size)], ())

@@ -16,7 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from baton.engine.experts import ExpertWeights
+from baton.engine.latent import LatentWeights
 from baton.engine.linear import Linear, Matrix
+from baton.engine.mixture_weights import read_expert_weights, read_latent_weights
 from baton.engine.shards import Progress, Shards
 from baton.engine.spec import ModelSpec
 from baton.engine.weight_reader import Parts, WeightReader, float_dtype
@@ -27,19 +30,26 @@ _SPARE = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attn\.masked_bias$")
 
 
 @dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """A dense MLP."""
+
+    gate_up: Linear  # [2 ffn, hidden]
+    down: Linear  # [hidden, ffn]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer. Matrices are [out, in], with their biases; absent norms are None.
     Norms that the file holds less one are float32, one included."""
 
     input_norm: Tensor  # [hidden]
-    qkv: Linear  # [(heads + 2 kv_heads) head_dim, hidden]
+    qkv: Linear | LatentWeights  # [(heads + 2 kv_heads) head_dim, hidden]
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    output: Linear  # [hidden, heads head_dim]
+    output: Linear  # [hidden, heads x size of a value]
     attention_norm: Tensor | None  # [hidden], of the attention's output
     mlp_norm: Tensor  # [hidden], of the MLP's input
-    gate_up: Linear  # [2 ffn, hidden]
-    down: Linear  # [hidden, ffn]
+    mlp: MlpWeights | ExpertWeights
     output_norm: Tensor | None  # [hidden], of the MLP's output
 
 
@@ -97,6 +107,7 @@ def _layer(reader: WeightReader, spec: ModelSpec, index: int) -> LayerWeights:
     base = f"{spec.tensor_prefix}layers.{index}."
     hidden, ffn = spec.hidden_size, spec.ffn_size
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    values = spec.heads * (spec.latent.value_dim if spec.latent else spec.head_dim)
     qkv = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
     gate_up = [("mlp.gate_proj", ffn), ("mlp.up_proj", ffn)]
     if spec.fused_tensors:
@@ -113,14 +124,20 @@ def _layer(reader: WeightReader, spec: ModelSpec, index: int) -> LayerWeights:
 
     return LayerWeights(
         input_norm=norm("input_layernorm"),
-        qkv=matrix(qkv, hidden, spec.qkv_bias),
+        qkv=read_latent_weights(reader, base, hidden, spec.heads, spec.latent)
+        if spec.latent
+        else matrix(qkv, hidden, spec.qkv_bias),
         q_norm=norm("self_attn.q_norm", spec.head_dim) if spec.qk_norm else None,
         k_norm=norm("self_attn.k_norm", spec.head_dim) if spec.qk_norm else None,
-        output=matrix([("self_attn.o_proj", hidden)], queries, spec.output_bias),
+        output=matrix([("self_attn.o_proj", hidden)], values, spec.output_bias),
         attention_norm=norm(after) if spec.output_norms else None,
         mlp_norm=norm("pre_feedforward_layernorm" if spec.output_norms else after),
-        gate_up=matrix(gate_up, hidden, spec.mlp_bias),
-        down=matrix([("mlp.down_proj", hidden)], ffn, spec.mlp_bias),
+        mlp=read_expert_weights(reader, base, spec.family, hidden, spec.experts)
+        if spec.experts and spec.experts.sparse[index]
+        else MlpWeights(
+            gate_up=matrix(gate_up, hidden, spec.mlp_bias),
+            down=matrix([("mlp.down_proj", hidden)], ffn, spec.mlp_bias),
+        ),
         output_norm=norm("post_feedforward_layernorm") if spec.output_norms else None,
     )
 
@@ -133,7 +150,11 @@ def _norm(reader: WeightReader, spec: ModelSpec, name: str, size: int) -> Tensor
 def _refuse_unused(shards: Shards, spec: ModelSpec) -> None:
     """A layer, a bias or a norm that config.json says nothing of would change every answer."""
     ours = (spec.tensor_prefix,) if spec.tied_embeddings else (spec.tensor_prefix, "lm_head.")
+    last = spec.layers + spec.further_layers
+    further = tuple(f"{spec.tensor_prefix}layers.{n}." for n in range(spec.layers, last))
     for stored in shards.unused():
+        if stored.name.startswith(further):
+            continue
         if stored.name.startswith(ours) and not _SPARE.search(stored.name):
             raise stored.error(
                 f"is not part of a {spec.family} model of {spec.layers} layers as config.json "

@@ -51,6 +51,17 @@ _GEMMA = {
     "tie_word_embeddings": False,  # tied, the scaled embedding alone would decide the tokens
 }
 _LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_LATENT = {
+    **_EXPERTS,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,  # with what follows, chunks of 12 and more tokens are expanded
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_MSCALE = {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8.0}
 # name -> (class prefix in transformers, what differs from _SHAPE)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -70,6 +81,66 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"partial_rotary_factor": 0.5, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0, "sliding_window": 16}),
     "gemma3": ("Gemma3", {**_GEMMA, "sliding_window": 11, "layer_types": _LAYERS}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 30}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {**_EXPERTS, "num_experts": 6, "norm_topk_prob": True, "head_dim": 24},
+    ),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        {
+            **_EXPERTS,
+            "num_experts": 4,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **_LATENT,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "q_lora_rank": None,
+            "rope_scaling": _MSCALE,
+        },
+    ),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {
+            **_LATENT,
+            "n_routed_experts": 8,
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.0,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **_LATENT,
+            "n_routed_experts": 8,
+            "q_lora_rank": 24,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_scaling": _MSCALE,
+        },
+    ),
+    "deepseek-v3-plain": (
+        "DeepseekV3",
+        {
+            **_LATENT,
+            "n_routed_experts": 4,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+        },
+    ),
 }
 
 
@@ -112,6 +183,9 @@ def make_model(name: str, folder: Path, **save: Any) -> Reference:
             for parameter in model.parameters():
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+            for buffer_name, buffer in model.named_buffers():
+                if buffer_name.endswith("e_score_correction_bias"):
+                    buffer.copy_(torch.randn_like(buffer) * 0.2)
         model.save_pretrained(folder, **save)
     return Reference(name, folder, model)
 

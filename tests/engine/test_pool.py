@@ -46,6 +46,25 @@ def test_a_head_is_one_run_of_a_block(spec):
     assert bool((pool.bytes_view()[1, slab:].view(np.float32) == 2.0).all())
 
 
+def test_a_latent_pool_has_one_slab_and_no_pair_of_key_and_value(references):
+    spec = read_spec(references("deepseek-v2").folder)  # 3 layers, rank 32, 8 rotated
+    pool = KvPool(spec, 5, 8, torch.bfloat16)
+    assert pool.tensor.shape == (5, 1, 3, 8, 40)
+    assert pool.block_bytes == 3 * 8 * 40 * 2 == block_bytes(spec, 8, torch.bfloat16)
+    assert pool.slabs == spec.kv_heads == 1
+    assert pool.bytes_view().shape == (5, pool.block_bytes)
+    pool.tensor[3] = 1.0
+    pool.copy_block(3, 0)
+    assert bool((pool.tensor[0] == 1.0).all())
+    assert not pool.bytes_view()[[1, 2, 4]].any()
+
+
+def test_too_small_a_budget_for_latents_shows_their_arithmetic(references):
+    spec = read_spec(references("deepseek-v2").folder)
+    with pytest.raises(ConfigError, match=r"1 latent x 3 layers x 16 tokens x 40 x 4 bytes = 7680"):
+        blocks_for(spec, 16, torch.float32, 100)
+
+
 def test_copy_block(spec):
     pool = KvPool(spec, 3, 8)
     pool.tensor.normal_()
@@ -86,3 +105,17 @@ def test_too_small_a_budget_shows_the_arithmetic(spec, budget):
     for part in ("2 KV heads", "3 layers", "16 tokens", "24576 bytes", "pool.memory_fraction"):
         assert part in str(caught.value)
     assert blocks_for(spec, 16, torch.float32, 32 * 24576) == 32
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
+def test_blocks_moved_as_bytes_continue_the_sequence(references, story, prompts, as_greedy, name):
+    """What a handoff does: whole blocks from one pool to other places of another."""
+    reference, prompt = references(name), prompts(45, seed=8)
+    granter, reader = (story(reference.folder, seed=seed) for seed in (1, 2))
+    theirs, ours = granter.blocks(45), reader.blocks(60)
+    first = granter.draw(as_greedy(prompt, 0, theirs))
+    source, target = granter.runner.pool.bytes_view(), reader.runner.pool.bytes_view()
+    target[ours[: len(theirs)]] = source[theirs]
+    tokens = [*prompt, *first]
+    rest = reader.greedy(tokens, ours, 12, start=45)
+    assert [*first, *rest] == reference.greedy(prompt, 13)

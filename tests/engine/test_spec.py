@@ -122,7 +122,7 @@ def test_window_switched_off_is_allowed(spec_of):
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("architectures", {"architectures": ["MixtralForCausalLM"]}),
+        ("architectures", {"architectures": ["OlmoForCausalLM"]}),
         ("architectures", {"architectures": "absent"}),
         ("quantization_config", {"quantization_config": {"quant_method": "awq"}}),
         ("hidden_act", {"hidden_act": "gelu"}),

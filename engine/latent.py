@@ -1,0 +1,185 @@
+"""Multi-head latent attention over the paged pool (DeepSeek-AI 2024, arXiv:2405.04434).
+
+    pool, per token and layer:  [ latent, after its norm | key part that all heads share, rotated ]
+    head h:  key = up_k[h] latent | shared part        value = up_v[h] latent
+
+A query is multiplied by up_k and the mixed latents by up_v ("absorbed"), so that keys and
+values of heads need not exist; for a long chunk it is cheaper to expand them. Knows no batch
+and no sampling; owns nothing but a reference to the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from baton.engine.linear import Linear
+from baton.engine.mixture_spec import LatentSpec
+from baton.engine.pool import KvPool
+from baton.engine.rope import rotate
+from baton.engine.step_layout import StepLayout
+
+_NORM_EPS = 1e-6  # of the two inner norms, whatever `rms_norm_eps` says
+
+Angles = tuple[Tensor, Tensor]  # of `Rotary.angles`
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """One layer's attention. Where queries are one product, `inputs` ends in all of a query."""
+
+    inputs: Linear  # [(query rank or heads query_dim) + rank + rope_dim, hidden]
+    query_norm: Tensor | None  # [query rank]
+    query_up: Linear | None  # [heads query_dim, query rank]
+    latent_norm: Tensor  # [rank]
+    up: Tensor  # [heads, plain_dim + value_dim, rank]
+
+
+class LatentAttention:
+    """Latents of a step's rows into the pool, then every row over its sequence so far.
+
+    Each sequence is computed by itself, so what else is in the batch does not touch it.
+    Calls come from the device thread alone, layer by layer.
+    """
+
+    def __init__(self, pool: KvPool, spec: LatentSpec, heads: int, scale: float) -> None:
+        """`scale` of the products before the softmax."""
+        self._pool = pool
+        self._spec = spec
+        self._heads = heads
+        self._scale = scale
+        self._expand_from = expansion_pays_from(spec)
+
+    def __call__(
+        self, layer: int, weights: LatentWeights, x: Tensor, angles: Angles, layout: StepLayout
+    ) -> Tensor:
+        """`x` [rows, hidden] to [rows, heads value_dim], before the output matrix."""
+        queries, latents = self._project(weights, x, angles)
+        self.write(layer, latents, layout)
+        return self.attend(layer, queries, weights.up, layout).flatten(1)
+
+    def attend(self, layer: int, queries: Tensor, up: Tensor, layout: StepLayout) -> Tensor:
+        """`queries` [rows, heads, query_dim], each over its sequence up to itself, after
+        `write`. Returns [rows, heads, value_dim]."""
+        out = queries.new_empty(*queries.shape[:2], self._spec.value_dim)
+        for first, end, blocks, tokens in _sequences(layout, self._pool.block_size):
+            known = self.latents(layer, blocks, tokens)
+            compute = self._expanded if end - first >= self._expand_from else self._absorbed
+            out[first:end] = compute(queries[first:end], known, up)
+        return out
+
+    def write(self, layer: int, latents: Tensor, layout: StepLayout) -> None:
+        """Put `latents` [rows, width] into their blocks."""
+        self._pool.tensor[layout.write_blocks, 0, layer, layout.write_slots] = latents
+
+    def latents(self, layer: int, blocks: Tensor, tokens: int) -> Tensor:
+        """The first `tokens` of the sequence in `blocks`, [tokens, width]."""
+        return self._pool.tensor[:, 0, layer].index_select(0, blocks).flatten(0, 1)[:tokens]
+
+    def _project(self, weights: LatentWeights, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """Queries [rows, heads, query_dim] and latents [rows, width], their ends rotated."""
+        spec = self._spec
+        queries, latent, shared = weights.inputs(x).tensor_split(
+            (-spec.width, -spec.rope_dim), dim=-1
+        )
+        if weights.query_norm is not None and weights.query_up is not None:
+            queries = weights.query_up(_norm(queries, weights.query_norm))
+        queries = queries.view(-1, self._heads, spec.query_dim)
+        plain, turning = queries.tensor_split((spec.plain_dim,), dim=-1)
+        queries = torch.cat((plain, self._rotate(turning, angles)), dim=-1)
+        shared = self._rotate(shared[:, None], angles)[:, 0]
+        return queries, torch.cat((_norm(latent, weights.latent_norm), shared), dim=-1)
+
+    def _rotate(self, x: Tensor, angles: Angles) -> Tensor:
+        """`x` [rows, heads, rope_dim]. Pairs that are neighbours are sorted into halves: queries
+        and keys alike, which their products do not see."""
+        if self._spec.interleaved:
+            x = torch.cat((x[..., ::2], x[..., 1::2]), dim=-1)
+        return rotate(x, *angles)
+
+    def _absorbed(self, queries: Tensor, known: Tensor, up: Tensor) -> Tensor:
+        """The last rows of a sequence: `queries` [rows, heads, query_dim], `known` [tokens,
+        width]. Returns [rows, heads, value_dim]."""
+        absorbed = absorb(self._spec, queries, up)
+        keys = known[None, None].expand(1, queries.shape[1], -1, -1)
+        # All of a latent as value: the last columns are not needed, but one shape for keys and
+        # values is what torch's fused attention takes.
+        mixed = functional.scaled_dot_product_attention(
+            absorbed.transpose(0, 1)[None],
+            keys,
+            keys,
+            attn_mask=_causal(len(queries), len(known)),
+            scale=self._scale,
+        )  # [1, heads, rows, width]
+        return release(self._spec, mixed[0].transpose(0, 1), up)
+
+    def _expanded(self, queries: Tensor, known: Tensor, up: Tensor) -> Tensor:
+        """As `_absorbed`, by keys and values of every head."""
+        spec = self._spec
+        tokens, heads = len(known), queries.shape[1]
+        latent, shared = known.tensor_split((spec.rank,), dim=-1)
+        pairs = functional.linear(latent, up.flatten(0, 1)).view(tokens, heads, -1)
+        plain, values = pairs.tensor_split((spec.plain_dim,), dim=-1)
+        keys = torch.cat((plain, shared[:, None].expand(-1, heads, -1)), dim=-1)
+        missing = max(spec.query_dim - spec.value_dim, 0)
+        values = functional.pad(values, (0, missing))  # one width: see `_absorbed`
+        out = functional.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=_causal(len(queries), tokens),
+            scale=self._scale,
+        )
+        return out[0, ..., : spec.value_dim].transpose(0, 1)
+
+
+def absorb(spec: LatentSpec, queries: Tensor, up: Tensor) -> Tensor:
+    """`queries` [rows, heads, query_dim], multiplied by up_k: [rows, heads, width], whose
+    product with a token's row in the pool is that of query and key."""
+    plain, turned = queries.tensor_split((spec.plain_dim,), dim=-1)
+    product = torch.bmm(plain.transpose(0, 1), up[:, : spec.plain_dim])  # [heads, rows, rank]
+    return torch.cat((product.transpose(0, 1), turned), dim=-1)
+
+
+def release(spec: LatentSpec, mixed: Tensor, up: Tensor) -> Tensor:
+    """Weighted sums of tokens' rows in the pool, `mixed` [rows, heads, rank or width], to those
+    of values [rows, heads, value_dim]."""
+    latent = mixed[..., : spec.rank].transpose(0, 1)
+    return torch.bmm(latent, up[:, spec.plain_dim :].transpose(1, 2)).transpose(0, 1)
+
+
+def expansion_pays_from(spec: LatentSpec) -> int:
+    """Rows of a chunk from which expanding its keys and values takes fewer multiplications than
+    absorbing: per token and head, rows x (2 rank + rope_dim) against
+    rows x (query_dim + value_dim) + rank x (plain_dim + value_dim)."""
+    saved = 2 * spec.rank + spec.rope_dim - spec.query_dim - spec.value_dim
+    if saved <= 0:
+        return 1 << 62
+    return -(-spec.rank * (spec.plain_dim + spec.value_dim) // saved)
+
+
+def _sequences(layout: StepLayout, size: int) -> list[tuple[int, int, Tensor, int]]:
+    """(first row, end row, blocks, tokens up to the last row) of every sequence of the step."""
+    tables = zip(layout.decode_tables, layout.decode_lengths.tolist(), strict=True)
+    decodes = [
+        (row, row + 1, table[: -(-length // size)], length)
+        for row, (table, length) in enumerate(tables)
+    ]
+    return decodes + [
+        (chunk.first, chunk.end, chunk.blocks, chunk.start + chunk.end - chunk.first)
+        for chunk in layout.chunks
+    ]
+
+
+def _causal(rows: int, tokens: int) -> Tensor | None:
+    """bool [rows, tokens]: the last `rows` of a sequence of `tokens`, each up to itself."""
+    if rows == 1:
+        return None
+    return torch.ones(rows, tokens, dtype=torch.bool).tril(tokens - rows)
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, _NORM_EPS)

@@ -1,0 +1,223 @@
+"""Latent attention against keys and values written out for every head, on random pools."""
+
+import math
+
+import pytest
+import torch
+
+from baton.engine.batch import Slice, StepBatch
+from baton.engine.latent import (
+    LatentAttention,
+    LatentWeights,
+    absorb,
+    expansion_pays_from,
+    release,
+)
+from baton.engine.linear import Matrix
+from baton.engine.mixture_spec import LatentSpec
+from baton.engine.pool import KvPool
+from baton.engine.rope import Rotary
+from baton.engine.rope_spec import RopeSpec
+from baton.engine.spec import read_spec
+from baton.engine.step_layout import Bounds, lay_out
+
+BLOCKS, SIZE, HEADS, HIDDEN, LAYER = 40, 8, 4, 64, 1
+SPEC = LatentSpec(32, 8, 12, 16, query_rank=None, interleaved=True)
+SCALE = 0.3
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def pool(request, references):
+    torch.manual_seed(4)
+    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, request.param)
+    pool.tensor.normal_()
+    return pool
+
+
+@pytest.fixture
+def up(pool):
+    torch.manual_seed(9)
+    return (torch.randn(HEADS, 12 + 16, 32) / 6).to(pool.tensor.dtype)
+
+
+def attention(pool, spec=SPEC):
+    return LatentAttention(pool, spec, HEADS, SCALE)
+
+
+def step(*slices):
+    return lay_out(StepBatch(slices), Bounds(BLOCKS, SIZE, 199, 512))
+
+
+def table(tokens, order=None):
+    order = order or torch.randperm(BLOCKS).tolist()
+    return [order.pop() for _ in range(-(-tokens // SIZE))]
+
+
+def written_out(pool, query, blocks, length, up):
+    """query [heads, query_dim] over the first `length` tokens of `blocks`, in float64."""
+    rows = pool.tensor[blocks][:, 0, LAYER].double().flatten(0, 1)[:length]
+    latent, shared = rows[:, :32], rows[:, 32:]
+    out = torch.empty(HEADS, 16, dtype=torch.float64)
+    for head in range(HEADS):
+        pairs = latent @ up[head].double().T
+        keys = torch.cat((pairs[:, :12], shared), dim=1)
+        weights = (keys @ query[head].double() * SCALE).softmax(dim=0)
+        out[head] = weights @ pairs[:, 12:]
+    return out
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 100])
+def test_decode_is_attention_written_out(pool, up, start):
+    blocks = table(start + 1)
+    queries = torch.randn(1, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
+    out = attention(pool).attend(LAYER, queries, up, step(Slice([1], start, blocks)))
+    assert out.dtype == queries.dtype
+    expected = written_out(pool, queries[0], blocks, start + 1, up)
+    tolerance = TOLERANCE[pool.tensor.dtype]
+    torch.testing.assert_close(out[0].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("start", [0, 5, 8, 50])
+@pytest.mark.parametrize("rows", [2, 11, 12, 20])  # 12 and more are expanded
+def test_chunk_is_attention_written_out(pool, up, rows, start):
+    blocks = table(start + rows)
+    queries = torch.randn(rows, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
+    out = attention(pool).attend(LAYER, queries, up, step(Slice([1] * rows, start, blocks)))
+    tolerance = TOLERANCE[pool.tensor.dtype]
+    for row in range(rows):
+        expected = written_out(pool, queries[row], blocks, start + row + 1, up)
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
+
+
+def mixed_step():
+    order = torch.randperm(BLOCKS).tolist()
+    lengths = [(1, 0), (1, 8), (1, 40), (5, 3), (30, 9)]
+    return [Slice([1] * n, start, table(start + n, order)) for n, start in lengths]
+
+
+def test_a_sequence_does_not_depend_on_the_batch(pool, up):
+    slices = mixed_step()
+    layout = step(*slices)
+    queries = torch.randn(len(layout.tokens), HEADS, SPEC.query_dim).to(pool.tensor.dtype)
+    latent = attention(pool)
+    together = latent.attend(LAYER, queries, up, layout)
+    for item, (first, end) in zip(slices, layout.spans, strict=True):
+        alone = latent.attend(LAYER, queries[first:end], up, step(item))
+        assert torch.equal(alone, together[first:end])
+
+
+def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, up):
+    slices = mixed_step()
+    layout = step(*slices)
+    queries = torch.randn(len(layout.tokens), HEADS, SPEC.query_dim).to(pool.tensor.dtype)
+    latent = attention(pool)
+    before = latent.attend(LAYER, queries, up, layout)
+    used = torch.zeros(BLOCKS, SIZE, dtype=torch.bool)
+    for item in slices:
+        for position in range(item.start + len(item.tokens)):
+            used[item.blocks[position // SIZE], position % SIZE] = True
+    pool.tensor.masked_fill_(~used[:, None, None, :, None], float("nan"))
+    assert torch.equal(latent.attend(LAYER, queries, up, layout), before)
+
+
+def test_large_scores_do_not_overflow(pool, up):
+    layout = step(*mixed_step())
+    queries = torch.full((len(layout.tokens), HEADS, SPEC.query_dim), 1e4).to(pool.tensor.dtype)
+    assert attention(pool).attend(LAYER, queries, up, layout).isfinite().all()
+
+
+def test_write_touches_its_tokens_alone(pool):
+    before = pool.tensor.clone()
+    layout = step(Slice([1, 1, 1], 6, [3, 5]), Slice([1], 2, [9]))
+    rows = torch.randn(4, SPEC.width).to(pool.tensor.dtype)
+    attention(pool).write(LAYER, rows, layout)
+    for row, (block, token) in enumerate([(9, 2), (3, 6), (3, 7), (5, 0)]):
+        assert torch.equal(pool.tensor[block, 0, LAYER, token], rows[row])
+        pool.tensor[block, 0, LAYER, token] = before[block, 0, LAYER, token]
+    assert torch.equal(pool.tensor, before)
+
+
+def test_absorbed_products_are_those_of_keys_and_values(up):
+    up = up.float()
+    queries, rows = torch.randn(3, HEADS, SPEC.query_dim), torch.randn(7, SPEC.width)
+    pairs = torch.einsum("tr,hpr->thp", rows[:, :32], up)
+    keys = torch.cat((pairs[..., :12], rows[:, None, 32:].expand(-1, HEADS, -1)), dim=-1)
+    expected = torch.einsum("qhd,thd->qht", queries, keys)
+    torch.testing.assert_close(absorb(SPEC, queries, up) @ rows.T, expected, rtol=0, atol=1e-4)
+    weights = torch.randn(3, HEADS, 7)
+    expected = torch.einsum("qht,thv->qhv", weights, pairs[..., 12:])
+    torch.testing.assert_close(release(SPEC, weights @ rows, up), expected, rtol=0, atol=1e-4)
+
+
+def plain_weights(query_rank=None):
+    torch.manual_seed(2)
+    queries = HEADS * SPEC.query_dim
+    return LatentWeights(
+        inputs=Matrix(torch.randn((query_rank or queries) + SPEC.width, HIDDEN) / 8),
+        query_norm=torch.rand(query_rank) + 0.5 if query_rank else None,
+        query_up=Matrix(torch.randn(queries, query_rank) / 5) if query_rank else None,
+        latent_norm=torch.rand(32) + 0.5,
+        up=torch.randn(HEADS, 28, 32) / 6,
+    )
+
+
+@pytest.mark.parametrize("query_rank", [None, 24])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_products_depend_on_the_distance_of_positions_alone(references, query_rank, interleaved):
+    """What rotation is for: moved by 7 positions together, a sequence's output stays."""
+    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE)
+    latent = attention(pool, LatentSpec(32, 8, 12, 16, query_rank, interleaved))
+    weights, x = plain_weights(query_rank), torch.randn(9, HIDDEN)
+    layout, rotary = step(Slice([1] * 9, 0, table(9))), Rotary(RopeSpec("default", 1e4), 8)
+
+    def output(positions):
+        angles = rotary.angles(positions, torch.float32)
+        return latent(LAYER, weights, x, angles, layout)
+
+    here, moved = output(torch.arange(9)), output(torch.arange(9) + 7)
+    torch.testing.assert_close(here, moved, rtol=0, atol=1e-5)
+    assert not torch.allclose(here, output(torch.arange(9) * 2), atol=1e-3)
+
+
+def test_neighbours_and_halves_turn_by_the_same_angles(references):
+    """An interleaved model equals one whose rotated rows are sorted into halves."""
+    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE)
+    rows = torch.randn(HEADS * SPEC.query_dim + SPEC.width, HIDDEN) / 8
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    sorted_rows = rows.clone()
+    for head in range(HEADS):
+        part = slice(head * 20 + 12, head * 20 + 20)
+        sorted_rows[part] = rows[part][order]
+    sorted_rows[-8:] = rows[-8:][order]
+    x, layout = torch.randn(9, HIDDEN), step(Slice([1] * 9, 0, table(9)))
+    angles = Rotary(RopeSpec("default", 1e4), 8).angles(torch.arange(9), torch.float32)
+    outputs = []
+    for matrix, interleaved in ((rows, True), (sorted_rows, False)):
+        weights = LatentWeights(Matrix(matrix), None, None, torch.ones(32), plain_weights().up)
+        spec = LatentSpec(32, 8, 12, 16, None, interleaved)
+        outputs.append(attention(pool, spec)(LAYER, weights, x, angles, layout))
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)
+
+
+def test_expansion_pays_where_its_multiplications_are_fewer():
+    for spec in (SPEC, LatentSpec(512, 64, 128, 128, 1536, True)):
+        border = expansion_pays_from(spec)
+        for rows in (border - 1, border):
+            absorbed = rows * (2 * spec.rank + spec.rope_dim)
+            expanded = rows * (spec.query_dim + spec.value_dim)
+            expanded += spec.rank * (spec.plain_dim + spec.value_dim)
+            assert (expanded <= absorbed) == (rows == border)
+    assert expansion_pays_from(LatentSpec(8, 8, 64, 64, None, True)) > 1 << 40
+
+
+def test_scale_is_the_one_given(pool, up):
+    blocks = table(9)
+    queries = torch.randn(1, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
+    layout = step(Slice([1], 8, blocks))
+    usual = LatentAttention(pool, SPEC, HEADS, 1 / math.sqrt(SPEC.query_dim))
+    assert not torch.allclose(
+        usual.attend(LAYER, queries, up, layout),
+        attention(pool).attend(LAYER, queries, up, layout),
+        atol=1e-3,
+    )

@@ -1,0 +1,136 @@
+"""The names of experts and latents in files, as transformers writes and releases have them."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton.engine.experts import ExpertWeights
+from baton.engine.latent import LatentWeights
+from baton.engine.spec import read_spec
+from baton.engine.weights import MlpWeights, load_weights
+from baton.runtime.errors import ModelError
+
+
+def load(folder, dtype=torch.float32):
+    return load_weights(folder, read_spec(folder), dtype)
+
+
+@pytest.fixture
+def copied(references, tmp_path):
+    """The folder of a model, changed by `change(tensors)`."""
+
+    def copy(name, change):
+        folder = shutil.copytree(references(name).folder, tmp_path / name)
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "released"),
+    [
+        ("mixtral", "model.layers.2.block_sparse_moe.experts.3.w2.weight"),
+        ("mixtral", "model.layers.0.block_sparse_moe.gate.weight"),
+        ("qwen3-moe", "model.layers.0.mlp.experts.5.gate_proj.weight"),
+        ("deepseek-v2", "model.layers.1.mlp.shared_experts.up_proj.weight"),
+        ("deepseek-v2", "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"),
+        ("deepseek-v3", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("deepseek-v3", "model.layers.1.self_attn.q_b_proj.weight"),
+    ],
+)
+def test_transformers_writes_the_names_of_released_files(copied, name, released):
+    folder = copied(name, lambda tensors: tensors.pop(released))
+    with pytest.raises(ModelError, match=released.replace(".", r"\.")):
+        load(folder)
+
+
+def test_experts_are_those_of_the_file(references):
+    reference = references("mixtral")
+    tensors = load_file(reference.folder / "model.safetensors")
+    weights = load(reference.folder).layers[1].mlp
+    assert isinstance(weights, ExpertWeights)
+    assert (len(weights.gate_up), len(weights.down), weights.shared) == (4, 4, None)
+    base = "model.layers.1.block_sparse_moe."
+    x = torch.randn(3, 64)
+    both = [tensors[f"{base}experts.2.{name}.weight"] for name in ("w1", "w3")]
+    torch.testing.assert_close(weights.gate_up[2](x), x @ torch.cat(both).T)
+    torch.testing.assert_close(weights.gate(x), x @ tensors[f"{base}gate.weight"].T)
+
+
+def test_dense_and_sparse_layers(references):
+    layers = load(references("qwen3-moe-mixed").folder).layers
+    assert [type(layer.mlp) for layer in layers] == [
+        MlpWeights,
+        ExpertWeights,
+        MlpWeights,
+        MlpWeights,
+    ]
+
+
+def test_the_choice_stays_in_float32(references):
+    reference = references("deepseek-v3")
+    tensors = load_file(reference.folder / "model.safetensors")
+    layer = load(reference.folder, torch.bfloat16).layers[2]
+    assert isinstance(layer.qkv, LatentWeights)
+    assert layer.qkv.up.dtype == layer.input_norm.dtype == torch.bfloat16
+    wanted = tensors["model.layers.2.mlp.gate.e_score_correction_bias"]
+    assert torch.equal(layer.mlp.correction, wanted)
+    x = torch.randn(3, 64)
+    gate = tensors["model.layers.2.mlp.gate.weight"]
+    torch.testing.assert_close(layer.mlp.gate(x), x @ gate.T)
+
+
+def test_latents_of_the_file(references):
+    reference = references("deepseek-v2-groups")
+    tensors = load_file(reference.folder / "model.safetensors")
+    weights = load(reference.folder).layers[0].qkv
+    base = "model.layers.0.self_attn."
+    x = torch.randn(2, 64)
+    first = torch.cat(
+        [tensors[f"{base}{name}.weight"] for name in ("q_a_proj", "kv_a_proj_with_mqa")]
+    )
+    torch.testing.assert_close(weights.inputs(x), x @ first.T)
+    assert torch.equal(weights.up.flatten(0, 1), tensors[f"{base}kv_b_proj.weight"])
+    assert weights.up.shape == (4, 12 + 16, 32)
+
+
+def test_missing_expert_is_named(copied):
+    name = "model.layers.1.mlp.experts.4.up_proj.weight"
+    folder = copied("qwen3-moe", lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelError, match=r"experts\.4\.up_proj\.weight"):
+        load(folder)
+
+
+def test_more_experts_than_config_says_are_refused(references, tmp_path):
+    folder = shutil.copytree(references("qwen3-moe").folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["num_local_experts"] = 5
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"mlp\.gate\.weight|experts\.5\."):
+        load(folder)
+
+
+def test_expert_of_a_wrong_shape_names_both_shapes(copied):
+    def change(tensors):
+        tensors["model.layers.1.mlp.experts.0.down_proj.weight"] = torch.ones(64, 41)
+
+    with pytest.raises(ModelError, match=r"experts\.0\.down_proj\.weight.*\[64, 41\].*\[64, 40\]"):
+        load(copied("deepseek-v2", change))
+
+
+def test_layers_that_predict_further_tokens_are_ignored_and_no_others(copied):
+    """The config of the small model names one such layer, as the released ones do."""
+
+    def add(index):
+        extra = {f"model.layers.{index}.eh_proj.weight": torch.ones(2, 2)}
+        return lambda tensors: tensors.update(extra)
+
+    load(copied("deepseek-v3", add(3)))
+    with pytest.raises(ModelError, match=r"layers\.4\.eh_proj"):
+        load(copied("deepseek-v3-plain", add(4)))
