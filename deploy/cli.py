@@ -87,7 +87,7 @@ def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.Argume
     command.add_argument("--host", help="the router's address (router.host)")
     command.add_argument("--port", help="the router's port (router.port)")
     command.add_argument("--placement", choices=("auto", "disaggregated", "local"))
-    command.add_argument("--dtype", choices=("auto", "float32", "bfloat16"))
+    command.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     command.add_argument("--blocks", metavar="N", help="KV blocks per worker (pool.blocks)")
     command.add_argument("--launcher", choices=("ray", "process"), default="ray")
     command.add_argument(

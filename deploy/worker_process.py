@@ -245,7 +245,7 @@ def _limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
     return ModelLimits(
         vocab_size=engine.spec.vocab_size,
         max_context=min(engine.max_context, pool_tokens),
-        fingerprint=model_fingerprint(boot.model_folder),
+        fingerprint=model_fingerprint(boot.model_folder, boot.config.worker.max_context),
         kv_dtype=engine.dtype_name,
         key=identity.cluster_key(boot.token),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.runtime.errors import ModelError
@@ -57,6 +57,13 @@ class ConfigFields:
 
     def optional_number(self, field: str) -> float | None:
         return None if self.get(field) is None else self.number(field)
+
+    def numbers(self, field: str, length: int) -> tuple[float, ...]:
+        """A list of `length` positive finite numbers. Raises ModelError."""
+        found = self.get(field)
+        if not isinstance(found, list) or len(found) != length:
+            raise self.error(field, f"is not a list of {length} numbers")
+        return tuple(replace(self, values={field: value}).number(field) for value in found)
 
     def flag(self, field: str, default: bool) -> bool:
         value = self.get(field, default)

@@ -7,7 +7,7 @@ refused by name, whatever the family. Knows no tensors and keeps no state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from baton.engine.config_fields import ConfigFields
@@ -42,21 +42,50 @@ class Family:
     partial_rotary: bool = False
     rope_kinds: tuple[RopeKind, ...] = ROPE_KINDS
     fused_tensors: bool = False
+    section: str = ""  # of the file, that describes the decoder
+    tensor_prefix: str = "model."
 
 
 _GEMMA = {
     "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
-_GEMMA2 = {
-    **_GEMMA,
-    "sliding_window_pattern": 2,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-}
-_GEMMA3 = {**_GEMMA, "sliding_window_pattern": 6}
+_GEMMA2 = Family(
+    "gemma2",
+    {
+        **_GEMMA,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 8192,
+        "sliding_window_pattern": 2,
+        "vocab_size": 256_000,
+    },
+    norm_adds_one=True,
+    output_norms=True,
+    scaled_embedding=True,
+    soft_caps=("attn_logit_softcapping", "final_logit_softcapping"),
+    activation="hidden_activation",
+    default_activation="gelu_pytorch_tanh",
+    windows="alternating",
+)
+_GEMMA3 = replace(
+    _GEMMA2,
+    name="gemma3",
+    defaults={
+        **_GEMMA,
+        "max_position_embeddings": 131_072,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262_208,
+    },
+    qk_norm=True,
+    soft_caps=("final_logit_softcapping",),
+    two_ropes=True,
+    rope_kinds=("default", "linear"),
+)
 _LATENT = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -90,33 +119,13 @@ FAMILIES = {
         qkv_bias=False,
         windows="all",
         partial_rotary=True,
-        rope_kinds=("default",),
+        rope_kinds=("default", "longrope"),
         fused_tensors=True,
     ),
-    "Gemma2ForCausalLM": Family(
-        "gemma2",
-        _GEMMA2,
-        norm_adds_one=True,
-        output_norms=True,
-        scaled_embedding=True,
-        soft_caps=("attn_logit_softcapping", "final_logit_softcapping"),
-        activation="hidden_activation",
-        default_activation="gelu_pytorch_tanh",
-        windows="alternating",
-    ),
-    "Gemma3ForCausalLM": Family(
-        "gemma3",
-        _GEMMA3,
-        qk_norm=True,
-        norm_adds_one=True,
-        output_norms=True,
-        scaled_embedding=True,
-        soft_caps=("final_logit_softcapping",),
-        activation="hidden_activation",
-        default_activation="gelu_pytorch_tanh",
-        windows="alternating",
-        two_ropes=True,
-        rope_kinds=("default", "linear"),
+    "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(
+        _GEMMA3, section="text_config", tensor_prefix="language_model.model."
     ),
     "MixtralForCausalLM": Family(
         "mixtral",

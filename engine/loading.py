@@ -21,7 +21,11 @@ from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import load_weights, source_dtype
 from baton.runtime.errors import ConfigError
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def build_engine(
@@ -38,7 +42,8 @@ def build_engine(
     """Load the model of `folder` and start its device thread.
 
     `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading.
-    `dtype` "auto": float32 where the weights are stored so, else bfloat16. `threads` 0:
+    `dtype` "auto": float32 where the weights are stored so, else bfloat16 (float16 computes on
+    few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
     torch's own choice. `max_context` in tokens, 0: the model's own. Raises ModelError and
     ConfigError naming the remedy.
     """
@@ -67,7 +72,7 @@ def build_runner(
     backend: str = "auto",
 ) -> ModelRunner:
     """As `build_engine`, for whoever runs steps in a thread of their own."""
-    spec = read_spec(folder)
+    spec = read_spec(folder, max_context)
     kind = _dtype(folder, spec, dtype)
     weights = load_weights(folder, spec, kind)
     if not blocks:
@@ -87,15 +92,18 @@ def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
 
 
 def _attention(pool: KvPool, model: ModelSpec, backend: str) -> Attention | LatentAttention:
-    """ "auto": compiled where numba is installed, else plain torch. Latent attention has one
-    implementation, for every backend."""
+    """ "auto": compiled where numba is installed and knows the kind of number, else plain torch.
+    Latent attention has one implementation, for every backend."""
     if backend not in ("auto", "torch", "numba"):
         raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
     spec = model.attention
     if model.latent is not None:
         return LatentAttention(pool, model.latent, model.heads, spec.scale)
-    if backend == "torch" or (backend == "auto" and find_spec("numba") is None):
+    half = pool.tensor.dtype == torch.float16
+    if backend == "torch" or (backend == "auto" and (half or find_spec("numba") is None)):
         return TorchAttention(pool, spec)
+    if half:
+        raise ConfigError("attention backend 'numba' has no float16: give auto or torch")
     try:
         from baton.engine.attention_numba import NumbaAttention
     except ImportError as error:

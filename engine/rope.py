@@ -2,7 +2,8 @@
 
 The formulas are those of transformers (`modeling_rope_utils`), whose sources are RoPE
 (Su et al. 2021, arXiv:2104.09864), linear interpolation (Chen et al. 2023, arXiv:2306.15595),
-NTK-aware scaling, YaRN (Peng et al. 2023, arXiv:2309.00071) and the Llama 3.1 release.
+NTK-aware scaling, YaRN (Peng et al. 2023, arXiv:2309.00071), LongRoPE (Ding et al. 2024,
+arXiv:2402.13753) and the Llama 3.1 release.
 Holds the frequencies of one model; no state changes after construction.
 """
 
@@ -75,6 +76,8 @@ def _frequencies(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
     if rope.kind == "yarn":
         return _yarn(rope, dim)
     plain = 1.0 / (rope.theta ** _exponents(dim))
+    if rope.kind == "longrope":
+        return plain / torch.tensor(rope.stretch), _longrope_attention_factor(rope)
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
     if rope.kind == "llama3":
@@ -123,3 +126,11 @@ def _yarn_attention_factor(rope: RopeSpec) -> float:
             rope.factor, rope.mscale_all_dim
         )
     return yarn_magnitude(rope.factor)
+
+
+def _longrope_attention_factor(rope: RopeSpec) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))

@@ -12,8 +12,9 @@ from typing import Literal
 
 from baton.engine.config_fields import ConfigFields
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_OTHER_NAMES = {"su": "longrope"}
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -24,47 +25,118 @@ class RopeSpec:
     kind: RopeKind
     theta: float
     factor: float = 1.0
-    original_context: int = 0  # tokens; llama3, yarn, dynamic
+    original_context: int = 0  # tokens; llama3, yarn, dynamic, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: from factor and mscale
+    attention_factor: float | None = None  # yarn, longrope; None: from factor (and mscale)
     mscale: float = 0.0  # yarn; 0: absent
     mscale_all_dim: float = 0.0  # yarn; 0: absent
     truncate: bool = True  # yarn
+    stretch: tuple[float, ...] = ()  # longrope: of the wavelength of each pair of entries
 
 
-def read_rope(fields: ConfigFields, positions: int, kinds: tuple[RopeKind, ...]) -> RopeSpec:
-    """One table for all layers. `positions`: `max_position_embeddings`. Raises ModelError."""
-    section = fields.section("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
-    for name in _LAYER_KINDS:
-        if name in section.values:
-            raise section.error(name, "this model has one rotary embedding for all its layers")
-    theta = section.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    return _read(fields, section, theta, positions, kinds)
+@dataclass(frozen=True, slots=True)
+class RopeReader:
+    """Reads the sections of one `config.json`. Its methods raise ModelError."""
 
+    fields: ConfigFields
+    kinds: tuple[RopeKind, ...]  # that the family knows
+    positions: int  # `max_position_embeddings`
+    context: int  # tokens that will be served; 0: all that the model reaches
+    dim: int  # entries of a head that are turned
 
-def read_two_ropes(
-    fields: ConfigFields, positions: int, kinds: tuple[RopeKind, ...]
-) -> tuple[RopeSpec, RopeSpec]:
-    """Gemma 3: of the layers with full attention, and of those with a window, which scaling
-    does not touch unless `rope_parameters` says so. Raises ModelError."""
-    both = fields.section("rope_parameters")
-    for name in both.values:
-        if name not in _LAYER_KINDS:
-            raise both.error(name, f"is not one of {', '.join(_LAYER_KINDS)}")
-    full, local = (both.section(name) for name in _LAYER_KINDS)
-    if fields.get("rope_scaling"):
-        if full.values:
-            raise fields.error("rope_scaling", "contradicts rope_parameters; give one of the two")
-        full = fields.section("rope_scaling")
-    full_theta = full.number("rope_theta", fields.number("rope_theta", 1_000_000.0))
-    local_theta = local.number("rope_theta", fields.number("rope_local_base_freq", 10_000.0))
-    return (
-        _read(fields, full, full_theta, positions, kinds),
-        _read(fields, local, local_theta, positions, kinds),
-    )
+    def one(self) -> RopeSpec:
+        """One table for all layers."""
+        fields = self.fields
+        name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+        section = fields.section(name)
+        for kind in _LAYER_KINDS:
+            if kind in section.values:
+                raise section.error(kind, "this model has one rotary embedding for all layers")
+        theta = section.number("rope_theta", fields.number("rope_theta", 10_000.0))
+        return self._read(section, theta)
+
+    def two(self) -> tuple[RopeSpec, RopeSpec]:
+        """Gemma 3: of the layers with full attention, and of those with a window, which scaling
+        does not touch unless `rope_parameters` says so."""
+        fields = self.fields
+        both = fields.section("rope_parameters")
+        for name in both.values:
+            if name not in _LAYER_KINDS:
+                raise both.error(name, f"is not one of {', '.join(_LAYER_KINDS)}")
+        full, local = (both.section(name) for name in _LAYER_KINDS)
+        if fields.get("rope_scaling"):
+            if full.values:
+                raise fields.error("rope_scaling", "contradicts rope_parameters; give one of them")
+            full = fields.section("rope_scaling")
+        full_theta = full.number("rope_theta", fields.number("rope_theta", 1_000_000.0))
+        local_theta = local.number("rope_theta", fields.number("rope_local_base_freq", 10_000.0))
+        return self._read(full, full_theta), self._read(local, local_theta)
+
+    def _read(self, rope: ConfigFields, theta: float) -> RopeSpec:
+        kind = self._kind(rope)
+        if kind == "default":
+            return RopeSpec("default", theta)
+        if kind == "linear":
+            return RopeSpec("linear", theta, rope.number("factor"))
+        if kind == "dynamic":
+            return RopeSpec(
+                "dynamic", theta, rope.number("factor"), original_context=self.positions
+            )
+        original = rope.integer("original_max_position_embeddings", self.positions)
+        original = self.fields.integer("original_max_position_embeddings", original)
+        if kind == "llama3":
+            return RopeSpec(
+                "llama3",
+                theta,
+                rope.number("factor"),
+                original,
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+            )
+        factor = rope.number("factor", self.positions / original)
+        if kind == "longrope":
+            return self._longrope(rope, theta, factor, original)
+        return RopeSpec(
+            "yarn",
+            theta,
+            factor,
+            original,
+            beta_fast=rope.number("beta_fast", 32.0),
+            beta_slow=rope.number("beta_slow", 1.0),
+            attention_factor=rope.optional_number("attention_factor"),
+            mscale=rope.optional_number("mscale") or 0.0,
+            mscale_all_dim=rope.optional_number("mscale_all_dim") or 0.0,
+            truncate=rope.flag("truncate", True),
+        )
+
+    def _longrope(self, rope: ConfigFields, theta: float, factor: float, original: int) -> RopeSpec:
+        """The file has two sets of frequencies, for sequences up to `original` tokens and for
+        longer ones; the tokens of a sequence must all be turned by one of them. Which one is
+        decided here, once, by the context that will be served (docs/decisions.md)."""
+        short = rope.numbers("short_factor", self.dim // 2)
+        long = rope.numbers("long_factor", self.dim // 2)
+        return RopeSpec(
+            "longrope",
+            theta,
+            factor,
+            original,
+            attention_factor=rope.optional_number("attention_factor"),
+            stretch=long if (self.context or self.positions) > original else short,
+        )
+
+    def _kind(self, rope: ConfigFields) -> RopeKind:
+        name = rope.get("rope_type", rope.get("type", "default"))
+        if isinstance(name, str):
+            name = _OTHER_NAMES.get(name, name)
+        for kind in self.kinds:
+            if name == kind:
+                return kind
+        raise rope.error(
+            "rope_type", f"{name!r} is not supported; use one of {', '.join(self.kinds)}"
+        )
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
@@ -81,50 +153,3 @@ def context_of(rope: RopeSpec, positions: int) -> int:
     if rope.kind == "dynamic":
         return int(positions * rope.factor)
     return positions
-
-
-def _read(
-    fields: ConfigFields,
-    rope: ConfigFields,
-    theta: float,
-    positions: int,
-    kinds: tuple[RopeKind, ...],
-) -> RopeSpec:
-    kind = _kind(rope, kinds)
-    if kind == "default":
-        return RopeSpec("default", theta)
-    if kind == "linear":
-        return RopeSpec("linear", theta, rope.number("factor"))
-    if kind == "dynamic":
-        return RopeSpec("dynamic", theta, rope.number("factor"), original_context=positions)
-    original = rope.integer("original_max_position_embeddings", positions)
-    original = fields.integer("original_max_position_embeddings", original)
-    if kind == "llama3":
-        return RopeSpec(
-            "llama3",
-            theta,
-            rope.number("factor"),
-            original,
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-        )
-    return RopeSpec(
-        "yarn",
-        theta,
-        rope.number("factor", positions / original),
-        original,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        attention_factor=rope.optional_number("attention_factor"),
-        mscale=rope.optional_number("mscale") or 0.0,
-        mscale_all_dim=rope.optional_number("mscale_all_dim") or 0.0,
-        truncate=rope.flag("truncate", True),
-    )
-
-
-def _kind(rope: ConfigFields, kinds: tuple[RopeKind, ...]) -> RopeKind:
-    name = rope.get("rope_type", rope.get("type", "default"))
-    for kind in kinds:
-        if name == kind:
-            return kind
-    raise rope.error("rope_type", f"{name!r} is not supported; use one of {', '.join(kinds)}")

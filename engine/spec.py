@@ -19,7 +19,7 @@ from baton.engine.families import (
     refuse_unsupported,
 )
 from baton.engine.mixture_spec import ExpertsSpec, LatentSpec, read_experts, read_latent
-from baton.engine.rope_spec import RopeSpec, context_of, read_rope, read_two_ropes
+from baton.engine.rope_spec import RopeReader, RopeSpec, context_of
 from baton.engine.windows import read_windows
 
 
@@ -78,22 +78,27 @@ class ModelSpec:
         return self.heads // self.kv_heads
 
 
-def read_spec(folder: Path) -> ModelSpec:
+def read_spec(folder: Path, context: int = 0) -> ModelSpec:
     """Read `config.json` (and `generation_config.json`, for the end tokens) of `folder`.
 
-    Raises ModelError naming file, field and remedy for what is missing, malformed or not
-    supported.
+    `context`: the tokens that will be served at most (0: all that the model reaches), which
+    decides the frequencies of longrope. Raises ModelError naming file, field and remedy for
+    what is missing, malformed or not supported.
     """
     top = read_fields(folder / "config.json")
     family = family_of(top)
-    fields = top.with_defaults(family.defaults)
-    refuse_unsupported(fields, family)
+    fields = top.section(family.section) if family.section else top
+    fields = fields.with_defaults(family.defaults)
+    for part in (top, fields):
+        refuse_unsupported(part, family)
     layers = fields.integer("num_hidden_layers")
     latent = read_latent(fields, family.name)
     heads, kv_heads, head_dim = _heads(fields, latent)
     hidden_size = fields.integer("hidden_size")
     positions = fields.integer("max_position_embeddings")
-    rope, local_rope = _ropes(fields, family, positions)
+    rotary_dim = _rotary_dim(fields, family, latent.rope_dim if latent else head_dim)
+    ropes = RopeReader(fields, family.rope_kinds, positions, context, rotary_dim)
+    rope, local_rope = ropes.two() if family.two_ropes else (ropes.one(), None)
     attention_bias = fields.flag("attention_bias", False)
     return ModelSpec(
         family=family.name,
@@ -106,16 +111,14 @@ def read_spec(folder: Path) -> ModelSpec:
         vocab_size=fields.integer("vocab_size"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_context=context_of(rope, positions),
-        rotary_dim=_rotary_dim(fields, family, latent.rope_dim if latent else head_dim),
+        rotary_dim=rotary_dim,
         rope=rope,
         attention=AttentionSpec(
-            scale=latent.softmax_scale(rope)
-            if latent
-            else fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            scale=latent.softmax_scale(rope) if latent else _scale(fields, head_dim),
             windows=read_windows(fields, family, layers, positions),
             soft_cap=fields.optional_number("attn_logit_softcapping") or 0.0,
         ),
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        tied_embeddings=top.with_defaults(family.defaults).flag("tie_word_embeddings", False),
         eos_ids=_eos_ids(folder, top),
         local_rope=local_rope,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -127,6 +130,7 @@ def read_spec(folder: Path) -> ModelSpec:
         output_norms=family.output_norms,
         embedding_scale=hidden_size**0.5 if family.scaled_embedding else 1.0,
         logit_soft_cap=fields.optional_number("final_logit_softcapping") or 0.0,
+        tensor_prefix=family.tensor_prefix,
         fused_tensors=family.fused_tensors,
         further_layers=fields.count("num_nextn_predict_layers", 0)
         if family.name == "deepseek_v3"
@@ -150,12 +154,8 @@ def _heads(fields: ConfigFields, latent: LatentSpec | None) -> tuple[int, int, i
     return heads, kv_heads, head_dim
 
 
-def _ropes(
-    fields: ConfigFields, family: Family, positions: int
-) -> tuple[RopeSpec, RopeSpec | None]:
-    if family.two_ropes:
-        return read_two_ropes(fields, positions, family.rope_kinds)
-    return read_rope(fields, positions, family.rope_kinds), None
+def _scale(fields: ConfigFields, head_dim: int) -> float:
+    return fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5
 
 
 def _rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:

@@ -89,7 +89,7 @@ class TorchEngine:
 
     @property
     def dtype_name(self) -> str:
-        """Of the KV: "float32" or "bfloat16"."""
+        """Of the KV, as torch calls it ("bfloat16")."""
         return str(self._runner.pool.tensor.dtype).removeprefix("torch.")
 
     def submit(self, batch: StepBatch) -> TorchHandle:

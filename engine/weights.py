@@ -77,7 +77,7 @@ def load_weights(
     head = (
         Matrix(embedding)
         if spec.tied_embeddings
-        else reader.matrix([("lm_head", spec.vocab_size)], spec.hidden_size)
+        else reader.matrix([(_head(spec), spec.vocab_size)], spec.hidden_size)
     )
     final_norm = _norm(reader, spec, f"{spec.tensor_prefix}norm.weight", spec.hidden_size)
     layers = _layers(reader, spec)
@@ -93,6 +93,10 @@ def source_dtype(folder: Path, spec: ModelSpec) -> torch.dtype:
 
 def _embedding(spec: ModelSpec) -> str:
     return f"{spec.tensor_prefix}embed_tokens.weight"
+
+
+def _head(spec: ModelSpec) -> str:
+    return f"{spec.tensor_prefix.removesuffix('model.')}lm_head"
 
 
 def _layers(reader: WeightReader, spec: ModelSpec) -> tuple[LayerWeights, ...]:
@@ -149,7 +153,9 @@ def _norm(reader: WeightReader, spec: ModelSpec, name: str, size: int) -> Tensor
 
 def _refuse_unused(shards: Shards, spec: ModelSpec) -> None:
     """A layer, a bias or a norm that config.json says nothing of would change every answer."""
-    ours = (spec.tensor_prefix,) if spec.tied_embeddings else (spec.tensor_prefix, "lm_head.")
+    ours = (
+        (spec.tensor_prefix,) if spec.tied_embeddings else (spec.tensor_prefix, f"{_head(spec)}.")
+    )
     last = spec.layers + spec.further_layers
     further = tuple(f"{spec.tensor_prefix}layers.{n}." for n in range(spec.layers, last))
     for stored in shards.unused():

@@ -12,7 +12,7 @@ from typing import Literal
 from baton.runtime.errors import ConfigError
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import torch
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.loading import build_runner
 from baton.engine.runner import ModelRunner
+from baton.engine.spec import ModelSpec, read_spec
 
 GREEDY = SamplingParams(temperature=0.0)
 _SHAPE = {
@@ -44,6 +45,19 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "eos_token_id": 2,
+}
 _GEMMA = {
     "head_dim": 32,
     "query_pre_attn_scalar": 24,
@@ -62,16 +76,32 @@ _LATENT = {
     "v_head_dim": 16,
 }
 _MSCALE = {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8.0}
+
+
+_TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.2, 3.0, 7.0, 20.0],
+}
 # name -> (class prefix in transformers, what differs from _SHAPE)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-biased": ("Llama", {"attention_bias": True, "num_key_value_heads": 4}),
+    "llama-mlp-biased": ("Llama", {"mlp_bias": True, "head_dim": 20}),
     "llama-llama3-rope": ("Llama", {"rope_scaling": _LLAMA3, "tie_word_embeddings": True}),
     "llama-linear-rope": ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
     "llama-dynamic-rope": ("Llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
     "llama-yarn-rope": ("Llama", {"rope_scaling": _YARN, "rope_theta": 20000.0}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}),
     "mistral-window": ("Mistral", {"sliding_window": 20}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 12, "layer_types": _LAYERS},
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "rope_theta": 1000000.0}),
     "qwen3-window": (
@@ -80,7 +110,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("Phi3", {"partial_rotary_factor": 0.5, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0, "sliding_window": 16}),
-    "gemma3": ("Gemma3", {**_GEMMA, "sliding_window": 11, "layer_types": _LAYERS}),
+    "gemma3": (
+        "Gemma3",
+        {**_GEMMA, "sliding_window": 11, "layer_types": _LAYERS, "rope_parameters": _TWO_ROPES},
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 30}),
     "qwen3-moe": (
         "Qwen3Moe",
@@ -142,6 +175,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Held by tests of their own.
+SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3-longrope": (
+        "Phi3",
+        {
+            "rope_scaling": _LONGROPE,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -169,7 +213,7 @@ class Reference:
 
 
 def make_model(name: str, folder: Path, **save: Any) -> Reference:
-    prefix, changes = MODELS[name]
+    prefix, changes = {**MODELS, **SPECIAL}[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
@@ -338,3 +382,18 @@ def triton_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
     assert file.exists(), done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(file.read_text())
     return {each["name"]: each for each in found}
+
+
+@pytest.fixture
+def spec_of(tmp_path: Path) -> Callable[..., ModelSpec]:
+    """Reads a `config.json` that differs from a small Llama's; "absent" leaves a field out."""
+
+    def read(generation: Any = None, context: int = 0, **changes: Any) -> ModelSpec:
+        values = {**_CONFIG, **changes}
+        values = {name: value for name, value in values.items() if value != "absent"}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        return read_spec(tmp_path, context)
+
+    return read

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from baton.engine.batch import Slice
+from baton.engine.fingerprint import model_fingerprint
 
 STEPS = 64
 TOLERANCE = 1e-4
@@ -106,3 +107,48 @@ def test_dynamic_rope_grows_token_by_token_as_transformers_does(references, stor
     reference, prompt = references("llama-dynamic-rope"), prompts(500)
     told = story(reference.folder, block_size=16)
     assert told.greedy(prompt, told.blocks(530), 30) == reference.greedy(prompt, 30)
+
+
+@pytest.mark.parametrize(
+    ("context", "length"), [(128, 40), (0, 150)], ids=["short-factors", "long-factors"]
+)
+def test_longrope_is_decided_by_the_context_served(references, story, prompts, context, length):
+    """Up to the original context (128), and for prompts beyond it, as transformers does."""
+    reference, tokens = references("phi3-longrope"), prompts(length)
+    told = story(reference.folder, max_context=context)
+    (ours,) = told.logits(Slice(tokens, 0, told.blocks(length)))
+    assert_close(ours, reference.logits(tokens))
+    blocks = told.blocks(length + STEPS)
+    told.logits(Slice(tokens[: length // 2], 0, blocks))  # a prefix, for the other to go on from
+    assert told.greedy(tokens, blocks, STEPS, start=length // 2) == reference.greedy(tokens, STEPS)
+
+
+def test_longrope_of_another_context_is_not_the_same_model(references, story, prompts):
+    reference, tokens = references("phi3-longrope"), prompts(40)
+    told = story(reference.folder)
+    (ours,) = told.logits(Slice(tokens, 0, told.blocks(40)))
+    assert (ours - reference.logits(tokens)).abs().max() > 0.1
+    assert model_fingerprint(reference.folder) != model_fingerprint(reference.folder, 128)
+    assert model_fingerprint(reference.folder, 127) == model_fingerprint(reference.folder, 128)
+
+
+def test_text_part_of_a_model_for_images(references, story, prompts, tmp_path):
+    """Gemma 3 with a vision tower: its files, under other names, hold the same decoder."""
+    import transformers
+
+    reference, tokens = references("gemma3"), prompts(40)
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8}
+    vision |= {"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
+    config = transformers.Gemma3Config(
+        text_config=reference.model.config.to_dict(),
+        vision_config={**vision, "patch_size": 14},
+        tie_word_embeddings=False,
+        image_token_index=3,
+    )
+    whole = transformers.Gemma3ForConditionalGeneration(config)
+    whole.model.language_model.load_state_dict(reference.model.model.state_dict())
+    whole.lm_head.load_state_dict(reference.model.lm_head.state_dict())
+    whole.save_pretrained(tmp_path)
+    told = story(tmp_path)
+    (ours,) = told.logits(Slice(tokens, 0, told.blocks(40)))
+    assert_close(ours, reference.logits(tokens))

@@ -15,6 +15,12 @@ from baton.engine.step_layout import Bounds, lay_out
 BACKENDS = [TorchAttention, NumbaAttention]
 BLOCKS, SIZE, DIM = 40, 8, 32
 PLAIN = AttentionSpec(scale=1 / math.sqrt(DIM), windows=(0, 0, 0))
+SPECS = {
+    "plain": PLAIN,
+    "windows": AttentionSpec(scale=0.3, windows=(0, 3, 11)),
+    "soft cap": AttentionSpec(scale=0.3, windows=(0, 0, 0), soft_cap=1.5),
+    "both": AttentionSpec(scale=0.3, windows=(0, 12, 4), soft_cap=0.7),
+}
 STARTS = [0, 1, 6, 7, 8, 9, 100]  # around the borders of blocks
 
 
@@ -38,38 +44,86 @@ def decode_layout():
     return lay_out(StepBatch(tuple(slices)), bounds()), slices
 
 
-def written_out(pool, layer, query, blocks, length):
-    """query [heads, dim] over the first `length` tokens of `blocks`, in float64."""
+@pytest.fixture(params=list(SPECS))
+def spec(request):
+    return SPECS[request.param]
+
+
+def written_out(pool, spec, layer, query, blocks, length):
+    """query [heads, dim] over the first `length` tokens of `blocks`, or those of them that are
+    in the window, in float64."""
+    first = max(0, length - spec.windows[layer]) if spec.windows[layer] else 0
     kv = pool.tensor[blocks][:, :, layer].double()  # [block, head, 2, token, dim]
-    keys, values = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :length]
+    keys, values = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, first:length]
     keys, values = (x.repeat_interleave(query.shape[0] // 2, dim=0) for x in (keys, values))
-    scores = (keys @ query.double()[:, :, None])[..., 0] / math.sqrt(DIM)
+    scores = (keys @ query.double()[:, :, None])[..., 0] * spec.scale
+    if spec.soft_cap:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     return (scores.softmax(dim=-1)[:, None] @ values)[:, 0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_decode_is_attention_written_out(pool, backend):
+def test_decode_is_attention_written_out(pool, spec, backend):
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
-    out = backend(pool, PLAIN).attend(1, queries, layout)
+    out = backend(pool, spec).attend(1, queries, layout)
     assert out.dtype == queries.dtype
     tolerance = 1e-5 if pool.tensor.dtype == torch.float32 else 2e-2
     for row, item in enumerate(slices):
-        expected = written_out(pool, 1, queries[row], item.blocks, item.start + 1)
+        expected = written_out(pool, spec, 1, queries[row], item.blocks, item.start + 1)
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("start", [0, 5, 8, 50])
-def test_chunk_is_attention_written_out(pool, backend, start):
+def test_chunk_is_attention_written_out(pool, spec, backend, start):
     blocks = torch.randperm(BLOCKS)[: (start + 20) // SIZE + 1].tolist()
     layout = lay_out(StepBatch((Slice([1] * 20, start, blocks),)), bounds())
     queries = torch.randn(20, 4, DIM).to(pool.tensor.dtype)
-    out = backend(pool, PLAIN).attend(2, queries, layout)
+    out = backend(pool, spec).attend(2, queries, layout)
     tolerance = 1e-5 if pool.tensor.dtype == torch.float32 else 3e-2
     for row in range(20):
-        expected = written_out(pool, 2, queries[row], blocks, start + row + 1)
+        expected = written_out(pool, spec, 2, queries[row], blocks, start + row + 1)
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("length", [2, 8, 30])
+def test_mixed_rows_of_float16(qwen3, spec, length):
+    """Only the reference has float16: a chunk and two decodes in one step."""
+    torch.manual_seed(6)
+    pool = KvPool(read_spec(qwen3.folder), BLOCKS, SIZE, torch.float16)
+    pool.tensor.normal_()
+    order = torch.randperm(BLOCKS).tolist()
+    starts = {0: length, length: 1, 3 * length: 1}  # start -> tokens
+    slices = [
+        Slice([1] * n, start, [order.pop() for _ in range(12)]) for start, n in starts.items()
+    ]
+    layout = lay_out(StepBatch(tuple(slices)), bounds())
+    queries = torch.randn(length + 2, 4, DIM).to(torch.float16)
+    out = TorchAttention(pool, spec).attend(2, queries, layout)
+    for item, (first, end) in zip(slices, layout.spans, strict=True):
+        for row in range(first, end):
+            seen = item.start + row - first + 1
+            expected = written_out(pool, spec, 2, queries[row], item.blocks, seen)
+            torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=4e-3)
+
+
+def test_a_window_reads_the_blocks_that_it_touches_and_no_others(pool):
+    """Blocks before the window may hold anything, in a chunk and in a decode."""
+    attention = TorchAttention(pool, SPECS["windows"])
+    blocks = torch.randperm(BLOCKS)[:8].tolist()
+    for tokens in (1, 10):
+        layout = lay_out(StepBatch((Slice([1] * tokens, 40, blocks),)), bounds())
+        queries = torch.randn(tokens, 4, DIM).to(pool.tensor.dtype)
+        before = attention.attend(2, queries, layout)
+        assert before.isfinite().all()
+        kept = pool.tensor.clone()
+        pool.tensor[blocks[:3]] = float("nan")  # the window of token 40 begins at token 30
+        assert torch.equal(attention.attend(2, queries, layout), before)
+        pool.tensor.copy_(kept)
+        pool.tensor[blocks[3], :, 2, 1, 30 % SIZE] += 1  # its first token counts
+        assert not torch.equal(attention.attend(2, queries, layout), before)
+        pool.tensor.copy_(kept)
 
 
 def test_backends_agree_closely(pool):

@@ -72,3 +72,15 @@ def test_numba_asked_for_and_missing_is_said(qwen3, monkeypatch):
     monkeypatch.setitem(sys.modules, "baton.engine.attention_numba", None)
     with pytest.raises(ConfigError, match="needs numba"):
         build_runner(qwen3.folder, blocks=2, backend="numba")
+
+
+def test_float16_goes_to_plain_torch(qwen3, monkeypatch):
+    """The compiled kernel reads the two kinds that are float32 or the upper half of one."""
+    seen = []
+    monkeypatch.setattr(
+        "baton.engine.loading.TorchAttention",
+        lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
+    )
+    assert build_runner(qwen3.folder, blocks=2, dtype="float16").pool in seen
+    with pytest.raises(ConfigError, match="numba' has no float16: give auto or torch"):
+        build_runner(qwen3.folder, blocks=2, dtype="float16", backend="numba")

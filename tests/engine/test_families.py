@@ -1,0 +1,131 @@
+import pytest
+
+from baton.runtime.errors import ModelError
+
+GEMMA2, GEMMA3 = ({"architectures": [f"Gemma{n}ForCausalLM"]} for n in (2, 3))
+
+
+def test_gemma2_is_what_its_class_says_where_the_file_is_silent(spec_of):
+    spec = spec_of(**GEMMA2)
+    assert (spec.attention.scale, spec.attention.soft_cap) == (1 / 16, 50.0)
+    assert (spec.logit_soft_cap, spec.embedding_scale, spec.head_dim) == (30.0, 8.0, 256)
+    assert (spec.norm_adds_one, spec.output_norms, spec.qk_norm) == (True, True, False)
+    assert (spec.activation, spec.tied_embeddings) == ("gelu_tanh", True)
+
+
+def test_gemma2_without_caps(spec_of):
+    spec = spec_of(**GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (spec.attention.soft_cap, spec.logit_soft_cap) == (0.0, 0.0)
+
+
+def test_gemma3_has_norms_of_query_and_key_and_no_caps(spec_of):
+    spec = spec_of(**GEMMA3, query_pre_attn_scalar=64)
+    assert (spec.attention.scale, spec.attention.soft_cap) == (1 / 8, 0.0)
+    assert (spec.qk_norm, spec.logit_soft_cap) == (True, 0.0)
+
+
+def test_text_part_of_gemma3_for_images(spec_of):
+    """As sparse as the files of the first release are."""
+    spec = spec_of(
+        architectures=["Gemma3ForConditionalGeneration"],
+        text_config={
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        eos_token_id=[1, 106],
+    )
+    assert (spec.heads, spec.kv_heads, spec.head_dim, spec.layers) == (8, 4, 256, 34)
+    assert (spec.vocab_size, spec.max_context, spec.eos_ids) == (262_208, 131_072, (1, 106))
+    assert spec.attention.windows[4:7] == (1024, 0, 1024)
+    assert (spec.rope.kind, spec.rope.theta, spec.tied_embeddings) == ("linear", 1e6, True)
+    assert spec.tensor_prefix == "language_model.model."
+
+
+def test_phi3_has_fused_tensors(spec_of):
+    spec = spec_of(architectures=["Phi3ForCausalLM"], rms_norm_eps="absent")
+    assert (spec.fused_tensors, spec.qkv_bias, spec.norm_eps) == (True, False, 1e-5)
+
+
+def test_biases_of_the_mlp_in_llama(spec_of):
+    assert spec_of(mlp_bias=True).mlp_bias
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3"])
+def test_plain_families_have_none_of_gemmas_features(spec_of, family):
+    spec = spec_of(architectures=[f"{family}ForCausalLM"])
+    assert spec.attention.scale == spec.head_dim**-0.5
+    assert (spec.attention.soft_cap, spec.logit_soft_cap, spec.embedding_scale) == (0, 0, 1)
+    assert not (spec.norm_adds_one or spec.output_norms or spec.mlp_bias or spec.local_rope)
+    assert (spec.activation, spec.tensor_prefix) == ("silu", "model.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("query_pre_attn_scalar", 64),
+        ("clip_qkv", 8.0),
+        ("logit_scale", 0.0625),
+        ("logits_scaling", 8.0),
+        ("embedding_multiplier", 12.0),
+        ("residual_multiplier", 0.22),
+        ("attention_multiplier", 0.01),
+        ("attention_chunk_size", 8192),
+        ("no_rope_layers", [1, 1]),
+        ("qk_layernorm", True),
+        ("use_qk_norm", True),
+        ("use_bidirectional_attention", True),
+        ("use_parallel_residual", True),
+        ("lm_head_bias", True),
+        ("is_encoder_decoder", True),
+        ("hidden_act", "gelu"),
+        ("hidden_act", ["silu"]),
+    ],
+)
+def test_field_that_changes_the_computation_is_refused_by_name(spec_of, name, value):
+    with pytest.raises(ModelError, match=rf"config\.json: {name}: .*{value!r}".replace("[", "\\[")):
+        spec_of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("Mistral", "attention_bias", True),
+        ("Phi3", "attention_bias", True),
+        ("Mistral", "mlp_bias", True),
+        ("Phi3", "mlp_bias", True),
+        ("Gemma3", "attn_logit_softcapping", 50.0),
+        ("Gemma2", "hidden_activation", "gelu"),
+        ("Gemma2", "use_bidirectional_attention", True),
+        ("Gemma3", "use_bidirectional_attention", True),
+        ("Gemma3", "final_logit_softcapping", -1.0),
+        ("Gemma3", "query_pre_attn_scalar", 0),
+    ],
+)
+def test_field_that_one_family_does_not_have(spec_of, family, name, value):
+    with pytest.raises(ModelError, match=rf"config\.json: {name}: "):
+        spec_of(**{"architectures": [f"{family}ForCausalLM"], name: value})
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"logit_scale": 1.0, "clip_qkv": None, "use_qk_norm": False, "residual_multiplier": 1},
+        {"attention_dropout": 0.1, "initializer_range": 0.5, "pretraining_tp": 2, "use_cache": 0},
+    ],
+)
+def test_fields_that_do_not_matter_are_read_over(spec_of, neutral):
+    assert spec_of(**neutral) == spec_of()
+
+
+def test_a_quantised_text_part_is_refused_too(spec_of):
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 8}
+    for place in ("text", "top"):
+        changes = {"text_config": dict(text), "architectures": ["Gemma3ForConditionalGeneration"]}
+        (changes["text_config"] if place == "text" else changes)["quantization_config"] = {"a": 1}
+        with pytest.raises(ModelError, match="quantization_config"):
+            spec_of(**changes)

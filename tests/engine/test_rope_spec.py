@@ -1,0 +1,146 @@
+import pytest
+
+from baton.engine.rope_spec import RopeSpec
+from baton.runtime.errors import ModelError
+
+LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+GEMMA3 = ["Gemma3ForCausalLM"]
+FULL, LOCAL = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 9.0, "rope_scaling": {"type": "linear", "factor": 2}},
+        {"rope_theta": 9.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}},
+    ],
+)
+def test_both_forms_of_rope(spec_of, changes):
+    assert spec_of(**changes).rope == RopeSpec("linear", 9.0, 2.0)
+
+
+def test_yarn_and_dynamic_reach_beyond_the_trained_length(spec_of):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    assert spec_of(rope_scaling=yarn).max_context == 800
+    assert spec_of(rope_scaling={"rope_type": "dynamic", "factor": 2.0}).max_context == 512
+    assert spec_of(rope_scaling={"rope_type": "linear", "factor": 2.0}).max_context == 256
+
+
+def test_top_level_original_length_wins(spec_of):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    spec = spec_of(rope_scaling=yarn, original_max_position_embeddings=100)
+    assert spec.rope.original_context == 100
+
+
+def test_rope_scaling_wins_over_rope_parameters_as_in_transformers(spec_of):
+    both = {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 7}}
+    assert spec_of(**both).rope == RopeSpec("linear", 5000.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("context", "stretch"), [(0, 2.0), (256, 2.0), (101, 2.0), (100, 1.0), (7, 1.0)]
+)
+def test_longrope_takes_one_set_by_the_context(spec_of, context, stretch):
+    rope = {**LONG, "original_max_position_embeddings": 100}
+    found = spec_of(context=context, rope_scaling=rope).rope
+    assert (found.kind, found.stretch) == ("longrope", (stretch,) * 8)
+    assert (found.factor, found.original_context) == (2.56, 100)
+
+
+def test_phi3_has_its_own_original_length_and_an_old_name_of_longrope(spec_of):
+    spec = spec_of(
+        architectures=["Phi3ForCausalLM"],
+        max_position_embeddings=8192,
+        rope_scaling={**LONG, "type": "su", "original_max_position_embeddings": 100},
+    )
+    assert (spec.rope.kind, spec.rope.original_context) == ("longrope", 4096)
+
+
+@pytest.mark.parametrize("factor", [None, [1.0] * 7, 3.0, ["x"] * 8, [0.0] * 8])
+def test_longrope_needs_a_factor_for_every_pair(spec_of, factor):
+    with pytest.raises(ModelError, match=r"rope_scaling\.long_factor: "):
+        spec_of(rope_scaling={**LONG, "long_factor": factor})
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "local"),
+    [
+        ({"rope_theta": "absent"}, RopeSpec("default", 1e6), RopeSpec("default", 1e4)),
+        (
+            {"rope_theta": 7e4, "rope_local_base_freq": 50.0},
+            RopeSpec("default", 7e4),
+            RopeSpec("default", 50.0),
+        ),
+        (
+            {"rope_theta": "absent", "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            RopeSpec("linear", 1e6, 8.0),
+            RopeSpec("default", 1e4),
+        ),
+        (
+            {
+                "rope_theta": "absent",
+                "rope_parameters": {
+                    FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 9.0},
+                    LOCAL: {"rope_type": "default"},
+                },
+            },
+            RopeSpec("linear", 9.0, 8.0),
+            RopeSpec("default", 1e4),
+        ),
+    ],
+)
+def test_gemma3_has_two_tables(spec_of, changes, full, local):
+    spec = spec_of(architectures=GEMMA3, **changes)
+    assert (spec.rope, spec.local_rope) == (full, local)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("rope_parameters.full_attention", {"rope_parameters": {FULL: {"rope_theta": 5.0}}}),
+        ("rope_parameters.sliding_attention", {"rope_parameters": {LOCAL: None}}),
+        (
+            "rope_parameters.rope_theta",
+            {"architectures": GEMMA3, "rope_parameters": {"rope_theta": 5.0}},
+        ),
+        (
+            "rope_parameters.full_attention.rope_type",
+            {"architectures": GEMMA3, "rope_parameters": {FULL: {"rope_type": "yarn"}}},
+        ),
+        (
+            "rope_scaling",
+            {
+                "architectures": GEMMA3,
+                "rope_parameters": {FULL: {"rope_theta": 5.0}},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            },
+        ),
+        (
+            "rope_scaling.rope_type",
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"rope_type": "yarn"}},
+        ),
+    ],
+)
+def test_refused_by_name(spec_of, field, changes):
+    with pytest.raises(ModelError, match=rf"config\.json: {field}: "):
+        spec_of(**changes)
+
+
+@pytest.mark.parametrize(("factor", "dim"), [(0.5, 8), (0.75, 12), (1.0, 16), (0.26, 4)])
+def test_phi3_turns_a_part_of_the_head(spec_of, factor, dim):
+    changes = {"architectures": ["Phi3ForCausalLM"]}
+    assert spec_of(**changes, partial_rotary_factor=factor).rotary_dim == dim
+    rope = {"rope_type": "default", "partial_rotary_factor": factor}
+    assert spec_of(**changes, rope_parameters=rope).rotary_dim == dim
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.05, 1.5])
+def test_odd_part_of_a_head_is_refused(spec_of, factor):
+    with pytest.raises(ModelError, match=r"partial_rotary_factor: .* even number"):
+        spec_of(architectures=["Phi3ForCausalLM"], partial_rotary_factor=factor)
+
+
+def test_part_of_a_head_is_refused_where_the_family_turns_all(spec_of):
+    with pytest.raises(ModelError, match=r"partial_rotary_factor: 0\.5 is not supported"):
+        spec_of(rope_parameters={"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5})
