@@ -155,7 +155,7 @@ def _heads(fields: ConfigFields, latent: LatentSpec | None) -> tuple[int, int, i
 
 
 def _scale(fields: ConfigFields, head_dim: int) -> float:
-    return fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5
+    return float(fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5)
 
 
 def _rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
