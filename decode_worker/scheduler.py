@@ -156,11 +156,13 @@ class DecodeScheduler:
     def plan(self) -> StepPlan:
         """One step. Sequences that find no block make room for older ones first."""
         self.starved = False
-        decoding: list[Sequence] = []
+        decoding, before = [], self.preemptions
         for sequence in list(self._running):
-            if sequence in self._running and self._grow(sequence):
+            gone = self.preemptions > before and sequence not in self._running
+            if not gone and self._grow(sequence):
                 decoding.append(sequence)
-        decoding = [sequence for sequence in decoding if sequence in self._running]
+        if self.preemptions > before:
+            decoding = [sequence for sequence in decoding if sequence in self._running]
         slices = [
             Slice([s.token_at(s.computed)], s.computed, tuple(s.blocks), (s.draw(),))
             for s in decoding

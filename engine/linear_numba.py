@@ -15,6 +15,7 @@ from torch import Tensor
 
 from baton.engine.compiled import compiled, take_threads
 from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
+from baton.engine.huge_pages import zeros
 
 _BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
 _AHEAD = 2048  # bytes; measured: flat from 2 to 4 KiB
@@ -26,8 +27,8 @@ class Panels:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._outputs, inputs = weight.shape
         self._pairs = inputs // 2
-        panels = weight.view(-1, COLUMNS, self._pairs, 2)
-        self._panels = panels.transpose(1, 2).contiguous()
+        panels = weight.view(-1, COLUMNS, self._pairs, 2).transpose(1, 2)
+        self._panels = zeros(tuple(panels.shape), weight.dtype).copy_(panels)
         self._start = torch.zeros(self._outputs) if bias is None else bias.to(torch.float32)
 
     def __call__(self, x: Tensor) -> Tensor:

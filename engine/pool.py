@@ -13,14 +13,13 @@ only the device thread writes here.
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from baton.engine.huge_pages import map_memory
 from baton.engine.spec import ModelSpec
 from baton.runtime.errors import ConfigError
 
@@ -44,14 +43,13 @@ class KvPool:
         self.slabs = spec.kv_heads
         shape = (blocks, *_block_shape(spec, block_size))
         try:
-            # Anonymous pages: aligned, zero, and taken from the system when first written.
-            self._memory = mmap(-1, blocks * self.block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
+            # A READ through shared memory walks both pools page by page: twice as fast so.
+            self._memory = map_memory(blocks * self.block_bytes)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"pool.blocks is {blocks}, of {self.block_bytes} bytes each: the system gives no "
                 f"{blocks * self.block_bytes} bytes; give fewer blocks"
             ) from error
-        _use_huge_pages(self._memory)
         self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
 
     def bytes_view(self) -> NDArray[np.uint8]:
@@ -65,13 +63,6 @@ class KvPool:
             if not 0 <= block < self.blocks:
                 raise ValueError(f"block {block} is not in the pool of {self.blocks} blocks")
         self.tensor[target].copy_(self.tensor[source])
-
-
-def _use_huge_pages(memory: mmap) -> None:
-    """Ask for pages of 2 MiB: a READ through shared memory, which walks both pools page by page,
-    is twice as fast. A kernel without them goes on with small ones."""
-    with suppress(OSError):
-        memory.madvise(MADV_HUGEPAGE)
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:

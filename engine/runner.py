@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.engine.attention import Attention
 from baton.engine.batch import Drawn, StepBatch, StepResult
 from baton.engine.decoder import Decoder
+from baton.engine.draw_plan import DrawPlan, plan_draws
 from baton.engine.latent import LatentAttention
 from baton.engine.pool import KvPool
 from baton.engine.sampling import sample
@@ -53,10 +54,10 @@ class ModelRunner:
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
         started = time.perf_counter()
-        layout = lay_out(batch, self._bounds)
+        layout, plan = prepare(batch, self._bounds)
         hidden = self._decoder.hidden(layout)
-        broken = _broken_slices(hidden, layout)
-        drawn = self._draw(batch, layout, hidden, broken)
+        broken = plan.refused | _broken_slices(hidden, layout)
+        drawn = self._draw(plan, hidden, broken)
         return StepResult(drawn, time.perf_counter() - started, frozenset(broken))
 
     @torch.inference_mode()
@@ -67,37 +68,25 @@ class ModelRunner:
         return [logits[first:end] for first, end in layout.spans]
 
     def _draw(
-        self, batch: StepBatch, layout: StepLayout, hidden: Tensor, broken: set[int]
+        self, plan: DrawPlan, hidden: Tensor, broken: set[int]
     ) -> tuple[tuple[Drawn, ...], ...]:
-        """Adds to `broken` the slices whose logits are not finite, or whose bias names a token
-        that the model does not have: one request's mistake must not fail the step of all."""
-        broken.update(
-            index
-            for index, item in enumerate(batch.slices)
-            if not all(
-                self._knows(token) for draw in item.draws for token, _ in draw.params.logit_bias
-            )
-        )
-        drawing = [
-            index for index, item in enumerate(batch.slices) if item.draws and index not in broken
-        ]
-        drawn: list[tuple[Drawn, ...]] = [()] * len(batch.slices)
-        if not drawing:
-            return tuple(drawn)
-        last_rows = torch.tensor([layout.spans[index][1] - 1 for index in drawing])
-        logits = self._decoder.logits(hidden[last_rows])
-        finite = logits.sum(dim=-1).isfinite().tolist()
-        broken.update(index for index, good in zip(drawing, finite, strict=True) if not good)
-        sources = [(place, index) for place, index in enumerate(drawing) if index not in broken]
-        draws = [draw for _, index in sources for draw in batch.slices[index].draws]
-        rows = [place for place, index in sources for _ in batch.slices[index].draws]
-        tokens = iter(sample(logits[rows], draws))
-        for _, index in sources:
-            drawn[index] = tuple(next(tokens) for _ in batch.slices[index].draws)
-        return tuple(drawn)
+        """Adds to `broken` the slices whose logits are not finite."""
+        plan = plan.without(broken)
+        if not plan.draws:
+            return plan.by_slice([])
+        logits = self._decoder.logits(hidden[plan.last_rows])
+        finite = logits.sum(dim=-1).isfinite()
+        if not finite.all():
+            lost = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}
+            broken |= lost
+            logits, plan = logits[finite], plan.without(lost)
+        return plan.by_slice(sample(plan.logit_rows(logits), plan.draws, plan.kinds))
 
-    def _knows(self, token: int) -> bool:
-        return 0 <= token < self.spec.vocab_size
+
+def prepare(batch: StepBatch, bounds: Bounds) -> tuple[StepLayout, DrawPlan]:
+    """All of a step that needs no device. Raises EngineError as `lay_out` does."""
+    layout = lay_out(batch, bounds)
+    return layout, plan_draws(batch, layout, bounds.vocab_size)
 
 
 def _broken_slices(hidden: Tensor, layout: StepLayout) -> set[int]:

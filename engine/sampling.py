@@ -9,6 +9,7 @@ Works on all draws of a step at once, in O(vocabulary) per draw; keeps no state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,38 +22,64 @@ GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
 _NUCLEUS_CANDIDATES = 1024  # sorted first; more only where these hold too little mass
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+@dataclass(frozen=True, slots=True)
+class DrawKinds:
+    """Which of a step's draws need more than the highest logit; places, in order."""
+
+    adjusted: list[int]  # penalties or a bias
+    random: list[int]
+    told: list[int]  # with logprobs
+
+
+def kinds_of(draws: Sequence[Draw]) -> DrawKinds:
+    """Needs no logits: made while the device may still compute."""
+    params = [draw.params for draw in draws]
+    return DrawKinds(
+        [row for row, p in enumerate(params) if p.logit_bias or p.needs_history],
+        [row for row, p in enumerate(params) if p.temperature > GREEDY_TEMPERATURE],
+        [row for row, p in enumerate(params) if p.top_logprobs is not None],
+    )
+
+
+def sample(logits: Tensor, draws: Sequence[Draw], kinds: DrawKinds | None = None) -> list[Drawn]:
     """Draw one token per row of `logits` [draws, vocab], float32, which may be overwritten.
+    `kinds` as `kinds_of` makes them, where they are known already.
 
     Greedy is the highest logit after penalties and bias; the lowest id wins ties.
     """
     if not draws:
         return []
-    adjust(logits, draws)
+    kinds = kinds or kinds_of(draws)
+    adjust(logits, draws, kinds.adjusted)
     tokens = logits.argmax(dim=-1)
-    random = [row for row, draw in enumerate(draws) if draw.params.temperature > GREEDY_TEMPERATURE]
+    random = kinds.random
     if random:
         params = [draws[row].params for row in random]
         kept = truncate(logits[random], params)
         found = [_draw(row, draws[place]) for row, place in zip(kept, random, strict=True)]
         tokens[random] = torch.tensor(found)
-    return _drawn(logits, tokens, draws)
+    return _drawn(logits, tokens, draws, kinds.told)
 
 
-def adjust(logits: Tensor, draws: Sequence[Draw]) -> None:
-    """Apply penalties and logit bias in place, [draws, vocab].
+def adjust(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> None:
+    """Apply penalties and logit bias in place, [draws, vocab]; `rows`: the draws that have any,
+    where they are known.
 
     Repetition (Keskar et al. 2019, arXiv:1909.05858) counts prompt and output; frequency and
     presence count the output alone.
     """
-    for row, draw in enumerate(draws):
-        params = draw.params
-        if params.needs_history and len(draw.history):
-            _penalize(logits[row], draw)
-        if params.logit_bias:
-            tokens = torch.tensor([token for token, _ in params.logit_bias])
-            amounts = torch.tensor([amount for _, amount in params.logit_bias])
-            logits[row].index_add_(0, tokens, amounts)
+    for row in kinds_of(draws).adjusted if rows is None else rows:
+        _adjust(logits[row], draws[row])
+
+
+def _adjust(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
+    params = draw.params
+    if params.needs_history and len(draw.history):
+        _penalize(logits, draw)
+    if params.logit_bias:
+        tokens = torch.tensor([token for token, _ in params.logit_bias])
+        amounts = torch.tensor([amount for _, amount in params.logit_bias])
+        logits.index_add_(0, tokens, amounts)
 
 
 def _penalize(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
@@ -135,20 +162,21 @@ def _draw(kept: Tensor, draw: Draw) -> int:
     return int(tokens[rivals[winner]])
 
 
-def _drawn(logits: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+def _drawn(logits: Tensor, tokens: Tensor, draws: Sequence[Draw], rows: list[int]) -> list[Drawn]:
+    """`rows`: those with logprobs."""
     chosen = tokens.tolist()
-    rows = [row for row, draw in enumerate(draws) if draw.params.top_logprobs is not None]
+    if not rows:
+        return [Drawn(draw.choice, token) for draw, token in zip(draws, chosen, strict=True)]
     found: dict[int, tuple[float, tuple[tuple[int, float], ...]]] = {}
-    if rows:
-        logprobs = logits[rows].log_softmax(dim=-1)
-        own = logprobs.gather(1, tokens[rows, None])[:, 0].tolist()
-        widest = max(draws[row].params.top_logprobs or 0 for row in rows)
-        best = logprobs.topk(min(widest, logprobs.shape[1]), dim=-1)
-        values, ids = best.values.tolist(), best.indices.tolist()
-        for place, row in enumerate(rows):
-            count = draws[row].params.top_logprobs or 0
-            top = tuple(zip(ids[place][:count], values[place][:count], strict=True))
-            found[row] = own[place], top
+    logprobs = logits[rows].log_softmax(dim=-1)
+    own = logprobs.gather(1, tokens[rows, None])[:, 0].tolist()
+    widest = max(draws[row].params.top_logprobs or 0 for row in rows)
+    best = logprobs.topk(min(widest, logprobs.shape[1]), dim=-1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    for place, row in enumerate(rows):
+        count = draws[row].params.top_logprobs or 0
+        top = tuple(zip(ids[place][:count], values[place][:count], strict=True))
+        found[row] = own[place], top
     return [
         Drawn(draw.choice, chosen[row], *found.get(row, (None, ())))
         for row, draw in enumerate(draws)

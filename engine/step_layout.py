@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -59,42 +60,93 @@ class Bounds:
 
 def lay_out(batch: StepBatch, bounds: Bounds) -> StepLayout:
     """Arrays for `batch`. Raises EngineError naming the slice that breaks its bounds."""
-    if not batch.slices:
+    slices = batch.slices
+    if not slices:
         raise EngineError("a step needs at least one slice")
-    checked = [_check(index, item, bounds) for index, item in enumerate(batch.slices)]
-    order = sorted(range(len(checked)), key=lambda index: len(checked[index][0]) > 1)
-    spans: list[tuple[int, int]] = [(0, 0)] * len(checked)
-    positions: list[Ints] = []
-    blocks: list[Ints] = []
-    chunks: list[ChunkRows] = []
-    decodes: list[int] = []
-    row = 0
-    for index in order:
-        tokens, table = checked[index]
-        start = batch.slices[index].start
-        spans[index] = (row, row + len(tokens))
-        places = np.arange(start, start + len(tokens), dtype=np.int64)
-        positions.append(places)
-        blocks.append(table[places // bounds.block_size])
-        if len(tokens) == 1:
-            decodes.append(index)
-        else:
-            chunks.append(ChunkRows(row, row + len(tokens), start, torch.from_numpy(table)))
-        row += len(tokens)
-    tables, lengths = _decode_tables(
-        [checked[index][1] for index in decodes], [batch.slices[index].start for index in decodes]
-    )
-    position = np.concatenate(positions)
+    decodes = [index for index, item in enumerate(slices) if len(item.tokens) == 1]
+    longer = [index for index, item in enumerate(slices) if len(item.tokens) != 1]
+    first = _decodes(slices, decodes, bounds)
+    rest = [_chunk(index, slices[index], bounds) for index in longer]
+    return _together(first, rest, decodes + longer, bounds.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Slices of one token each, or one longer slice."""
+
+    tokens: Ints
+    positions: Ints
+    blocks: Ints  # the block of each position
+    tables: NDArray[np.int32]  # [slices, longest]; of a longer slice [1, blocks]
+
+
+def _together(
+    decodes: _Rows, chunks: list[_Rows], order: Sequence[int], block_size: int
+) -> StepLayout:
+    """`order`: the slices' places in the batch, those of one token first."""
+    parts = [decodes, *chunks]
+    positions = np.concatenate([part.positions for part in parts])
+    count = len(decodes.tokens)
+    spans = [(0, 0)] * len(order)
+    for row, index in enumerate(order[:count]):
+        spans[index] = (row, row + 1)
+    rows: list[ChunkRows] = []
+    row = count
+    for index, chunk in zip(order[count:], chunks, strict=True):
+        end = row + len(chunk.tokens)
+        blocks = torch.from_numpy(chunk.tables[0].astype(np.int64))
+        rows.append(ChunkRows(row, end, int(chunk.positions[0]), blocks))
+        spans[index] = (row, end)
+        row = end
     return StepLayout(
-        tokens=torch.from_numpy(np.concatenate([checked[index][0] for index in order])),
-        positions=torch.from_numpy(position),
-        write_blocks=torch.from_numpy(np.concatenate(blocks)),
-        write_slots=torch.from_numpy(position % bounds.block_size),
-        decode_tables=tables,
-        decode_lengths=lengths,
-        chunks=tuple(chunks),
+        tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
+        positions=torch.from_numpy(positions),
+        write_blocks=torch.from_numpy(np.concatenate([part.blocks for part in parts])),
+        write_slots=torch.from_numpy(positions % block_size),
+        decode_tables=torch.from_numpy(decodes.tables),
+        decode_lengths=torch.from_numpy(decodes.positions.astype(np.int32) + 1),
+        chunks=tuple(rows),
         spans=tuple(spans),
     )
+
+
+def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) -> _Rows:
+    """All slices of one token at once: a batch has hundreds of them in every step."""
+    count = len(decodes)
+    items = [slices[index] for index in decodes]
+    tokens = np.fromiter((item.tokens[0] for item in items), np.int64, count)
+    starts = np.fromiter((item.start for item in items), np.int64, count)
+    size = bounds.block_size
+    needed = starts // size + 1
+    tables = [
+        item.blocks if len(item.blocks) == length else item.blocks[:length]
+        for item, length in zip(items, needed.tolist(), strict=True)
+    ]
+    lengths = np.fromiter(map(len, tables), np.int64, count)
+    flat = np.fromiter(chain.from_iterable(tables), np.int64, int(lengths.sum()))
+    good = bool(
+        (starts >= 0).all()
+        and (starts < bounds.max_context).all()
+        and (tokens >= 0).all()
+        and (tokens < bounds.vocab_size).all()
+        and (lengths == needed).all()
+        and (flat >= 0).all()
+        and (flat < bounds.blocks).all()
+    )
+    if not good:  # the slice at fault is found by looking at each
+        for index in decodes:
+            _check(index, slices[index], bounds)
+    padded = np.zeros((count, int(needed.max(initial=0))), dtype=np.int32)
+    padded[np.arange(padded.shape[1]) < needed[:, None]] = flat
+    last = np.cumsum(lengths) - 1
+    return _Rows(tokens, starts, flat[last], padded)
+
+
+def _chunk(index: int, item: Slice, bounds: Bounds) -> _Rows:
+    tokens, table = _check(index, item, bounds)
+    positions = np.arange(item.start, item.start + len(tokens), dtype=np.int64)
+    places = table[positions // bounds.block_size]
+    return _Rows(tokens, positions, places, table.astype(np.int32)[None])
 
 
 def _check(index: int, item: Slice, bounds: Bounds) -> tuple[Ints, Ints]:
@@ -114,15 +166,6 @@ def _check(index: int, item: Slice, bounds: Bounds) -> tuple[Ints, Ints]:
     if blocks.min() < 0 or blocks.max() >= bounds.blocks:
         raise EngineError(f"slice {index}: a block is outside the pool of {bounds.blocks}")
     return tokens, blocks
-
-
-def _decode_tables(tables: list[Ints], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    width = max((len(table) for table in tables), default=0)
-    padded = np.zeros((len(tables), width), dtype=np.int32)
-    for row, table in enumerate(tables):
-        padded[row, : len(table)] = table
-    lengths = np.asarray(starts, dtype=np.int32) + 1
-    return torch.from_numpy(padded), torch.from_numpy(lengths)
 
 
 def _ints(values: Sequence[int]) -> Ints:

@@ -1,0 +1,64 @@
+"""What this machine can do at most: the bf16 matrix rate and the speed of reading memory.
+
+Measured beside what is judged by them, with as many threads as it has. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as functional
+
+from baton.engine.huge_pages import zeros
+
+_READ_BYTES = 512 << 20  # many times the last cache
+_SHAPES = ((1024, 4096, 1024), (2048, 2048, 2048))  # rows, outputs, inputs
+
+
+class Ceilings:
+    """Holds the operands, so that a measurement allocates nothing but a product."""
+
+    def __init__(self) -> None:
+        self._words = zeros((_READ_BYTES // 8,), torch.int64).fill_(1)
+        self._operands = [
+            (_random(rows, inputs), _random(outputs, inputs)) for rows, outputs, inputs in _SHAPES
+        ]
+
+    def linear_flops(self) -> float:
+        """Operations a second of torch's bf16 linear, the faster of two shapes."""
+        return max(self._linear(x, weight) for x, weight in self._operands)
+
+    def read_bytes_s(self) -> float:
+        """Bytes a second of summing a buffer in huge pages that is in no cache."""
+        return self._words.nbytes / seconds(lambda: self._words.sum())
+
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> float:
+        return 2.0 * x.shape[0] * weight.numel() / seconds(lambda: functional.linear(x, weight))
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """The faster of two calls: a ceiling is not to be lowered by a neighbour's moment."""
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def matrix_unit() -> str:
+    """What multiplies bf16 here."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return "unknown"  # not Linux
+    if "amx_bf16" in flags:
+        return "AMX"
+    return "AVX-512 bf16, no AMX" if "avx512_bf16" in flags else "no bf16 instruction"
+
+
+def _random(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns).to(torch.bfloat16)

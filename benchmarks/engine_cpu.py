@@ -1,0 +1,237 @@
+"""How much of the machine the engine uses on a CPU.
+
+    python -m benchmarks.engine_cpu [--rounds N] [--threads N] [--quick] [--json FILE]
+
+One process, 2 threads, a random Qwen3-shaped bf16 model of 0.45 B parameters (28 layers, hidden
+1024, 16/8 heads of 128, FFN 3072, vocabulary 8192); steps go through the engine's step runner,
+checks and greedy draws included. A round runs everything once, the machine's own ceilings
+between the steps they are read against; figures are medians over rounds of a round's ratios.
+
+bf16_linear_gflops    torch's linear, bf16, the faster of two large shapes (`benchmarks.ceilings`)
+cold_read_gbps        summing 512 MiB, which no cache holds
+prefill_mfu_1024      operations of a prompt of 1,024 tokens in one step (two per weight and
+                      token, the head for one token, attention's causal half) over its time, over
+                      the linear rate
+decode_mbu_bs1        bytes of weights (matrices and head) and of KV that a step must read, one
+                      sequence with 512 tokens of context, over its time, over the cold read rate
+decode_mbu_bs32_ctx512
+                      the same for 32 sequences with 512 tokens each
+decode_step_ratio_bs32_ctx16
+                      step of 32 sequences over step of one, 16 tokens of context each
+host_us_per_step_256  what a decode step of 256 sequences (each after 512 tokens, greedy) costs
+                      outside the model's own math: the decode scheduler's plan, the step's checks,
+                      arrays and set-up of draws (`runner.prepare`), the scheduler's commit, each
+                      token appended to its sequence (`benchmarks.host_side`)
+
+The threads of an idle OpenMP team here spin for some ten microseconds before they sleep
+(GOMP_SPINCOUNT), as `baton serve` lets them where a worker's threads do not exceed its cores;
+the program starts itself again with that environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from baton.engine.batch import Draw, Slice, StepBatch
+from baton.engine.loading import build_runner
+from baton.engine.spec import ModelSpec
+from baton.models.random_model import embedded_model
+from baton.runtime.sampling import SamplingParams
+from benchmarks.cached_model import cached_model
+from benchmarks.ceilings import Ceilings, matrix_unit
+from benchmarks.host_side import HostSide
+from benchmarks.report import Figure, at_least, at_most, parser, report
+
+PROMPT_TOKENS = 1024
+CONTEXT_TOKENS = 512
+SHORT_TOKENS = 16
+BATCH = 32
+HOST_BATCH = 256
+BLOCK_TOKENS = 16
+ROUNDS = 7
+STEPS = 3  # of one kind in a row; their median counts
+WARM_UPS = 1
+SPIN = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(slots=True)
+class Rounds:
+    """One entry a round."""
+
+    linear: list[float] = field(default_factory=list)  # operations a second
+    read: list[float] = field(default_factory=list)  # bytes a second
+    prefill: list[float] = field(default_factory=list)  # seconds, as the next four
+    one: list[float] = field(default_factory=list)
+    many: list[float] = field(default_factory=list)
+    one_short: list[float] = field(default_factory=list)
+    many_short: list[float] = field(default_factory=list)
+    mfu: list[float] = field(default_factory=list)
+    mbu_one: list[float] = field(default_factory=list)
+    mbu_many: list[float] = field(default_factory=list)
+    plan: list[float] = field(default_factory=list)  # seconds, as the next two
+    prepare: list[float] = field(default_factory=list)
+    commit: list[float] = field(default_factory=list)
+
+
+class Bench:
+    """One runner, its steps and the ceilings."""
+
+    def __init__(self, quick: bool) -> None:
+        folder = embedded_model() if quick else cached_model()
+        blocks = BATCH * (CONTEXT_TOKENS // BLOCK_TOKENS + 1)
+        self._runner = build_runner(
+            folder, blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16"
+        )
+        self.spec = self._runner.spec
+        self._runner.pool.tensor.normal_()
+        self._order = random.Random(0).sample(range(blocks), blocks)
+        self._ceilings = Ceilings()
+        self._host = HostSide(HOST_BATCH)
+        self.rounds = Rounds()
+
+    def run(self, rounds: int) -> None:
+        for number in range(-WARM_UPS, rounds):
+            found = self.rounds if number >= 0 else Rounds()
+            self._prefill(found)
+            self._decode(found)
+            self._host_side(found)
+
+    def _prefill(self, found: Rounds) -> None:
+        rates = [self._ceilings.linear_flops()]
+        found.prefill.append(self._step(self._prompt()))
+        rates.append(self._ceilings.linear_flops())
+        found.linear.append(max(rates))
+        flops = prefill_flops(self.spec, PROMPT_TOKENS)
+        found.mfu.append(flops / found.prefill[-1] / found.linear[-1])
+
+    def _decode(self, found: Rounds) -> None:
+        rates = [self._ceilings.read_bytes_s()]
+        found.one.append(self._median_step(1, CONTEXT_TOKENS))
+        rates.append(self._ceilings.read_bytes_s())
+        found.many.append(self._median_step(BATCH, CONTEXT_TOKENS))
+        rates.append(self._ceilings.read_bytes_s())
+        found.one_short.append(self._median_step(1, SHORT_TOKENS))
+        found.many_short.append(self._median_step(BATCH, SHORT_TOKENS))
+        found.read.append(statistics.median(rates))
+        one, many = (decode_bytes(self.spec, n, CONTEXT_TOKENS + 1) for n in (1, BATCH))
+        found.mbu_one.append(one / found.one[-1] / statistics.mean(rates[:2]))
+        found.mbu_many.append(many / found.many[-1] / statistics.mean(rates[1:]))
+
+    def _host_side(self, found: Rounds) -> None:
+        times = [self._host.step() for _ in range(STEPS)]
+        middle = sorted(times, key=lambda each: each.total_s)[STEPS // 2]
+        found.plan.append(middle.plan_s)
+        found.prepare.append(middle.prepare_s)
+        found.commit.append(middle.commit_s)
+
+    def _median_step(self, sequences: int, context: int) -> float:
+        batch = self._sequences(sequences, context)
+        return statistics.median(self._step(batch) for _ in range(STEPS))
+
+    def _step(self, batch: StepBatch) -> float:
+        start = time.perf_counter()
+        result = self._runner.run(batch)
+        took = time.perf_counter() - start
+        assert not result.broken
+        return took
+
+    def _prompt(self) -> StepBatch:
+        tokens = random.choices(range(self.spec.vocab_size), k=PROMPT_TOKENS)
+        blocks = self._order[: PROMPT_TOKENS // BLOCK_TOKENS]
+        return StepBatch((Slice(tokens, 0, blocks, (Draw(0, PROMPT_TOKENS, GREEDY),)),))
+
+    def _sequences(self, count: int, context: int) -> StepBatch:
+        each = context // BLOCK_TOKENS + 1
+        draws = (Draw(0, context + 1, GREEDY),)
+        return StepBatch(
+            tuple(
+                Slice([number], context, self._order[number * each : (number + 1) * each], draws)
+                for number in range(count)
+            )
+        )
+
+
+def matrix_elements(spec: ModelSpec) -> int:
+    """Weights of all layers' matrices, without the head."""
+    attention = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_dim * spec.hidden_size
+    return spec.layers * (attention + 3 * spec.ffn_size * spec.hidden_size)
+
+
+def prefill_flops(spec: ModelSpec, tokens: int) -> float:
+    pairs = tokens * (tokens + 1) / 2
+    attention = 4.0 * pairs * spec.heads * spec.head_dim * spec.layers
+    head = 2.0 * spec.vocab_size * spec.hidden_size
+    return 2.0 * matrix_elements(spec) * tokens + attention + head
+
+
+def decode_bytes(spec: ModelSpec, sequences: int, tokens: int) -> float:
+    weights = 2.0 * (matrix_elements(spec) + spec.vocab_size * spec.hidden_size)
+    kv = 2.0 * 2 * spec.layers * spec.kv_heads * spec.head_dim * tokens
+    return weights + sequences * kv
+
+
+def figures(rounds: Rounds, threads: int) -> list[Figure]:
+    """The five of the module's head, then what they are made of."""
+    ratios = [m / o for m, o in zip(rounds.many_short, rounds.one_short, strict=True)]
+    parts = (rounds.plan, rounds.prepare, rounds.commit)
+    host = [sum(each) * 1e6 for each in zip(*parts, strict=True)]
+    made = [
+        at_least("prefill_mfu_1024", statistics.median(rounds.mfu), 0.55),
+        at_least("decode_mbu_bs1", statistics.median(rounds.mbu_one), 0.85),
+        at_least("decode_mbu_bs32_ctx512", statistics.median(rounds.mbu_many), 0.6),
+        at_most("decode_step_ratio_bs32_ctx16", statistics.median(ratios), 1.35),
+        at_most("host_us_per_step_256", statistics.median(host), 1500.0, "us"),
+        _rate("bf16_linear_gflops", rounds.linear, "GF/s", matrix_unit()),
+        _rate("cold_read_gbps", rounds.read, "GB/s"),
+        _rate("prefill_tokens_s", [PROMPT_TOKENS / s * 1e9 for s in rounds.prefill], "/s"),
+        _rate("decode_tokens_s_bs32", [BATCH / s * 1e9 for s in rounds.many], "/s"),
+    ]
+    for name in ("one", "many", "one_short", "many_short"):
+        values = [value * 1e3 for value in getattr(rounds, name)]
+        made.append(Figure(f"step_ms_{name}", statistics.median(values), "ms", _spread(values)))
+    for name in ("plan", "prepare", "commit"):
+        values = [value * 1e6 for value in getattr(rounds, name)]
+        made.append(Figure(f"host_{name}_us", statistics.median(values), "us", _spread(values)))
+    return [*made, Figure("rounds", len(rounds.mfu)), Figure("threads", threads)]
+
+
+def _rate(name: str, values: Sequence[float], unit: str, beside: str = "") -> Figure:
+    scaled = [value / 1e9 for value in values]
+    return Figure(name, statistics.median(scaled), unit, f"{_spread(scaled)} {beside}".strip())
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{min(values):.4g} to {max(values):.4g}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    if any(os.environ.get(name) != value for name, value in SPIN.items()):
+        again = [sys.executable, "-m", "benchmarks.engine_cpu", *(arguments or sys.argv[1:])]
+        os.execve(sys.executable, again, os.environ | SPIN)
+    torch.set_num_threads(options.threads)
+    bench = Bench(options.quick)
+    bench.run(options.rounds)
+    report(figures(bench.rounds, options.threads), options.json)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    made = parser("How much of the machine the engine uses on a CPU")
+    made.add_argument("--rounds", type=int, default=ROUNDS)
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--quick", action="store_true", help="the small embedded model instead")
+    return made.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

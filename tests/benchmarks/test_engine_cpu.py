@@ -1,0 +1,54 @@
+"""The engine benchmark runs on the small model and writes every figure. Judges no speed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2]
+NAMED = {
+    "prefill_mfu_1024",
+    "decode_mbu_bs1",
+    "decode_mbu_bs32_ctx512",
+    "decode_step_ratio_bs32_ctx16",
+    "host_us_per_step_256",
+}
+
+
+def test_it_writes_its_figures(tmp_path: Path) -> None:
+    file = tmp_path / "engine.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.engine_cpu", "--quick", "--rounds=1", f"--json={file}"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(file.read_text())
+    figures = {figure["name"]: figure for figure in written["figures"]}
+    assert figures.keys() >= NAMED
+    assert all("limit" in figures[name]["beside"] for name in NAMED)
+    assert all(figure["value"] > 0 for figure in figures.values())
+    assert figures["rounds"]["value"] == 1
+    parts = sum(figures[f"host_{part}_us"]["value"] for part in ("plan", "prepare", "commit"))
+    assert parts == pytest.approx(figures["host_us_per_step_256"]["value"])
+    assert "benchmarks.engine_cpu" in written["command"]
+
+
+def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from baton.engine.spec import read_spec
+    from baton.models.random_model import embedded_model
+    from benchmarks.engine_cpu import decode_bytes, matrix_elements, prefill_flops
+
+    spec = read_spec(embedded_model())  # 4 layers, 256 wide, 8/4 heads of 32, FFN 768
+    layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 768
+    assert matrix_elements(spec) == 4 * layer
+    head = spec.vocab_size * 256
+    assert prefill_flops(spec, 1) == 2 * 4 * layer + 2 * head + 4 * 4 * 256
+    assert decode_bytes(spec, 3, 5) == 2 * (4 * layer + head) + 3 * 5 * 4 * 2 * 128 * 2
