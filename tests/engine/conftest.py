@@ -326,7 +326,7 @@ def attention_parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tupl
     """(error, allowed) of every check of the attention kernels, run by triton's interpreter,
     which must be chosen before a process imports triton."""
     file = tmp_path_factory.mktemp("parity") / "attention.json"
-    command = [sys.executable, "-m", "benchmarks.attention_parity", "--device=cpu"]
+    command = [sys.executable, "-m", "tests.engine.attention_parity", "--device=cpu"]
     done = subprocess.run(
         [*command, f"--json={file}"],
         cwd=Path(__file__).resolve().parents[2],

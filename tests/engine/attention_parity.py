@@ -1,7 +1,7 @@
 """The attention kernels against attention written out in float64, on any device.
 
-    TRITON_INTERPRET=1 python -m benchmarks.attention_parity --device cpu     what CI runs
-    python -m benchmarks.attention_parity --device cuda                       on a GPU
+    TRITON_INTERPRET=1 python -m tests.engine.attention_parity --device cpu     what CI runs
+    python -m tests.engine.attention_parity --device cuda                       on a GPU
 
 A check draws fresh inputs, and returns its error (the norm of the difference over that of the
 truth) and the largest that is allowed. The pool's blocks are scattered, and hold NaN wherever
