@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.triton_compile import Variant, pointer
 from baton.engine.triton_tile import (
     INTERPRETED,
     NOTHING,
@@ -274,46 +273,3 @@ def decode_constants(
         "BLOCK_SIZE": block_size,
         "PRECISION": precision(dtype),
     }
-
-
-def _variant(
-    name: str, group: int, dim: int, dtype: torch.dtype, capability: int, **features: float
-) -> Variant:
-    tiles = decode_tiles(group, dim, dtype)
-    strides = [x for x in decode_kernel.arg_names if x.startswith("stride_")]
-    types = dict.fromkeys(strides, "i32:16") | {"stride_block": "i64:16", "stride_table": "i32"}
-    types |= dict.fromkeys(("mixed_out", "weights_out"), pointer(torch.float32))
-    types |= dict.fromkeys(("queries", "kv"), pointer(dtype))
-    types |= dict.fromkeys(("tables", "lengths"), pointer(torch.int32))
-    types |= {"scale": "fp32", "capacity": "i32"}
-    constants: dict[str, Any] = {"WINDOW": 0, "SOFT_CAP": 0.0, "SPLIT_TOKENS": 0}
-    constants |= decode_constants(tiles, group, dim, 16, dtype) | {"INTERPRETED": False} | features
-    return Variant(
-        f"decode {name}", decode_kernel, types, constants, capability, tiles.warps, tiles.stages
-    )
-
-
-def _merge_variant(name: str, dim: int, dtype: torch.dtype, capability: int) -> Variant:
-    types = {"out": pointer(dtype), "lengths": pointer(torch.int32)}
-    types |= dict.fromkeys(("mixed_in", "weights_in"), pointer(torch.float32))
-    types |= dict.fromkeys(("stride_out_row", "stride_out_head"), "i32:16")
-    types |= dict.fromkeys(("capacity", "programs"), "i32")
-    constants = {"DIM": dim, "DIM_PAD": power_of_two(dim), "TOKENS": 64, "SPLIT_TOKENS": 0}
-    constants |= {"WINDOW": 0, "MERGED": _MERGED}
-    warps = 4 if dim > 128 else 1
-    return Variant(f"merge {name}", merge_kernel, types, constants, capability, warps)
-
-
-AOT_VARIANTS = tuple(
-    variant
-    for capability in (80, 90)
-    for variant in (
-        _variant("llama3 8b", 4, 128, torch.bfloat16, capability),
-        _variant("qwen2 0.5b", 7, 64, torch.float16, capability),
-        _variant("phi3 mini", 1, 96, torch.bfloat16, capability, SPLIT_TOKENS=512),
-        _variant("gemma2 9b", 2, 256, torch.bfloat16, capability, WINDOW=4096, SOFT_CAP=50.0),
-        _variant("float32", 2, 128, torch.float32, capability),
-        _merge_variant("heads of 128", 128, torch.bfloat16, capability),
-        _merge_variant("latents of 512", 512, torch.bfloat16, capability),
-    )
-)

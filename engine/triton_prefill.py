@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
-from baton.engine.triton_compile import Variant, pointer
 from baton.engine.triton_tile import (
     INTERPRETED,
     NOTHING,
@@ -83,19 +83,24 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     out,  # [rows, heads, DIM]
     queries,  # [rows, heads, DIM]
     kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
-    tables, tiles,  # of the plan
+    tables,  # int32 [sequences, longest table]
+    tiles,  # of the plan; or SINGLE: int32 [rows], the lengths of sequences of one row each
     stride_out_row, stride_out_head, stride_query_row, stride_query_head,
     stride_block, stride_head, stride_kv, stride_token, stride_table,
     scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINGLE: tl.constexpr,
     PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):
-    head = tl.program_id(0) % KV_HEADS
-    tile = tiles + tl.program_id(0) // KV_HEADS * 4
-    table = tables + tl.load(tile).to(tl.int64) * stride_table
-    first_row, count, start = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    head, index = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS
+    if SINGLE:
+        sequence, first_row, count, start = index, index, 1, tl.load(tiles + index) - 1
+    else:
+        tile = tiles + index * 4
+        sequence, first_row = tl.load(tile), tl.load(tile + 1)
+        count, start = tl.load(tile + 2), tl.load(tile + 3)
+    table = tables + sequence.to(tl.int64) * stride_table
 
     lanes = tl.arange(0, ROWS)  # a lane is a token and one of the group's heads
     dims = tl.arange(0, DIM_PAD)
@@ -132,6 +137,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         keys, keys + stride_kv, table, stride_block, stride_token, scale,
         DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED)
     at = row[:, None] * stride_out_row + query_head[:, None] * stride_out_head + dims[None, :]
+    total = tl.where(total > 0, total, 1.0)  # zero for a row of length 0: it is padding
     tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=live)
 # fmt: on
 
@@ -152,29 +158,68 @@ def prefill_attention(
     `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `plan` was made with the
     same `tiles` (default: `prefill_tiles`). `window` in tokens, the own one included; 0: none.
     """
+    if plan.tiles.shape[0]:
+        _launch(out, queries, kv, plan.tables, plan.tiles, scale, window, soft_cap, tiles)
+
+
+def single_attention(
+    out: Tensor,
+    queries: Tensor,
+    kv: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    tiles: Tiles | None = None,
+) -> None:
+    """`prefill_attention` of one row per sequence: int32 `tables` [rows, blocks] and `lengths`
+    [rows], its own token included; 0: padding, whose result is 0. The same bits as that row in
+    a chunk would get, which `decode_attention` does not promise and is faster for."""
+    _launch(out, queries, kv, tables, lengths, scale, window, soft_cap, tiles)
+
+
+def _launch(
+    out: Tensor,
+    queries: Tensor,
+    kv: Tensor,
+    tables: Tensor,
+    found: Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    tiles: Tiles | None,
+) -> None:
+    """`found`: the plan's tiles [tiles, 4], or lengths [rows]."""
     _, heads, dim = queries.shape
     kv_heads, size = kv.shape[1], kv.shape[3]
-    tiles = tiles or prefill_tiles(heads // kv_heads, dim, queries.dtype)
-    constants = prefill_constants(tiles, kv_heads, heads // kv_heads, dim, size, queries.dtype)
-    if not (count := plan.tiles.shape[0]):
-        return
-    prefill_kernel[(count * kv_heads,)](
+    group = heads // kv_heads
+    tiles = tiles or device_tiles(group, dim, queries.dtype)
+    prefill_kernel[(found.shape[0] * kv_heads,)](
         out,
         queries,
         kv,
-        plan.tables,
-        plan.tiles,
+        tables,
+        found,
         *out.stride()[:2],
         *queries.stride()[:2],
         *kv.stride()[:4],
-        plan.tables.stride(0),
+        tables.stride(0),
         scale,
-        **constants,
+        **prefill_constants(tiles, kv_heads, group, dim, size, queries.dtype),
         WINDOW=window,
         SOFT_CAP=soft_cap,
+        SINGLE=found.dim() == 1,
         INTERPRETED=INTERPRETED,
         **options(tiles),
     )
+
+
+def device_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:
+    """`prefill_tiles` for the device that triton launches on."""
+    capability = 90 if INTERPRETED else driver.active.get_current_target().arch
+    return prefill_tiles(group, dim, dtype, capability)
 
 
 def prefill_constants(
@@ -191,33 +236,3 @@ def prefill_constants(
         "BLOCK_SIZE": block_size,
         "PRECISION": precision(dtype),
     }
-
-
-def _variant(
-    name: str, heads: tuple[int, int, int], dtype: torch.dtype, capability: int, **features: float
-) -> Variant:
-    """`heads`: KV heads, query heads of each, and their dimension."""
-    kv_heads, group, dim = heads
-    tiles = prefill_tiles(group, dim, dtype, capability)
-    types = dict.fromkeys(("out", "queries", "kv"), pointer(dtype))
-    types |= dict.fromkeys(("tables", "tiles"), pointer(torch.int32)) | {"scale": "fp32"}
-    strides = [x for x in prefill_kernel.arg_names if x.startswith("stride_")]
-    types |= dict.fromkeys(strides, "i32:16") | {"stride_block": "i64:16", "stride_table": "i32"}
-    constants: dict[str, Any] = {"WINDOW": 0, "SOFT_CAP": 0.0, "INTERPRETED": False, **features}
-    constants |= prefill_constants(tiles, kv_heads, group, dim, 16, dtype)
-    return Variant(
-        f"prefill {name}", prefill_kernel, types, constants, capability, tiles.warps, tiles.stages
-    )
-
-
-AOT_VARIANTS = tuple(
-    variant
-    for capability in (80, 90)
-    for variant in (
-        _variant("llama3 8b", (8, 4, 128), torch.bfloat16, capability),
-        _variant("qwen2 0.5b", (2, 7, 64), torch.float16, capability),
-        _variant("phi3 mini", (32, 1, 96), torch.bfloat16, capability),
-        _variant("gemma2 9b", (8, 2, 256), torch.bfloat16, capability, WINDOW=4096, SOFT_CAP=50.0),
-        _variant("float32", (8, 2, 128), torch.float32, capability),
-    )
-)

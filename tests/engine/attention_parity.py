@@ -1,7 +1,7 @@
 """The attention kernels against attention written out in float64, on any device.
 
-    TRITON_INTERPRET=1 python -m tests.engine.attention_parity --device cpu     what CI runs
-    python -m tests.engine.attention_parity --device cuda                       on a GPU
+    TRITON_INTERPRET=1 python -P tests/engine/attention_parity.py --device cpu     what CI runs
+    python -P tests/engine/attention_parity.py --device cuda                       on a GPU
 
 A check draws fresh inputs, and returns its error (the norm of the difference over that of the
 truth) and the largest that is allowed. The pool's blocks are scattered, and hold NaN wherever
@@ -300,19 +300,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
-    parser.add_argument("--json", metavar="FILE", help="write [name, error, allowed] there too")
+    parser.add_argument("--json", metavar="FILE", help="write the results there too")
     given = parser.parse_args()
     results = []
     for name, check in CHECKS.items():
         if given.only in name:
             torch.manual_seed(len(name))
             found, allowed = check(torch.device(given.device), given.device == "cpu")
-            print(f"{'ok' if found <= allowed else 'WRONG':6} {name}: {found:.2e} of {allowed:.0e}")
-            results.append((name, found, allowed))
+            said = f"error {found:.2e}, allowed {allowed:.0e}"
+            results.append({"name": name, "good": found <= allowed, "error": found, "said": said})
+            print(f"{'ok' if found <= allowed else 'WRONG':6} {name}: {said}", flush=True)
     if given.json:
         with open(given.json, "w") as file:
             json.dump(results, file)
-    return 0 if results and all(found <= allowed for _, found, allowed in results) else 1
+    return 0 if results and all(result["good"] for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -321,39 +321,6 @@ def prompts() -> Callable[..., list[int]]:
     return make
 
 
-@pytest.fixture(scope="session")
-def attention_parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
-    """(error, allowed) of every check of the attention kernels, run by triton's interpreter,
-    which must be chosen before a process imports triton."""
-    file = tmp_path_factory.mktemp("parity") / "attention.json"
-    command = [sys.executable, "-m", "tests.engine.attention_parity", "--device=cpu"]
-    done = subprocess.run(
-        [*command, f"--json={file}"],
-        cwd=Path(__file__).resolve().parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert file.exists(), done.stdout + done.stderr
-    return {name: (found, allowed) for name, found, allowed in json.loads(file.read_text())}
-
-
-@pytest.fixture
-def fits() -> Callable[[Any], Any]:
-    """Compiles a kernel's variant ahead of time; holds it to what its GPU has."""
-
-    def check(variant: Any) -> Any:
-        from baton.engine.triton_compile import compile_ahead
-
-        made = compile_ahead(variant)
-        assert made.registers <= 255
-        assert made.shared_bytes <= {80: 163, 90: 227}[variant.capability] * 1024
-        return made
-
-    return check
-
-
 PARITY = Path(__file__).with_name("triton_parity.py")
 
 
@@ -367,13 +334,11 @@ def triton_parity() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="session")
-def triton_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every check of `triton_parity` by name, run under Triton's interpreter: in a process of
-    its own, since that is chosen when Triton is imported."""
-    file = tmp_path_factory.mktemp("triton") / "checks.json"
+def checked_by_interpreter(script: Path, file: Path) -> dict[str, dict[str, Any]]:
+    """Every check of `script` by name, run under Triton's interpreter: in a process of its own,
+    since that is chosen when Triton is imported."""
     done = subprocess.run(
-        [sys.executable, "-P", PARITY, "--device=cpu", f"--json={file}"],
+        [sys.executable, "-P", script, "--device=cpu", f"--json={file}"],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -397,3 +362,16 @@ def spec_of(tmp_path: Path) -> Callable[..., ModelSpec]:
         return read_spec(tmp_path, context)
 
     return read
+
+
+@pytest.fixture(scope="session")
+def triton_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of `triton_parity`."""
+    return checked_by_interpreter(PARITY, tmp_path_factory.mktemp("triton") / "checks.json")
+
+
+@pytest.fixture(scope="session")
+def attention_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of `attention_parity`."""
+    script = PARITY.with_name("attention_parity.py")
+    return checked_by_interpreter(script, tmp_path_factory.mktemp("triton") / "attention.json")

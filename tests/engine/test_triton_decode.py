@@ -1,10 +1,9 @@
-"""Split decode: how rows are cut, the kernels' parity, and what they compile to."""
+"""Split decode: how rows are cut, and the kernels' parity."""
 
 import pytest
 import torch
 
 from baton.engine.triton_decode import (
-    AOT_VARIANTS,
     LEAST_SPLIT,
     MOST_SPLITS,
     Splits,
@@ -16,9 +15,9 @@ from baton.engine.triton_decode import (
 H200 = 132  # multiprocessors
 
 
-def test_results_are_those_of_attention_written_out(attention_parity):
-    results = {k: v for k, v in attention_parity.items() if k.startswith("decode attention")}
-    wrong = {name: found for name, found in results.items() if not found[0] <= found[1]}
+def test_results_are_those_of_attention_written_out(attention_checks):
+    results = {k: v for k, v in attention_checks.items() if k.startswith("decode attention")}
+    wrong = {name: found for name, found in results.items() if not found["good"]}
     assert wrong == {}
     for word in ("float32", "float16", "bfloat16", "window", "soft cap", "seven", "odd", "batch"):
         assert any(word in name for name in results), word
@@ -64,12 +63,3 @@ def test_splits_by_count_have_a_place_each():
 def test_a_group_is_one_matrix(group):
     tiles = decode_tiles(group, 128, torch.bfloat16)
     assert tiles.rows >= max(group, 16) and tiles.rows & (tiles.rows - 1) == 0
-
-
-@pytest.mark.parametrize("variant", AOT_VARIANTS, ids=lambda v: f"{v.name} sm_{v.capability}")
-def test_compiles_ahead_of_time(variant, fits):
-    made = fits(variant)
-    assert made.stack_bytes == 0
-    if variant.kernel is AOT_VARIANTS[0].kernel and "float32" not in variant.name:
-        assert made.ptx.count("mma.sync") >= 8
-        assert made.ptx.count("cp.async.cg.shared.global") >= 8  # 16 bytes each

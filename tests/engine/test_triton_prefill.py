@@ -1,17 +1,17 @@
-"""Chunked prefill: how chunks are cut, the kernel's parity, and what it compiles to."""
+"""Chunked prefill: how chunks are cut, and the kernel's parity."""
 
 import pytest
 import torch
 
-from baton.engine.triton_prefill import AOT_VARIANTS, Chunk, plan_prefill, prefill_tiles
+from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_tiles
 from baton.engine.triton_tile import Tiles
 
 TILES = Tiles(16, 16, 4, 1)
 
 
-def test_results_are_those_of_attention_written_out(attention_parity):
-    results = {k: v for k, v in attention_parity.items() if k.startswith("prefill attention")}
-    wrong = {name: found for name, found in results.items() if not found[0] <= found[1]}
+def test_results_are_those_of_attention_written_out(attention_checks):
+    results = {k: v for k, v in attention_checks.items() if k.startswith("prefill attention")}
+    wrong = {name: found for name, found in results.items() if not found["good"]}
     assert wrong == {}
     for word in ("float32", "float16", "bfloat16", "window", "soft cap", "seven", "odd", "cut"):
         assert any(word in name for name in results), word
@@ -56,15 +56,3 @@ def test_every_group_fits_its_tile(group, dtype):
     for dim in (64, 96, 128, 256):
         tiles = prefill_tiles(group, dim, dtype, capability=80)
         assert tiles.rows >= group and tiles.rows & (tiles.rows - 1) == 0
-
-
-@pytest.mark.parametrize("variant", AOT_VARIANTS, ids=lambda v: f"{v.name} sm_{v.capability}")
-def test_compiles_ahead_of_time(variant, fits):
-    made = fits(variant)
-    if "float32" in variant.name:  # not made for speed: may keep a little in local memory
-        assert made.stack_bytes <= 64
-        return
-    assert made.stack_bytes == 0
-    products = "wgmma.mma_async" if variant.capability == 90 else "mma.sync"
-    assert made.ptx.count(products) >= 16
-    assert made.ptx.count("cp.async.cg.shared.global") >= 8  # 16 bytes each, past the registers

@@ -28,9 +28,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from baton.engine.triton_checksum import block_checksums
+from baton.engine.triton_decode import Splits, decode_attention, new_partials
 from baton.engine.triton_experts import expert_matmul
 from baton.engine.triton_gate import gated
+from baton.engine.triton_kv_write import rotate_and_write, write
 from baton.engine.triton_norm import add_rms_norm, rms_norm
+from baton.engine.triton_prefill import Chunk, device_tiles, plan_prefill, prefill_attention
 from baton.engine.triton_quantized import dequantized, quantized_matmul
 from baton.engine.triton_sampling import DrawRules, draw_tokens
 
@@ -113,6 +116,37 @@ def _checksums() -> None:
     block_checksums(pool, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 8)
 
 
+def _prefill(kv_heads: int, group: int, dim: int, dtype: torch.dtype, **features: Any) -> None:
+    pool = torch.empty(2, kv_heads, 1, 2, 16, dim, dtype=dtype)
+    queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
+    tables = torch.zeros(1, 1, dtype=torch.int32)
+    tiles = device_tiles(group, dim, dtype)
+    plan = plan_prefill([Chunk(0, 3, 0, 0)], tables, group, tiles)
+    prefill_attention(queries, queries, pool.select(2, 0), plan, 0.1, tiles=tiles, **features)
+
+
+def _decode(
+    kv_heads: int, group: int, dim: int, dtype: torch.dtype, splits: Splits, **features: Any
+) -> None:
+    pool = torch.empty(2, kv_heads, 1, 2, 16, dim, dtype=dtype)
+    queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
+    tables, lengths = torch.zeros(3, 1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    partials = new_partials(3, kv_heads * group, splits.capacity(100, 64), dim, _CPU)
+    kv = pool.select(2, 0)
+    decode_attention(queries, queries, kv, tables, lengths, splits, partials, 0.1, **features)
+
+
+def _write(kv_heads: int, group: int, dim: int, turning: int, dtype: torch.dtype) -> None:
+    pool = torch.empty(2, kv_heads, 1, 2, 16, dim, dtype=dtype).select(2, 0)
+    queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
+    angles = torch.empty(3, 1, turning, dtype=dtype)
+    places = torch.zeros(3, dtype=torch.int64)
+    keys = queries[:, :kv_heads]
+    rotate_and_write(queries, keys, keys, (angles, angles), pool, places, places)
+    write(keys, keys, pool, places, places)
+
+
+_BF16, _CAPPED = torch.bfloat16, {"window": 4096, "soft_cap": 50.0}
 CASES: dict[str, Callable[[], None]] = {
     "norm": _norms,
     "gate": _gates,
@@ -124,6 +158,18 @@ CASES: dict[str, Callable[[], None]] = {
     "fp8, 1 row": partial(_quantized, "fp8", 1),
     "sampling": _sampling,
     "checksum": _checksums,
+    "prefill, llama3 8b": partial(_prefill, 8, 4, 128, _BF16),
+    "prefill, qwen2 0.5b": partial(_prefill, 2, 7, 64, torch.float16),
+    "prefill, phi3 mini": partial(_prefill, 32, 1, 96, _BF16),
+    "prefill, gemma2 9b": partial(_prefill, 8, 2, 256, _BF16, **_CAPPED),
+    "prefill, float32": partial(_prefill, 8, 2, 128, torch.float32),
+    "decode, llama3 8b": partial(_decode, 8, 4, 128, _BF16, Splits(4)),
+    "decode, qwen2 0.5b": partial(_decode, 2, 7, 64, torch.float16, Splits(4)),
+    "decode, phi3 mini": partial(_decode, 32, 1, 96, _BF16, Splits(4, 512)),
+    "decode, gemma2 9b": partial(_decode, 8, 2, 256, _BF16, Splits(1), **_CAPPED),
+    "decode, float32": partial(_decode, 8, 2, 128, torch.float32, Splits(1)),
+    "write, llama3 8b": partial(_write, 8, 4, 128, 128, _BF16),
+    "write, a part turns": partial(_write, 4, 7, 96, 24, torch.float32),
 }
 
 
@@ -141,6 +187,9 @@ def compile_case(name: str, capability: int) -> list[dict[str, object]]:
                 "capability": capability,
                 "registers": registers,
                 "spilled_bytes": spilled,
+                "products": kernel.asm["ptx"].count("mma.sync"),
+                "group_products": kernel.asm["ptx"].count("wgmma.mma_async"),
+                "wide_copies": kernel.asm["ptx"].count("cp.async.cg.shared.global"),
                 "shared_bytes": kernel.metadata.shared,
                 "fits": kernel.metadata.shared <= SHARED_LIMIT[capability],
             }
