@@ -36,7 +36,7 @@ from baton.engine.triton_prefill import (
     prefill_attention,
     single_attention,
 )
-from baton.runtime.errors import ConfigError
+from baton.runtime.errors import ConfigError, EngineError
 
 _KINDS = (torch.bfloat16, torch.float16, torch.float32)
 _EMULATED_PROCESSORS = 2  # of triton's interpreter
@@ -168,6 +168,9 @@ class TritonAttention:
             ) from error
 
     def _partials(self, rows: int) -> Partials:
+        """Room for a step of `rows`. Raises EngineError if they are more than agreed."""
+        if rows > self._limits.rows:
+            raise EngineError(f"{rows} rows decode at once: buffers are for {self._limits.rows}")
         shape = (rows, self._kv_heads * self._group, self._capacity(rows))
         cells = shape[0] * shape[1] * shape[2]
         return Partials(

@@ -15,16 +15,26 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from baton.engine.attention import TorchAttention
+from baton.engine.attention_triton import DecodeLimits, TritonAttention
+from baton.engine.batch import Slice, StepBatch
+from baton.engine.rope import Rotary, rotate
+from baton.engine.rope_spec import RopeSpec
+from baton.engine.spec import AttentionSpec
+from baton.engine.step_layout import Bounds, lay_out
 from baton.engine.triton_decode import (
     Splits,
     decode_attention,
     decode_tiles,
     new_partials,
 )
+from baton.engine.triton_kv_write import rotate_and_write, write
 from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_attention, prefill_tiles
 from baton.engine.triton_tile import Tiles
 
@@ -250,6 +260,86 @@ def batch_check(device: torch.device, tiny: bool) -> tuple[float, float]:
     return float((outs[0] != outs[1]).sum()), 0.0
 
 
+def write_check(turning: int, dtype: torch.dtype) -> Check:
+    """Rotation and write against torch's; nothing else in the pool is touched, and a row of
+    padding writes nothing."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        shape = Shape(2, 3, 24, 8) if tiny else Shape(8, 4, 128, 16)
+        part = turning if tiny else shape.dim * turning // 24
+        rows, size, heads = (5 if tiny else 3000), shape.block_size, shape.kv_heads
+        heads_in_all = heads * (shape.group + 2)
+        fused = torch.randn(rows, heads_in_all, shape.dim).to(device, dtype)
+        queries, keys, values = fused.split([heads * shape.group, heads, heads], dim=1)
+        positions = torch.randint(0, 500, (rows,), device=device)
+        angles = Rotary(RopeSpec("default", 1e4), part, device).angles(positions, dtype)
+        pool = torch.full((rows, heads, 3, 2, size, shape.dim), float("nan"), dtype=dtype)
+        pool = pool.to(device)
+        blocks = torch.randperm(rows, device=device)
+        slots = torch.randint(0, size, (rows,), device=device)
+        blocks[1] = -1
+        wanted = pool.clone()
+        real = blocks >= 0
+        turned = rotate(keys, *angles)
+        for place, written in enumerate((turned, values)):
+            wanted[blocks[real], :, 1, place, slots[real]] = written[real]
+        out = rotate_and_write(queries, keys, values, angles, pool[:, :, 1], blocks, slots)
+        plain = torch.full_like(pool, float("nan"))
+        write(turned, values, plain[:, :, 1], blocks, slots)
+        if not torch.equal(pool.isnan(), wanted.isnan()) or not out.isfinite().all():
+            return float("inf"), 0.0
+        if not torch.equal(plain.nan_to_num(7.0), wanted.nan_to_num(7.0)):
+            return float("inf"), 0.0
+        truth = rotate(queries.double(), *(x.double() for x in angles))
+        worst = max(error(out, truth), error(pool.nan_to_num(0.0), wanted.nan_to_num(0.0).double()))
+        return worst, {torch.float32: 1e-6, torch.bfloat16: 8e-3}[dtype]
+
+    return run
+
+
+def step_check(limits: DecodeLimits, deterministic: bool) -> Check:
+    """A whole step by `TritonAttention`, of rows that decode and chunks, layer by layer, against
+    `TorchAttention`; then a second step, of decode rows alone."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        spec = AttentionSpec(0.21, (0, 6), soft_cap=4.0)
+        blocks, size, worst = 30, 8, 0.0
+        pools = [torch.full((blocks, 1, 2, 2, size, 16), float("nan")) for _ in range(2)]
+        order = torch.randperm(blocks).tolist()
+        cut = (order[:3], order[3:9], order[9:11], order[11:20])
+        for slices in (
+            (Slice([1] * 20, 0, cut[0]), Slice([1], 0, cut[2]), Slice([1] * 7, 0, cut[3])),
+            (Slice([1], 20, cut[0]), Slice([1] * 30, 0, cut[1]), Slice([1], 1, cut[2])),
+            (Slice([1], 21, cut[0]), Slice([1], 30, cut[1])),
+        ):
+            layout = lay_out(StepBatch(slices), Bounds(blocks, size, 9, 500))
+            rows = len(layout.tokens)
+            ours = TritonAttention(
+                _pool(pools[0].to(device)), spec, 2, limits, deterministic=deterministic
+            )
+            theirs = TorchAttention(_pool(pools[1]), spec)
+            for layer in range(2):
+                fused = torch.randn(rows, 4, 16)
+                angles = Rotary(RopeSpec("default", 1e4), 16).angles(layout.positions, fused.dtype)
+                queries, keys, values = fused.split([2, 1, 1], dim=1)
+                theirs.write(layer, rotate(keys, *angles), values, layout)
+                wanted = theirs.attend(layer, rotate(queries, *angles), layout)
+                given = (queries.to(device), keys.to(device), values.to(device))
+                on_device = (angles[0].to(device), angles[1].to(device))
+                turned = ours.rotate_and_write(layer, *given, on_device, layout)
+                found = ours.attend(layer, turned, layout)
+                worst = max(worst, error(found.cpu(), wanted.double()))
+            pools[0] = ours._pool.tensor.cpu()
+        return worst, 2e-6
+
+    return run
+
+
+def _pool(tensor: Tensor) -> Any:
+    """As much of a `KvPool` as attention looks at."""
+    return SimpleNamespace(tensor=tensor, block_size=tensor.shape[4])
+
+
 def noticed(check: Check) -> Check:
     """Of a check that computes something slightly wrong: it must fail, by far."""
 
@@ -294,6 +384,12 @@ CHECKS["decode attention, a window one too long is noticed"] = noticed(
 )
 CHECKS["prefill attention, bits do not depend on the cut"] = cut_check
 CHECKS["decode attention, bits do not depend on the batch"] = batch_check
+CHECKS["write, whole heads turn, float32"] = write_check(24, torch.float32)
+CHECKS["write, a part of a head turns, float32"] = write_check(10, torch.float32)
+CHECKS["write, whole heads turn, bfloat16"] = write_check(24, torch.bfloat16)
+CHECKS["step, splits by count"] = step_check(DecodeLimits(4, 500), False)
+CHECKS["step, fixed splits"] = step_check(DecodeLimits(4, 500, split_tokens=64), False)
+CHECKS["step, deterministic"] = step_check(DecodeLimits(4, 500), True)
 
 
 def main() -> int:

@@ -1,0 +1,21 @@
+"""RoPE and KV write: held to `rope.rotate` and a plain scatter, under triton's interpreter."""
+
+import torch
+
+from baton.engine.triton_kv_write import rotate_and_write
+
+
+def test_results_are_those_of_torch(attention_checks):
+    results = {k: v for k, v in attention_checks.items() if k.startswith("write,")}
+    assert {name for name, found in results.items() if not found["good"]} == set()
+    for word in ("whole heads", "a part of a head", "float32", "bfloat16"):
+        assert any(word in name for name in results), word
+
+
+def test_no_rows_launch_nothing():
+    """Without a GPU a launch would fail."""
+    heads, places = torch.empty(0, 2, 16), torch.empty(0, dtype=torch.int64)
+    angles = torch.empty(0, 1, 16)
+    kv = torch.empty(1, 2, 2, 8, 16)
+    out = rotate_and_write(heads, heads, heads, (angles, angles), kv, places, places)
+    assert out.shape == (0, 2, 16)
