@@ -82,6 +82,7 @@ def run_worker(
         threads=settings.threads,
         max_context=settings.max_context,
         memory_fraction=config.pool.memory_fraction,
+        deterministic=settings.deterministic,
     )
     checksum.warm_up()
     log.info(
@@ -245,7 +246,9 @@ def _limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
     return ModelLimits(
         vocab_size=engine.spec.vocab_size,
         max_context=min(engine.max_context, pool_tokens),
-        fingerprint=model_fingerprint(boot.model_folder, boot.config.worker.max_context),
+        fingerprint=model_fingerprint(
+            boot.model_folder, boot.config.worker.max_context, engine.numerics
+        ),
         kv_dtype=engine.dtype_name,
         key=identity.cluster_key(boot.token),
     )

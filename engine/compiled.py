@@ -18,13 +18,16 @@ _SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
 _THREADS = numba.get_num_threads()
 
 
-def compiled(function: Callable[..., None], *, parallel: bool = False) -> Any:
+def compiled(function: Callable[..., None], *, parallel: bool = False, strict: bool = False) -> Any:
     """`function` without the GIL. Its code is kept in a cache folder where there is one, else
-    compiled at every start. `parallel`: its `prange` loops are shared among threads."""
+    compiled at every start. `parallel`: its `prange` loops are shared among threads.
+    `strict`: no operation is fused with another or put in another order."""
+
+    fastmath = set() if strict else _FASTMATH
 
     def jit(cache: bool) -> Any:
         shared = parallel and _parallel_is_safe()
-        return numba.njit(cache=cache, parallel=shared, nogil=True, fastmath=_FASTMATH)(function)
+        return numba.njit(cache=cache, parallel=shared, nogil=True, fastmath=fastmath)(function)
 
     try:
         return jit(cache=True)

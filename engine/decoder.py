@@ -9,12 +9,15 @@ Immutable after construction.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.attention import Attention
-from baton.engine.experts import ExpertWeights, mix
+from baton.engine.experts import ExpertWeights, Gating, mix
+from baton.engine.families import Activation
 from baton.engine.latent import LatentAttention, LatentWeights
 from baton.engine.rope import Rotary, rotate
 from baton.engine.spec import ModelSpec
@@ -28,11 +31,17 @@ class Decoder:
     """Computes hidden states and logits. One thread at a time may call it."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, attention: Attention | LatentAttention
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        attention: Attention | LatentAttention,
+        gating: Gating | None = None,
     ) -> None:
+        """`gating` None: torch's own activations."""
         self._spec = spec
         self._weights = weights
         self._attention = attention
+        self._gating = gating or partial(torch_gating, activation=spec.activation)
         self._rotary = Rotary(spec.rope, spec.rotary_dim)
         self._local_rotary = Rotary(spec.local_rope, spec.rotary_dim) if spec.local_rope else None
 
@@ -91,17 +100,8 @@ class Decoder:
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         if isinstance(layer.mlp, ExpertWeights):
             assert self._spec.experts is not None
-            return mix(x, layer.mlp, self._spec.experts, self._gate)
-        return layer.mlp.down(self._gate(layer.mlp.gate_up(x)))
-
-    def _gate(self, gate_up: Tensor) -> Tensor:
-        """[rows, 2 ffn] to [rows, ffn]"""
-        gate, up = gate_up.chunk(2, dim=-1)
-        if self._spec.activation == "silu":
-            gate = functional.silu(gate)
-        else:
-            gate = functional.gelu(gate, approximate="tanh")
-        return gate.mul_(up)
+            return mix(x, layer.mlp, self._spec.experts, self._gating)
+        return layer.mlp.down(self._gating(layer.mlp.gate_up(x)))
 
     def _output_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._norm(x, weight)
@@ -112,3 +112,13 @@ class Decoder:
             wide = x.to(weight.dtype)
             return functional.rms_norm(wide, weight.shape, weight, self._spec.norm_eps).to(x.dtype)
         return functional.rms_norm(x, weight.shape, weight, self._spec.norm_eps)
+
+
+def torch_gating(gate_up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        gate = functional.silu(gate)
+    else:
+        gate = functional.gelu(gate, approximate="tanh")
+    return gate.mul_(up)

@@ -18,7 +18,7 @@ from baton.engine.pool import KvPool, blocks_for
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.torch_engine import TorchEngine
-from baton.engine.weights import load_weights, source_dtype
+from baton.engine.weights import Weights, load_weights, source_dtype
 from baton.runtime.errors import ConfigError
 
 _DTYPES = {
@@ -38,14 +38,15 @@ def build_engine(
     max_context: int = 0,
     memory_fraction: float = 0.5,
     backend: str = "auto",
+    deterministic: bool = False,
 ) -> TorchEngine:
     """Load the model of `folder` and start its device thread.
 
     `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading.
     `dtype` "auto": float32 where the weights are stored so, else bfloat16 (float16 computes on
     few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
-    torch's own choice. `max_context` in tokens, 0: the model's own. Raises ModelError and
-    ConfigError naming the remedy.
+    torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`: see
+    `deterministic_runner`. Raises ModelError and ConfigError naming the remedy.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -57,6 +58,7 @@ def build_engine(
         max_context=max_context,
         memory_fraction=memory_fraction,
         backend=backend,
+        deterministic=deterministic,
     )
     return TorchEngine(runner, threads=threads)
 
@@ -70,6 +72,7 @@ def build_runner(
     max_context: int = 0,
     memory_fraction: float = 0.5,
     backend: str = "auto",
+    deterministic: bool = False,
 ) -> ModelRunner:
     """As `build_engine`, for whoever runs steps in a thread of their own."""
     spec = read_spec(folder, max_context)
@@ -78,6 +81,8 @@ def build_runner(
     if not blocks:
         blocks = blocks_for(spec, block_size, kind, int(memory_fraction * available_bytes()))
     pool = KvPool(spec, blocks, block_size, kind)
+    if deterministic:
+        return _deterministic(spec, weights, pool, max_context)
     return ModelRunner(spec, weights, pool, _attention(pool, spec, backend), max_context)
 
 
@@ -109,3 +114,15 @@ def _attention(pool: KvPool, model: ModelSpec, backend: str) -> Attention | Late
     except ImportError as error:
         raise ConfigError(f"attention backend {backend!r} needs numba: {error}") from error
     return NumbaAttention(pool, spec)
+
+
+def _deterministic(
+    spec: ModelSpec, weights: Weights, pool: KvPool, max_context: int
+) -> ModelRunner:
+    try:
+        from baton.engine.deterministic import deterministic_runner
+    except ImportError as error:
+        raise ConfigError(
+            f"worker.deterministic needs numba: {error}; install numba, or serve without it"
+        ) from error
+    return deterministic_runner(spec, weights, pool, max_context)

@@ -15,6 +15,7 @@ from baton.engine.attention import Attention
 from baton.engine.batch import Drawn, StepBatch, StepResult
 from baton.engine.decoder import Decoder
 from baton.engine.draw_plan import DrawPlan, plan_draws
+from baton.engine.experts import Gating
 from baton.engine.latent import LatentAttention
 from baton.engine.pool import KvPool
 from baton.engine.sampling import sample
@@ -34,6 +35,7 @@ class ModelRunner:
         pool: KvPool,
         attention: Attention | LatentAttention,
         max_context: int = 0,
+        gating: Gating | None = None,
     ) -> None:
         """Raises ConfigError if `max_context` exceeds the model's."""
         if not 0 <= max_context <= spec.max_context:
@@ -44,7 +46,8 @@ class ModelRunner:
         self.spec = spec
         self.pool = pool
         self.max_context = max_context or spec.max_context
-        self._decoder = Decoder(spec, weights, attention)
+        self.numerics = ""  # names the bits that this runner computes, where it is deterministic
+        self._decoder = Decoder(spec, weights, attention, gating)
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
     @torch.inference_mode()

@@ -88,6 +88,11 @@ class TorchEngine:
         return self._runner.max_context
 
     @property
+    def numerics(self) -> str:
+        """Names the bits that this engine computes, where it is deterministic; else empty."""
+        return self._runner.numerics
+
+    @property
     def dtype_name(self) -> str:
         """Of the KV, as torch calls it ("bfloat16")."""
         return str(self._runner.pool.tensor.dtype).removeprefix("torch.")

@@ -81,6 +81,7 @@ class WorkerConfig:
     threads: int = 0  # 0: torch's own choice
     dtype: Dtype = "auto"
     max_context: int = 0  # tokens; 0: the model's own
+    deterministic: bool = False  # a sequence's tokens do not depend on batch, chunks or cache
 
 
 @dataclass(frozen=True, slots=True)

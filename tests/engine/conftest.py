@@ -276,6 +276,11 @@ class Story:
     def blocks(self, tokens: int) -> list[int]:
         return [self._free.pop() for _ in range(-(-tokens // self.block_size))]
 
+    def give_back(self, *slices: Slice) -> None:
+        """The blocks of `slices` may be taken again, once the step to come is over."""
+        for item in slices:
+            self._free[:0] = item.blocks
+
     def logits(self, *slices: Slice) -> list[torch.Tensor]:
         return self.runner.all_logits(StepBatch(slices))
 

@@ -1,0 +1,105 @@
+"""A product with a weight matrix in which a row's bits do not depend on the other rows.
+
+Matrix libraries choose a kernel, and with it the order of a sum, by the number of rows. Which
+numbers share one is not documented, so it is measured here on this machine, once for each
+shape of matrix: as many rows as the step has, at least two, or always the same number. Holds
+the matrix that it wraps; immutable but for the choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from baton.engine.linear import Linear
+from baton.runtime.errors import ConfigError
+
+_TILE_ROWS = 64
+# Rows at which kernels were seen to change; the last is the number of rows measured with.
+_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33, 64, 65, 97)
+_SEED = 3
+
+
+class Ways:
+    """Which way was found to keep rows apart, by shape of matrix: one for all of a model."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, torch.dtype], int] = {}
+
+    def find(self, linear: InvariantLinear, inputs: int, dtype: torch.dtype) -> int:
+        """Raises ConfigError if no way does."""
+        x = torch.randn(_COUNTS[-1], inputs, generator=torch.Generator().manual_seed(_SEED))
+        x = x.to(dtype)
+        shape = (inputs, linear.multiply(0, x[:1]).shape[1], dtype)
+        if shape not in self._found:
+            self._found[shape] = _first_way(linear, x)
+        return self._found[shape]
+
+
+class InvariantLinear:
+    """`linear` [out, in], applied in a way that keeps rows apart."""
+
+    def __init__(self, linear: Linear, ways: Ways) -> None:
+        self._linear = linear
+        self._ways = ways
+        self._way: int | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]. The first call measures; it raises ConfigError if no way
+        keeps rows apart on this machine."""
+        if self._way is None:
+            self._way = self._ways.find(self, x.shape[1], x.dtype)
+        return self.multiply(self._way, x)
+
+    def multiply(self, way: int, x: Tensor) -> Tensor:
+        """By way 0, the rows as they are; 1, at least two rows; 2, always as many."""
+        if way == 2:
+            padded = functional.pad(x, (0, 0, 0, -len(x) % _TILE_ROWS))
+            return torch.cat([self._linear(tile) for tile in _split(padded, _TILE_ROWS)])[: len(x)]
+        if way == 1 and len(x) == 1:
+            return self._linear(x.expand(2, -1).contiguous())[:1]
+        return self._linear(x)
+
+
+def _first_way(linear: InvariantLinear, x: Tensor) -> int:
+    for way in range(3):
+        if _keeps_rows_apart(linear, way, x):
+            return way
+    raise ConfigError(
+        f"worker.deterministic: on this machine the rows of a product with {x.shape[1]} inputs "
+        f"in {str(x.dtype).removeprefix('torch.')} depend on each other; serve without the setting"
+    )
+
+
+def _keeps_rows_apart(linear: InvariantLinear, way: int, x: Tensor) -> bool:
+    """Whether the rows of `x`, any number of them at a time, give the bits of all at once. All
+    rows take part each time: kernels that differ may agree in most of their rounded results."""
+    expected = linear.multiply(way, x)
+    for count in _COUNTS[:-1]:
+        parts = [linear.multiply(way, part.contiguous()) for part in _split(x, count)]
+        if not torch.equal(torch.cat(parts), expected):
+            return False
+    return True
+
+
+def _split(x: Tensor, count: int) -> list[Tensor]:
+    """Runs of `count` rows; the last may be shorter."""
+    return [x[first : first + count] for first in range(0, len(x), count)]
+
+
+def with_invariant_linears(weights: Any, ways: Ways | None = None) -> Any:
+    """`weights`, a dataclass, with every `Linear` in it wrapped, however deep it lies."""
+    ways = ways or Ways()
+    if isinstance(weights, tuple):
+        return tuple(with_invariant_linears(part, ways) for part in weights)
+    if callable(weights):
+        return InvariantLinear(weights, ways)
+    if is_dataclass(weights) and not isinstance(weights, type):
+        parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
+        wrapped = {name: with_invariant_linears(part, ways) for name, part in parts.items()}
+        return replace(weights, **wrapped)
+    return weights

@@ -1,0 +1,213 @@
+"""The promise: whatever is around a sequence, its logits are the same bit for bit."""
+
+import random
+import sys
+
+import pytest
+import torch
+
+from baton.engine import deterministic
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.deterministic import prove
+from baton.engine.fingerprint import model_fingerprint
+from baton.engine.loading import build_engine, build_runner
+from baton.runtime.errors import ConfigError
+
+FAMILIES = ["llama", "llama-biased", "llama-dynamic-rope", "mistral-window", "gemma2", "mixtral"]
+LENGTH = 90
+
+
+@pytest.fixture(params=[(name, "float32") for name in FAMILIES] + [("qwen3", "bfloat16")], ids=str)
+def model(request, references):
+    name, dtype = request.param
+    return references(name).folder, dtype
+
+
+@pytest.fixture
+def told(model, story):
+    folder, dtype = model
+    return story(folder, dtype=dtype, deterministic=True)
+
+
+def whole(told, tokens):
+    """Logits [tokens, vocab] in one step of its own, and the blocks."""
+    blocks = told.blocks(len(tokens))
+    return told.logits(Slice(tokens, 0, blocks))[0], blocks
+
+
+def crowd(told, prompts, chooser):
+    """Up to four other slices, chunks and single tokens, with their prefixes in place."""
+    slices = []
+    for _ in range(chooser.randrange(4)):
+        seed, count = chooser.randrange(1000), chooser.choice([1, 1, 3, 20])
+        start = chooser.randrange(1, 12)
+        tokens, blocks = prompts(start + count, seed=seed), told.blocks(start + count)
+        told.logits(Slice(tokens[:start], 0, blocks))
+        slices.append(Slice(tokens[start:], start, blocks))
+    told.give_back(*slices)
+    return slices
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chunks_and_crowds_change_no_bit(told, prompts, seed):
+    tokens, chooser = prompts(LENGTH, seed=3), random.Random(seed)
+    expected, _ = whole(told, tokens)
+    blocks, start = told.blocks(LENGTH), 0
+    while start < LENGTH:
+        end = min(LENGTH, start + chooser.choice([1, 1, 2, 8, 13, 40]))
+        slices = crowd(told, prompts, chooser)
+        place = chooser.randrange(len(slices) + 1)
+        slices.insert(place, Slice(tokens[start:end], start, blocks))
+        assert torch.equal(told.logits(*slices)[place], expected[start:end])
+        start = end
+
+
+def test_a_cached_prefix_changes_no_bit(told, prompts):
+    """It was computed by another sequence, in other chunks, and lies in shared blocks."""
+    size, tokens = told.block_size, prompts(LENGTH, seed=3)
+    expected, _ = whole(told, tokens)
+    donor = told.blocks(64)
+    for start in range(0, 64, 16):
+        told.logits(Slice(tokens[start : start + 16], start, donor))
+    for shared in (1, 5, 8):
+        blocks = [*donor[:shared], *told.blocks(LENGTH - shared * size)]
+        start = shared * size
+        assert torch.equal(told.logits(Slice(tokens[start:], start, blocks))[0], expected[start:])
+
+
+def test_the_kv_is_the_same_too(told, prompts):
+    tokens = prompts(64, seed=3)
+    _, once = whole(told, tokens)
+    again = told.blocks(64)
+    for place, token in enumerate(tokens):
+        told.logits(Slice([token], place, again))
+    stored = told.runner.pool.bytes_view()
+    assert (stored[once] == stored[again]).all()
+
+
+def test_a_preempted_sequence_goes_on_with_the_same_tokens(told, prompts):
+    """Recomputed in one chunk, prompt and output alike, and drawn beside others."""
+    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=5)
+
+    def go_on(tokens, steps, beside):
+        known, blocks, todo, start = list(tokens), told.blocks(80), list(tokens), 0
+        for _ in range(steps):
+            others = crowd(told, prompts, beside) if beside else []
+            draw = (Draw(0, len(known), params),)
+            known += told.draw(*others, Slice(todo, start, blocks, draw))
+            start, todo = len(known) - 1, known[-1:]
+        return known
+
+    prompt = prompts(30)
+    alone = go_on(prompt, 24, None)
+    assert go_on(alone[:41], 13, random.Random(4)) == alone
+
+
+def test_threads_change_no_bit(told, prompts):
+    tokens = prompts(LENGTH, seed=3)
+    expected, _ = whole(told, tokens)
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(whole(told, tokens)[0], expected)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_numbers_are_those_of_transformers(references, story, prompts, name):
+    reference, tokens = references(name), prompts(70, seed=7)
+    told = story(reference.folder, deterministic=True)
+    logits, _ = whole(told, tokens)
+    torch.testing.assert_close(logits, reference.logits(tokens), rtol=0, atol=1e-4)
+
+
+def test_workers_are_named_by_their_bits(qwen3):
+    def numerics(**how):
+        return build_runner(qwen3.folder, blocks=40, deterministic=True, **how).numerics
+
+    plain = build_runner(qwen3.folder, blocks=4)
+    assert plain.numerics == ""
+    first = numerics()
+    assert len(first) == 32
+    assert numerics(block_size=10) == first
+    assert numerics(dtype="bfloat16") != first
+    named = {
+        model_fingerprint(qwen3.folder, numerics=name)
+        for name in ("", first, numerics(dtype="bfloat16"))
+    }
+    assert len(named) == 3
+
+
+def test_the_proof_leaves_the_pool_as_it_was(qwen3):
+    runner = build_runner(qwen3.folder, blocks=40, deterministic=True)
+    assert not runner.pool.bytes_view().any()
+
+
+def test_a_small_pool_is_enough_for_the_proof(qwen3):
+    assert build_runner(qwen3.folder, blocks=2, block_size=4, deterministic=True).numerics
+    with pytest.raises(ConfigError, match=r"pool\.blocks is 1: worker\.deterministic needs two"):
+        build_runner(qwen3.folder, blocks=1, block_size=4, deterministic=True)
+
+
+@pytest.mark.parametrize("part", ["attention", "gate", "linears"])
+def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
+    """With the ordinary part in place of one of the three."""
+    from baton.engine.attention import TorchAttention
+    from baton.engine.decoder import torch_gating
+
+    if part == "attention":
+        monkeypatch.setattr(deterministic, "InvariantAttention", TorchAttention)
+    elif part == "gate":
+        monkeypatch.setattr(
+            deterministic,
+            "gate",
+            lambda x, activation: torch_gating(x, activation) * (1 + 1e-6 * len(x)),
+        )
+    else:
+        monkeypatch.setattr(deterministic, "with_invariant_linears", summed_by_rows)
+    with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
+        build_runner(qwen3.folder, blocks=40, deterministic=True)
+
+
+def summed_by_rows(weights):
+    """The head's product in another order for an even number of rows."""
+    from dataclasses import replace
+
+    head = weights.head
+    return replace(weights, head=lambda x: head(x) if len(x) % 2 else head(x * 3) / 3)
+
+
+def test_without_numba_the_setting_is_refused_by_name(qwen3, monkeypatch):
+    monkeypatch.setitem(sys.modules, "baton.engine.deterministic", None)
+    with pytest.raises(ConfigError, match=r"worker\.deterministic needs numba"):
+        build_runner(qwen3.folder, blocks=4, deterministic=True)
+
+
+async def test_the_engine_tells_the_numerics(qwen3):
+    engine = build_engine(qwen3.folder, blocks=40, threads=1, deterministic=True)
+    assert len(engine.numerics) == 32
+    await engine.close()
+    assert prove(engine._runner) == engine.numerics
+
+
+def test_one_broken_sequence_does_not_harm_the_others(qwen3, story, prompts):
+    told = story(qwen3.folder, deterministic=True)
+    tokens = prompts(20)
+    expected, good = whole(told, tokens)
+    bad = told.blocks(20)
+    told.logits(Slice(tokens, 0, bad))
+    told.runner.pool.tensor[bad[1]] = float("nan")
+    batch = StepBatch((Slice(tokens[19:], 19, bad), Slice(tokens[18:], 18, good)))
+    result = told.runner.run(batch)
+    assert result.broken == {0}
+    assert torch.equal(told.logits(*batch.slices)[1], expected[18:])
+
+
+def test_latent_attention_is_refused(references):
+    with pytest.raises(ConfigError, match=r"worker\.deterministic: .* latent attention"):
+        build_runner(references("deepseek-v2").folder, blocks=8, deterministic=True)
+
+
+def test_float16_is_refused(qwen3):
+    with pytest.raises(ConfigError, match=r"worker\.deterministic: not with KV in torch"):
+        build_runner(qwen3.folder, blocks=8, dtype="float16", deterministic=True)

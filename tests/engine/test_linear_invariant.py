@@ -1,0 +1,105 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from baton.engine.linear import Matrix
+from baton.engine.linear_invariant import InvariantLinear, Ways, with_invariant_linears
+from baton.runtime.errors import ConfigError
+
+
+class Plain:
+    """A product that sums in another order when `odd` says so of the number of rows."""
+
+    def __init__(self, odd):
+        self.weight = torch.randn(24, 160, generator=torch.Generator().manual_seed(1))
+        self.odd = odd
+        self.seen = set()
+
+    def __call__(self, x):
+        self.seen.add(len(x))
+        out = (x[:, None] * self.weight).sum(-1) if not self.odd(len(x)) else None
+        if out is None:
+            halves = (x[:, None] * self.weight).flip(-1).cumsum(-1)
+            out = halves[..., -1]
+        return out
+
+
+def rows(count, inputs=160, dtype=torch.float32):
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(48, 256), (64, 160), (40, 3072)])
+def test_a_row_does_not_depend_on_the_others(dtype, shape):
+    torch.manual_seed(0)
+    linear = InvariantLinear(Matrix(torch.randn(shape).to(dtype)), Ways())
+    x = rows(130, shape[1], dtype)
+    whole = linear(x)
+    assert whole.shape == (130, shape[0])
+    for count in (1, 2, 6, 31, 47, 129):
+        assert torch.equal(linear(x[:count]), whole[:count])
+        assert torch.equal(linear(x[-count:]), whole[-count:])
+
+
+def test_a_matrix_that_keeps_rows_apart_gets_them_as_they_are():
+    plain = Plain(lambda count: False)
+    linear = InvariantLinear(plain, Ways())
+    x = rows(3)
+    assert torch.equal(linear(x), plain(x))
+    plain.seen.clear()
+    linear(x[:1])
+    assert plain.seen == {1}
+
+
+def test_one_row_that_takes_another_kernel_is_sent_in_company():
+    plain = Plain(lambda count: count == 1)
+    linear = InvariantLinear(plain, Ways())
+    whole = linear(rows(9))
+    plain.seen.clear()
+    assert torch.equal(linear(rows(9)[:1]), whole[:1])
+    assert plain.seen == {2}
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_a_matrix_with_many_kernels_always_gets_the_same_number_of_rows(count):
+    plain = Plain(lambda count: count != 64)
+    linear = InvariantLinear(plain, Ways())
+    whole = linear(rows(200))
+    plain.seen.clear()
+    assert torch.equal(linear(rows(200)[:count]), whole[:count])
+    assert plain.seen == {64}
+
+
+def test_a_matrix_whose_rows_cannot_be_kept_apart_is_refused():
+    calls = []
+    plain = Plain(lambda count: calls.append(count) or len(calls) % 2 == 0)
+    with pytest.raises(ConfigError, match=r"worker\.deterministic: .* 160 inputs in float32"):
+        InvariantLinear(plain, Ways())(rows(2))
+
+
+def test_a_shape_is_measured_once():
+    first, second = Plain(lambda count: count == 1), Plain(lambda count: count == 1)
+    ways = Ways()
+    InvariantLinear(first, ways)(rows(1))
+    InvariantLinear(second, ways)(rows(1))
+    assert len(first.seen) > 5
+    assert second.seen <= {1, 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    norm: torch.Tensor
+    product: object
+    experts: tuple
+    absent: None = None
+
+
+def test_every_product_of_the_weights_is_wrapped_and_nothing_else():
+    norm, inner = torch.ones(2), Plain(lambda count: False)
+    layer = Layer(norm, inner, (inner, Layer(norm, inner, ())))
+    wrapped = with_invariant_linears((layer, layer))[1]
+    assert wrapped.norm is norm and wrapped.absent is None
+    found = [wrapped.product, wrapped.experts[0], wrapped.experts[1].product]
+    assert all(isinstance(product, InvariantLinear) for product in found)
+    assert torch.equal(wrapped.product(rows(4)), inner(rows(4)))
