@@ -65,7 +65,10 @@ class TorchAttention:
         tables = layout.decode_tables.long()
         kv = self._pool.tensor.select(2, layer)[tables]  # [rows, block, kv_head, 2, token, dim]
         kv = kv.permute(3, 0, 2, 1, 4, 5).flatten(3, 4)  # [2, rows, kv_head, tokens, dim]
-        places, lengths = torch.arange(kv.shape[3]), layout.decode_lengths[:, None]
+        places, lengths = (
+            torch.arange(kv.shape[3], device=kv.device),
+            layout.decode_lengths[:, None],
+        )
         allowed = places < lengths
         if window := self._spec.windows[layer]:
             allowed &= places >= lengths - window
@@ -83,8 +86,8 @@ class TorchAttention:
         kv = self._pool.tensor.select(2, layer).index_select(0, chunk.blocks[skipped:])
         kv = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)  # [2, kv_head, tokens, dim]
         kv = kv[:, None, :, : end - skipped * size]
-        own = torch.arange(chunk.start, end)[:, None]
-        places = torch.arange(skipped * size, end)
+        own = torch.arange(chunk.start, end, device=kv.device)[:, None]
+        places = torch.arange(skipped * size, end, device=kv.device)
         mask = None
         if chunk.start or (window and window < end):
             mask = places <= own
@@ -115,7 +118,8 @@ class TorchAttention:
         the memory of the scores."""
         cap, kv_heads = self._spec.soft_cap, keys.shape[1]
         if mask is None:
-            mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool).tril()
+            mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device)
+            mask = mask.tril()
         out = torch.empty_like(queries)
         heads = zip(queries.chunk(kv_heads, 1), out.chunk(kv_heads, 1), strict=True)
         for head, (query, target) in enumerate(heads):  # [n, group, length, dim]

@@ -182,6 +182,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_chunk_size": (),
     "attention_multiplier": (),
     "clip_qkv": (),
+    "dual_chunk_attention_config": (),
     "embedding_multiplier": (1,),
     "is_encoder_decoder": (False,),
     "lm_head_bias": (False,),
@@ -191,6 +192,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "qk_layernorm": (False,),
     "residual_multiplier": (1,),
     "use_bidirectional_attention": (False,),
+    "use_mrope": (False,),
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),
 }

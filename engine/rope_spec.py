@@ -15,6 +15,24 @@ from baton.engine.config_fields import ConfigFields
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _OTHER_NAMES = {"su": "longrope"}
+_KEYS = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+}
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -77,6 +95,13 @@ class RopeReader:
 
     def _read(self, rope: ConfigFields, theta: float) -> RopeSpec:
         kind = self._kind(rope)
+        for name in rope.values:
+            if name not in _KEYS and rope.get(name) is not None:
+                raise rope.error(
+                    name, "is not known, and may change what is computed; leave it out"
+                )
+        if theta <= 1:
+            raise rope.error("rope_theta", f"{theta} is not above 1")
         if kind == "default":
             return RopeSpec("default", theta)
         if kind == "linear":
@@ -88,14 +113,7 @@ class RopeReader:
         original = rope.integer("original_max_position_embeddings", self.positions)
         original = self.fields.integer("original_max_position_embeddings", original)
         if kind == "llama3":
-            return RopeSpec(
-                "llama3",
-                theta,
-                rope.number("factor"),
-                original,
-                low_freq_factor=rope.number("low_freq_factor"),
-                high_freq_factor=rope.number("high_freq_factor"),
-            )
+            return self._llama3(rope, theta, original)
         factor = rope.number("factor", self.positions / original)
         if kind == "longrope":
             return self._longrope(rope, theta, factor, original)
@@ -112,10 +130,21 @@ class RopeReader:
             truncate=rope.flag("truncate", True),
         )
 
+    def _llama3(self, rope: ConfigFields, theta: float, original: int) -> RopeSpec:
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if high <= low:
+            raise rope.error("high_freq_factor", f"{high} is not above low_freq_factor {low}")
+        factor = rope.number("factor")
+        return RopeSpec(
+            "llama3", theta, factor, original, low_freq_factor=low, high_freq_factor=high
+        )
+
     def _longrope(self, rope: ConfigFields, theta: float, factor: float, original: int) -> RopeSpec:
         """The file has two sets of frequencies, for sequences up to `original` tokens and for
         longer ones; the tokens of a sequence must all be turned by one of them. Which one is
         decided here, once, by the context that will be served (docs/decisions.md)."""
+        if original == 1:
+            raise rope.error("original_max_position_embeddings", "1 token is no context")
         short = rope.numbers("short_factor", self.dim // 2)
         long = rope.numbers("long_factor", self.dim // 2)
         return RopeSpec(

@@ -15,6 +15,8 @@ import orjson
 
 from baton.runtime.errors import ModelError
 
+_TEXT_SIZES = {"gemma3_text": {"max_position_embeddings": 131_072, "vocab_size": 262_208}}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -41,16 +43,26 @@ def read_card(folder: Path, name: str) -> ModelCard:
             f"{tokenizer_file} is missing: give a model folder with a fast tokenizer "
             "(save it with transformers' `save_pretrained`)"
         )
+    sizes = _sizes(config)
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     return ModelCard(
         name=name,
-        max_context=_count(config, "max_position_embeddings", folder),
-        vocab_size=_count(config, "vocab_size", folder),
+        max_context=_count(sizes, "max_position_embeddings", folder),
+        vocab_size=_count(sizes, "vocab_size", folder),
         end_tokens=frozenset([ends] if isinstance(ends, int) else ends or ()),
         template=_template(folder, tokenizer),
         special=_special(tokenizer),
         tokenizer_file=tokenizer_file,
     )
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Those of the text part, where a model reads images too; its file may leave out what its
+    class in transformers fixes."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    return _TEXT_SIZES.get(str(text.get("model_type")), {}) | text
 
 
 def _json(path: Path, required: bool = False) -> dict[str, Any]:

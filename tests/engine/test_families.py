@@ -81,6 +81,8 @@ def test_plain_families_have_none_of_gemmas_features(spec_of, family):
         ("use_bidirectional_attention", True),
         ("use_parallel_residual", True),
         ("lm_head_bias", True),
+        ("use_mrope", True),
+        ("dual_chunk_attention_config", {"chunk_size": 262144}),
         ("is_encoder_decoder", True),
         ("hidden_act", "gelu"),
         ("hidden_act", ["silu"]),

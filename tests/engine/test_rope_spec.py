@@ -108,6 +108,24 @@ def test_gemma3_has_two_tables(spec_of, changes, full, local):
             "rope_parameters.full_attention.rope_type",
             {"architectures": GEMMA3, "rope_parameters": {FULL: {"rope_type": "yarn"}}},
         ),
+        ("rope_scaling.mrope_section", {"rope_scaling": {"type": "default", "mrope_section": [8]}}),
+        ("rope_scaling.long_mscale", {"rope_scaling": {**LONG, "long_mscale": 1.2}}),
+        ("rope_scaling.rope_theta", {"rope_theta": 1.0, "rope_scaling": {"type": "default"}}),
+        (
+            "rope_scaling.high_freq_factor",
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 4.0,
+                }
+            },
+        ),
+        (
+            "rope_scaling.original_max_position_embeddings",
+            {"rope_scaling": {**LONG, "original_max_position_embeddings": 1}},
+        ),
         (
             "rope_scaling",
             {

@@ -201,3 +201,26 @@ def test_a_broken_folder_is_named(tmp_path: Path, name: str, content: Any) -> No
         (folder / name).unlink()
     with pytest.raises(ModelError, match=name):
         read_card(folder, "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "vocab"),
+    [
+        ({"model_type": "gemma3_text"}, 131_072, 262_208),
+        ({"model_type": "gemma3_text", "vocab_size": 9, "max_position_embeddings": 5}, 5, 9),
+        ({"model_type": "other", "vocab_size": 9, "max_position_embeddings": 5}, 5, 9),
+    ],
+)
+def test_card_of_a_model_for_images(
+    tmp_path: Path, text: dict[str, Any], context: int, vocab: int
+) -> None:
+    config = {"text_config": text, "eos_token_id": [1, 106]}
+    card = read_card(folder_with(tmp_path, **{"config.json": config}), "m")
+    assert (card.max_context, card.vocab_size) == (context, vocab)
+    assert card.end_tokens == {1, 106}
+
+
+def test_sizes_that_are_not_known_are_named(tmp_path: Path) -> None:
+    config = {"text_config": {"model_type": "other"}, "max_position_embeddings": 5}
+    with pytest.raises(ModelError, match=r"config\.json: max_position_embeddings is None"):
+        read_card(folder_with(tmp_path, **{"config.json": config}), "m")
