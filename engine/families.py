@@ -218,8 +218,6 @@ def activation_of(fields: ConfigFields, family: Family) -> Activation:
 
 def refuse_unsupported(fields: ConfigFields, family: Family) -> None:
     """Raises ModelError for what this engine, or this family's definition, does not compute."""
-    if fields.get("quantization_config") is not None:
-        raise fields.error("quantization_config", "use the unquantized weights of this model")
     neutral = dict(_NEUTRAL)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if name not in family.soft_caps:

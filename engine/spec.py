@@ -19,6 +19,7 @@ from baton.engine.families import (
     refuse_unsupported,
 )
 from baton.engine.mixture_spec import ExpertsSpec, LatentSpec, read_experts, read_latent
+from baton.engine.quantization import StoredForm, read_form
 from baton.engine.rope_spec import RopeReader, RopeSpec, context_of
 from baton.engine.windows import read_windows
 
@@ -67,6 +68,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0  # 0: none
     tensor_prefix: str = "model."  # of the decoder's tensors in the files
+    quantization: StoredForm | None = None  # how the files keep their matrices; None: plainly
     fused_tensors: bool = False  # the files hold qkv and gate-up as one matrix each
     further_layers: int = 0  # in the files after the last, to predict more tokens; not read
     experts: ExpertsSpec | None = None  # None: all layers are dense
@@ -132,12 +134,17 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
         logit_soft_cap=fields.optional_number("final_logit_softcapping") or 0.0,
         tensor_prefix=family.tensor_prefix,
         fused_tensors=family.fused_tensors,
-        further_layers=fields.count("num_nextn_predict_layers", 0)
-        if family.name == "deepseek_v3"
-        else 0,
+        quantization=read_form(top) or read_form(fields),
+        further_layers=_further_layers(fields, family),
         experts=read_experts(fields, family.name, layers),
         latent=latent,
     )
+
+
+def _further_layers(fields: ConfigFields, family: Family) -> int:
+    if family.name != "deepseek_v3":
+        return 0
+    return fields.count("num_nextn_predict_layers", 0)
 
 
 def _heads(fields: ConfigFields, latent: LatentSpec | None) -> tuple[int, int, int]:

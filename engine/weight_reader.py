@@ -12,8 +12,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from baton.engine.checkpoint_formats import read_quantized
 from baton.engine.linear import Linear, Matrix
-from baton.engine.shards import KINDS, Shards
+from baton.engine.linear_quantized import JoinedMatrix, QuantizedMatrix
+from baton.engine.quantization import Made, StoredForm
+from baton.engine.quantized_weight import (
+    GROUPS,
+    QuantizedWeight,
+    group_for,
+    joined,
+    quantize_int4,
+    quantize_int8,
+)
+from baton.engine.shards import KINDS, Shards, StoredTensor
 from baton.runtime.errors import ModelError
 
 Parts = Sequence[tuple[str, int]]  # (module, "model.layers.0.mlp.up_proj", its rows)
@@ -25,13 +36,23 @@ class WeightReader:
     file, tensor and expected shape for what is missing, of another shape or kind, or not
     finite."""
 
-    def __init__(self, shards: Shards, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        dtype: torch.dtype,
+        form: StoredForm | None = None,
+        made: Made = "none",
+    ) -> None:
+        """`form`: how the files keep their quantised matrices. `made`: what to make of those
+        that they keep plainly."""
         self._shards = shards
         self._dtype = dtype
+        self._form = form
+        self._made = made
 
     def as_kind(self, dtype: torch.dtype) -> WeightReader:
-        """The same files, converted to `dtype`."""
-        return WeightReader(self._shards, dtype)
+        """The same files, converted to `dtype`; nothing plain is quantised."""
+        return WeightReader(self._shards, dtype, self._form)
 
     def vector(self, name: str, size: int) -> Tensor:
         """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
@@ -43,15 +64,65 @@ class WeightReader:
 
     def matrix(self, parts: Parts, columns: int, *, bias: bool = False) -> Linear:
         """The product with the modules' weights [sum of rows, columns], and their biases."""
-        joined = None
+        added = None
         if bias:
-            joined = self._joined([(f"{name}.bias", rows) for name, rows in parts], ())
-        return Matrix(self.dense(parts, columns), joined)
+            added = self._joined([(f"{name}.bias", rows) for name, rows in parts], ())
+        found = [self._quantized(name, rows, columns) for name, rows in parts]
+        quantized = [weight for weight in found if weight is not None]
+        if not quantized:
+            return Matrix(self.dense(parts, columns), added)
+        whole = joined(quantized) if len(quantized) == len(parts) else None
+        if whole is not None:
+            return QuantizedMatrix(whole, added, self._dtype)
+        biases: list[Tensor | None] = [None] * len(parts)
+        if added is not None:
+            biases = list(torch.split(added, [rows for _, rows in parts]))
+        return JoinedMatrix(
+            [
+                Matrix(self.dense([part], columns), own)
+                if weight is None
+                else QuantizedMatrix(weight, own, self._dtype)
+                for part, weight, own in zip(parts, found, biases, strict=True)
+            ]
+        )
 
     def dense(self, parts: Parts, columns: int) -> Tensor:
         """The modules' weights as plain numbers [sum of rows, columns], for whoever does more
         with them than multiply."""
-        return self._joined([(f"{name}.weight", rows) for name, rows in parts], (columns,))
+        if self._form is None:
+            return self._joined([(f"{name}.weight", rows) for name, rows in parts], (columns,))
+        target = self._room((sum(rows for _, rows in parts), columns))
+        start = 0
+        for name, rows in parts:
+            stored = read_quantized(self._shards, self._form, name, rows, columns)
+            if stored is None:
+                self._fill(target[start : start + rows], f"{name}.weight")
+            else:
+                target[start : start + rows] = stored.dequantized(self._dtype)
+            start += rows
+        return target
+
+    def _quantized(self, name: str, rows: int, columns: int) -> QuantizedWeight | None:
+        """None for a module that is stored plainly and stays so."""
+        if self._form is not None:
+            return read_quantized(self._shards, self._form, name, rows, columns)
+        if self._made == "none":
+            return None
+        stored = self._checked(f"{name}.weight", (rows, columns))
+        with self._shards.open(stored.name) as source:
+            if self._made == "int8":
+                weight = quantize_int8(source)
+            else:
+                group = group_for(columns)
+                if group is None:
+                    raise stored.error(
+                        f"has {columns} columns, which none of {GROUPS} divides: set "
+                        "worker.quantization to int8 or none"
+                    )
+                weight = quantize_int4(source, group)
+        if not weight.scales.isfinite().all():
+            raise stored.error("has values that are not finite; download it again")
+        return weight
 
     def _joined(self, tensors: Parts, rest: tuple[int, ...]) -> Tensor:
         """Tensors [rows, *rest], one below the other, copied."""
@@ -71,14 +142,18 @@ class WeightReader:
                 "check the sizes in config.json, or use a machine with more memory"
             ) from error
 
-    def _fill(self, target: Tensor, name: str) -> None:
+    def _checked(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         stored = self._shards.find(name)
         float_dtype(self._shards, name)
-        if stored.shape != tuple(target.shape):
+        if stored.shape != shape:
             raise ModelError(
                 f"{stored.path}: tensor {name} has shape {list(stored.shape)}, but config.json "
-                f"asks for {list(target.shape)}"
+                f"asks for {list(shape)}"
             )
+        return stored
+
+    def _fill(self, target: Tensor, name: str) -> None:
+        stored = self._checked(name, tuple(target.shape))
         with self._shards.open(name) as source:
             target.copy_(source)
         # A sum is not finite if any term is not; the exact check runs only when it is not.

@@ -20,13 +20,16 @@ from baton.engine.experts import ExpertWeights
 from baton.engine.latent import LatentWeights
 from baton.engine.linear import Linear, Matrix
 from baton.engine.mixture_weights import read_expert_weights, read_latent_weights
+from baton.engine.quantization import Made
 from baton.engine.shards import Progress, Shards
 from baton.engine.spec import ModelSpec
 from baton.engine.weight_reader import Parts, WeightReader, float_dtype
+from baton.runtime.errors import ConfigError
 
 _THREADS = 4  # each holds one matrix twice for a moment, while it is packed
-# What checkpoints carry along and no computation of ours reads.
-_SPARE = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attn\.masked_bias$")
+# What checkpoints carry along and no computation of ours reads: angles that we compute, and
+# scales for activations and KV, which we do not quantise by them.
+_SPARE = re.compile(r"\.(rotary_emb\.inv_freq|masked_bias|input_scale|[kv]_scale)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +65,33 @@ class Weights:
 
 
 def load_weights(
-    folder: Path, spec: ModelSpec, dtype: torch.dtype, progress: Progress | None = None
+    folder: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    quantization: Made = "none",
 ) -> Weights:
     """Read all tensors that `spec` needs, converted to `dtype`, several layers at once.
 
-    `progress` is called from several threads, one at a time. Raises ModelError naming file,
-    tensor and expected shape for a missing or cut shard, a missing tensor, one that `spec` has
-    no use for, a wrong shape or kind of number, and values that are not finite.
+    `quantization` is made of matrices that are stored plainly, the head apart. `progress` is
+    called from several threads, one at a time. Raises ModelError naming file, tensor and
+    expected shape for a missing or cut shard, a missing tensor, one that `spec` has no use for,
+    a wrong shape or kind of number, codes that are none, and values that are not finite;
+    ConfigError for a `quantization` of weights that are quantised already.
     """
+    if quantization != "none" and spec.quantization is not None:
+        raise ConfigError(
+            f"worker.quantization is {quantization!r}, but {folder} holds quantised weights "
+            f"({spec.quantization.layout}): give none"
+        )
     shards = Shards(folder, progress)
-    reader = WeightReader(shards, dtype)
+    reader = WeightReader(shards, dtype, spec.quantization, quantization)
     # The largest first, while there is room: packing holds a matrix twice for a moment.
     embedding = reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)
     head = (
         Matrix(embedding)
         if spec.tied_embeddings
-        else reader.matrix([(_head(spec), spec.vocab_size)], spec.hidden_size)
+        else reader.as_kind(dtype).matrix([(_head(spec), spec.vocab_size)], spec.hidden_size)
     )
     final_norm = _norm(reader, spec, f"{spec.tensor_prefix}norm.weight", spec.hidden_size)
     layers = _layers(reader, spec)
@@ -161,7 +175,11 @@ def _refuse_unused(shards: Shards, spec: ModelSpec) -> None:
     for stored in shards.unused():
         if stored.name.startswith(further):
             continue
-        if stored.name.startswith(ours) and not _SPARE.search(stored.name):
+        if not stored.name.startswith(ours) or _SPARE.search(stored.name):
+            continue
+        with shards.open(stored.name) as values:
+            nothing = stored.name.endswith(".bias") and not values.any()  # as GPTQ writes them
+        if not nothing:
             raise stored.error(
                 f"is not part of a {spec.family} model of {spec.layers} layers as config.json "
                 "describes it; use the config.json that belongs to these weights"

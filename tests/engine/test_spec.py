@@ -60,7 +60,7 @@ def test_end_tokens(spec_of):
     [
         ("architectures", {"architectures": ["OlmoForCausalLM"]}),
         ("architectures", {"architectures": "absent"}),
-        ("quantization_config", {"quantization_config": {"quant_method": "awq"}}),
+        ("quantization_config.quant_method", {"quantization_config": {"quant_method": "quip"}}),
         ("hidden_act", {"hidden_act": "gelu"}),
         ("mlp_bias", {"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}),
         ("layer_types", {"layer_types": ["full_attention", "sliding_attention"]}),

@@ -1,0 +1,215 @@
+"""Multiplication with a quantised weight matrix on the CPU.
+
+    few rows (decode):    torch's own kernels, which read the codes and nothing else
+    many rows (prefill):  codes to plain numbers, a part of the matrix at a time that stays in
+                          a core's cache, and a plain product with each part
+
+Which way is faster at how many rows was measured (docs/quantization.md). Codes are held once.
+Where torch has no kernel for this processor, or numba is missing, the second way in plain torch
+serves all rows. Immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from baton.engine.quantized_weight import GROUPS, QuantizedWeight, unpack_pairs
+
+_PART = 256  # rows of the matrix unpacked at a time
+_FEW_INT8 = 8  # rows of a step; above, unpacking is faster
+_FEW_INT4 = 16
+_TILE = 64  # rows that torch's int4 kernel packs together, on AVX-512
+
+Product = Callable[[Tensor], Tensor]
+
+
+class QuantizedMatrix:
+    """Called as `linear.Matrix`; `bias` [out]. For rows of `dtype`."""
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        self._order = weight.order
+        self._bias = bias
+        self._rows = weight.rows
+        self._product = _product(weight, dtype or torch.bfloat16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]. Few rows and many go different ways, whose results
+        differ by rounding."""
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        out = self._product(x.contiguous())[:, : self._rows]
+        return out.contiguous() if self._bias is None else out + self._bias
+
+
+class JoinedMatrix:
+    """Matrices of different forms, one below the other."""
+
+    def __init__(self, parts: list[Product]) -> None:
+        self._parts = parts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self._parts], dim=1)
+
+
+def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
+    if dtype == torch.bfloat16 and weight.kind == "int8" and weight.scales.shape[1] == 1:
+        if weight.zeros is None:
+            return _Rows8(weight)
+    elif dtype == torch.bfloat16 and weight.kind == "int4" and _tiles_work():
+        group = _tile_group(weight)
+        if group:
+            return _Tiles4(weight, group)
+    elif dtype == torch.bfloat16 and weight.kind == "fp8" and find_spec("numba") is not None:
+        return _CompiledFp8(weight)
+    return _Plain(weight)
+
+
+class _Plain:
+    """Any form, in plain torch."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty((x.shape[0], self._weight.rows))
+        for first in range(0, self._weight.rows, _PART):
+            rows = slice(first, first + _PART)
+            out[:, rows] = functional.linear(x, self._weight.values(rows).to(x.dtype))
+        return out
+
+
+class _Rows8:
+    """int8 with one scale per row: codes are exact in bfloat16, scales go onto the result."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        self._codes = weight.codes
+        self._scales = weight.scales[:, 0].to(torch.bfloat16)
+        self._exact = weight.scales[:, 0].contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] <= _FEW_INT8:
+            out: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scales)
+            return out
+        count, columns = self._codes.shape
+        out = x.new_empty((x.shape[0], count))
+        part = x.new_empty((min(_PART, count), columns))
+        for first in range(0, count, _PART):
+            rows = slice(first, min(first + _PART, count))
+            plain = part[: rows.stop - first].copy_(self._codes[rows])
+            torch.mul(functional.linear(x, plain), self._exact[rows], out=out[:, rows])
+        return out
+
+
+class _CompiledFp8:
+    def __init__(self, weight: QuantizedWeight) -> None:
+        self._codes = weight.codes.view(torch.uint8)
+        self._scales = weight.scales
+        self._group = weight.group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from baton.engine.compiled import take_threads
+        from baton.engine.unpack_numba import unpack_fp8
+
+        take_threads()
+        count, columns = self._codes.shape
+        out = x.new_empty((x.shape[0], count))
+        part = x.new_empty((min(_PART, count), columns))
+        for first in range(0, count, _PART):
+            rows = slice(first, min(first + _PART, count))
+            plain = part[: rows.stop - first]
+            codes, scales = self._codes[rows].numpy(), self._scales[rows].numpy()
+            unpack_fp8(codes, scales, self._group, _bits(plain))
+            out[:, rows] = functional.linear(x, plain)
+        return out
+
+
+class _Tiles4:
+    """int4 in the order of torch's kernel, which our compiled unpacking reads as well."""
+
+    def __init__(self, weight: QuantizedWeight, group: int) -> None:
+        self._group = group
+        spare = -weight.rows % _TILE
+        repeat = min(weight.group, weight.columns) // group
+        scales = weight.scales.repeat_interleave(repeat, dim=1)
+        shifts = torch.zeros_like(scales)
+        if weight.zeros is not None:
+            shifts = (8 - weight.zeros.to(torch.float32)).repeat_interleave(repeat, dim=1) * scales
+        pairs = torch.stack((scales.t(), shifts.t()), dim=-1)  # [groups, rows, 2]
+        pairs = functional.pad(pairs, (0, 0, 0, spare))
+        self._pairs = pairs.to(torch.bfloat16)
+        packed = [
+            _pack_tiles(functional.pad(part, (0, 0, 0, -part.shape[0] % _TILE)))
+            for part in torch.split(weight.codes, 4 * _PART)
+        ]
+        self._packed = torch.cat(packed)  # uint8 [rows, in / 2], in no order of rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] <= _FEW_INT4:
+            out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+                x, self._packed, self._group, self._pairs
+            )
+            return out
+        from baton.engine.compiled import take_threads
+        from baton.engine.unpack_numba import unpack_tiles
+
+        take_threads()
+        columns, count = x.shape[1], self._packed.shape[0]
+        tiles = self._packed.view(count // _TILE, columns, _TILE // 2)
+        out = x.new_empty((x.shape[0], count))
+        part = x.new_empty((columns, min(_PART, count)))
+        for first in range(0, count, _PART):
+            rows = slice(first, min(first + _PART, count))
+            plain = part if rows.stop - first == part.shape[1] else part[:, : rows.stop - first]
+            pairs = self._pairs[:, rows].to(torch.float32)
+            scales, shifts = (pairs[:, :, which].contiguous().numpy() for which in range(2))
+            own = tiles[first // _TILE : rows.stop // _TILE].numpy()
+            unpack_tiles(own, scales, shifts, self._group, _bits(plain))
+            out[:, rows] = x @ plain
+        return out
+
+
+def _bits(plain: Tensor) -> object:
+    """A bfloat16 tensor as a numpy array of uint16."""
+    return plain.view(torch.int16).numpy().view("uint16")
+
+
+def _tile_group(weight: QuantizedWeight) -> int | None:
+    """The group that torch's kernel takes: 32, 64 or 128, or 256; None: it has none."""
+    if weight.columns % 2 or weight.columns % weight.group:
+        return None
+    if weight.group == 256:
+        return 256
+    return next((group for group in GROUPS if weight.group % group == 0), None)
+
+
+def _pack_tiles(codes: Tensor) -> Tensor:
+    """uint8 [rows, in / 2], in pairs, to what torch's kernel reads."""
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+        unpack_pairs(codes).to(torch.int32), 1
+    )
+    return packed
+
+
+@cache
+def _tiles_work() -> bool:
+    """Whether torch has the kernel, numba is here, and the packed order is the one that ours
+    reads: byte i of a column holds rows i and 32 + i, byte 16 + i rows 16 + i and 48 + i."""
+    operators = torch.ops.aten
+    if find_spec("numba") is None or not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
+        return False
+    codes = torch.arange(2 * _TILE * 32).mul(7).remainder(16).to(torch.uint8).view(-1, 32)
+    try:
+        packed = operators._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
+    except RuntimeError:  # a build of torch without it
+        return False
+    quarters = codes.view(2, 4, _TILE // 4, 32).permute(0, 3, 1, 2)  # [tile, in, quarter, row]
+    pairs = quarters[:, :, :2] | (quarters[:, :, 2:] << 4)
+    return torch.equal(packed.flatten(), pairs.flatten())

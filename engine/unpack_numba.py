@@ -1,0 +1,76 @@
+"""Codes to bfloat16 numbers, compiled by Numba: what a product with many rows spends on them.
+
+Every function fills a part of a matrix that fits into a core's cache, as bits of bfloat16,
+rounded to the nearest. Needs numba, which is optional; keeps no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from baton.engine.compiled import compiled
+
+
+@numba.njit(inline="always")
+def _bfloat16(bits):  # type: ignore[no-untyped-def]  # uint32 of a float32
+    return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+def _tiles(  # type: ignore[no-untyped-def]
+    tiles,  # uint8 [tile, in, 32]: 64 rows of the matrix, as `linear_quantized` packs them
+    scales,  # float32 [groups, rows]
+    shifts,  # float32 [groups, rows]: value = (code - 8) * scale + shift
+    group,
+    out,  # uint16 [in, tiles * 64]
+):
+    columns = tiles.shape[1]
+    for job in numba.prange(tiles.shape[0] * (columns // group)):
+        tile, g = job % tiles.shape[0], job // tiles.shape[0]
+        first = tile * 64
+        values = np.empty(64, dtype=np.float32)
+        bits = values.view(np.uint32)
+        for column in range(g * group, (g + 1) * group):
+            for i in range(16):
+                pair = np.int32(tiles[tile, column, i])
+                other = np.int32(tiles[tile, column, 16 + i])
+                values[i] = np.float32((pair & 15) - 8)
+                values[32 + i] = np.float32((pair >> 4) - 8)
+                values[16 + i] = np.float32((other & 15) - 8)
+                values[48 + i] = np.float32((other >> 4) - 8)
+            for i in range(64):
+                values[i] = values[i] * scales[g, first + i] + shifts[g, first + i]
+            for i in range(64):
+                out[column, first + i] = _bfloat16(bits[i])
+
+
+def _fp8(  # type: ignore[no-untyped-def]
+    codes,  # uint8 [rows, in]: E4M3, without NaN
+    scales,  # float32 [rows, groups]
+    group,
+    out,  # uint16 [rows, in]
+):
+    """Its sign, exponent and fraction are shifted into a float32, whose exponent is then 120
+    too small."""
+    rows, columns = codes.shape
+    for row in numba.prange(rows):
+        values = np.empty(group, dtype=np.float32)
+        bits = values.view(np.uint32)
+        for g in range(scales.shape[1]):
+            first, end = g * group, min((g + 1) * group, columns)
+            scale = scales[row, g] * np.float32(2.0**120)
+            for i in range(end - first):
+                code = np.uint32(codes[row, first + i])
+                bits[i] = ((code & np.uint32(0x80)) << np.uint32(24)) | (
+                    (code & np.uint32(0x7F)) << np.uint32(20)
+                )
+            for i in range(end - first):
+                values[i] *= scale
+            for i in range(end - first):
+                out[row, first + i] = _bfloat16(bits[i])
+
+
+unpack_tiles: Any = compiled(_tiles, parallel=True)
+unpack_fp8: Any = compiled(_fp8, parallel=True)

@@ -1,0 +1,348 @@
+"""Checkpoints are packed here entry by entry, as each format is defined, and read back."""
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton.engine.batch import Slice
+from baton.engine.checkpoint_formats import read_quantized
+from baton.engine.loading import build_runner
+from baton.engine.quantization import StoredForm
+from baton.engine.shards import Shards
+from baton.runtime.errors import ModelError
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ: which column lies at the i-th four bits
+
+
+def to_int32(words):
+    """Python integers of 32 bits without sign, as the tensor that holds the same bits."""
+    return torch.tensor([struct.unpack("i", struct.pack("I", word))[0] for word in words])
+
+
+def packed_rows(table, bits, order=None):
+    """[[...]] of codes: each row's codes in words of 32 bits, the first in the lowest bits."""
+    per_word = 32 // bits
+    order = order or range(per_word)
+    rows = []
+    for row in table:
+        row = list(row) + [0] * (-len(row) % per_word)
+        words = [row[start : start + per_word] for start in range(0, len(row), per_word)]
+        rows.append(sum(word[at] << (bits * i) for i, at in enumerate(order)) for word in words)
+    return torch.stack([to_int32(row) for row in rows]).to(torch.int32)
+
+
+def rounded(weight, bits, group, symmetric):
+    """Codes from 0 [out, in], scales and zero points [out, in / group], and the values."""
+    most = (1 << bits) - 1
+    grouped = weight.view(weight.shape[0], -1, group)
+    low, high = grouped.amin(2).clamp(max=-1e-6), grouped.amax(2).clamp(min=1e-6)
+    if symmetric:
+        scales = grouped.abs().amax(2) / (most // 2)
+        zeros = torch.full_like(scales, most // 2 + 1)
+    else:
+        scales = (high - low) / most
+        zeros = (-low / scales).round().clamp(1, most)
+    scales = scales.to(torch.float16).float()
+    codes = ((grouped / scales[..., None]).round() + zeros[..., None]).clamp(0, most)
+    values = (codes - zeros[..., None]) * scales[..., None]
+    return codes.flatten(1).int(), scales, zeros.int(), values.flatten(1)
+
+
+def awq(weight, group=32):
+    codes, scales, zeros, values = rounded(weight, 4, group, False)
+    return {
+        "qweight": packed_rows(codes.t().tolist(), 4, AWQ_ORDER),
+        "qzeros": packed_rows(zeros.t().tolist(), 4, AWQ_ORDER),
+        "scales": scales.t().contiguous().to(torch.float16),
+    }, values
+
+
+def gptq(weight, bits=4, group=32, first=1, order=None):
+    """`first`: version 1 stores zero points less one. `order`: columns as act order sorts
+    them."""
+    order = torch.arange(weight.shape[1]) if order is None else order
+    codes, scales, zeros, values = rounded(weight[:, order], bits, group, False)
+    back = torch.argsort(order)
+    return {
+        "qweight": packed_rows(codes[:, back].tolist(), bits).t().contiguous(),
+        "qzeros": packed_rows((zeros - first).t().tolist(), bits),
+        "scales": scales.t().contiguous().to(torch.float16),
+        "g_idx": (torch.arange(weight.shape[1]) // group)[back].int(),
+    }, values[:, back]
+
+
+def packed(weight, bits=4, group=32, symmetric=True):
+    codes, scales, zeros, values = rounded(weight, bits, group, symmetric)
+    tensors = {
+        "weight_packed": packed_rows(codes.tolist(), bits),
+        "weight_scale": scales.to(torch.bfloat16),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = packed_rows(zeros.t().tolist(), bits).t().contiguous()
+    spread = scales.to(torch.bfloat16).float() / scales
+    return tensors, values * spread.repeat_interleave(group, dim=1)
+
+
+def int8(weight):
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    codes = (weight / scales).round().to(torch.int8)
+    return {"weight": codes, "weight_scale": scales}, codes * scales
+
+
+def fp8(weight, rows=1, columns=0, name="weight_scale_inv"):
+    columns = columns or weight.shape[1]
+    high, wide = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
+    scales, codes = torch.empty(high, wide), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    values = torch.empty_like(weight)
+    for i in range(high):
+        for j in range(wide):
+            part = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            scales[i, j] = weight[part].abs().amax() / 448
+            codes[part] = (weight[part] / scales[i, j]).to(torch.float8_e4m3fn)
+            values[part] = codes[part].float() * scales[i, j]
+    return {"weight": codes, name: scales}, values
+
+
+def awq_config(group=32):
+    return {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True}
+
+
+def gptq_config(bits=4, group=32, **more):
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, **more}
+
+
+def compressed_config(form, **weights):
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, **weights}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+SHUFFLED = torch.randperm(64, generator=torch.Generator().manual_seed(5))
+GROUPS = {"strategy": "group", "group_size": 32}
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+# name -> (packer, quantization_config, form, greatest error against the plain matrix)
+FORMATS = {
+    "awq": (awq, awq_config(), StoredForm("awq", 4, 32, symmetric=False), 0.10),
+    "gptq": (gptq, gptq_config(), StoredForm("gptq", 4, 32, symmetric=False), 0.10),
+    "gptq-v2": (
+        lambda weight: gptq(weight, first=0),
+        gptq_config(checkpoint_format="gptq_v2"),
+        StoredForm("gptq_v2", 4, 32, symmetric=False),
+        0.10,
+    ),
+    "gptq-int8": (
+        lambda weight: gptq(weight, bits=8),
+        gptq_config(bits=8),
+        StoredForm("gptq", 8, 32, symmetric=False),
+        0.008,
+    ),
+    "gptq-act-order": (
+        lambda weight: gptq(weight, order=SHUFFLED if weight.shape[1] == 64 else None),
+        gptq_config(desc_act=True),
+        StoredForm("gptq", 4, 32, symmetric=False),
+        0.10,
+    ),
+    "pack-int4": (
+        packed,
+        compressed_config("pack-quantized", num_bits=4, **GROUPS),
+        StoredForm("packed", 4, 32),
+        0.13,
+    ),
+    "pack-int4-zeros": (
+        lambda weight: packed(weight, symmetric=False),
+        compressed_config("pack-quantized", num_bits=4, symmetric=False, **GROUPS),
+        StoredForm("packed", 4, 32, symmetric=False),
+        0.10,
+    ),
+    "pack-int8": (
+        lambda weight: packed(weight, bits=8),
+        compressed_config("pack-quantized", **GROUPS),
+        StoredForm("packed", 8, 32),
+        0.008,
+    ),
+    "int8": (
+        int8,
+        compressed_config("int-quantized", strategy="channel"),
+        StoredForm("int8", 8),
+        0.012,
+    ),
+    "fp8-channel": (
+        lambda weight: fp8(weight, name="weight_scale"),
+        compressed_config("float-quantized", type="float", strategy="channel"),
+        StoredForm("fp8", 8),
+        0.035,
+    ),
+    "fp8-tensor": (
+        lambda weight: fp8(weight, rows=weight.shape[0], name="weight_scale"),
+        FP8,
+        StoredForm("fp8", 8, block_rows=0),
+        0.035,
+    ),
+    "fp8-blocks": (
+        lambda weight: fp8(weight, rows=128, columns=128),
+        {**FP8, "weight_block_size": [128, 128]},
+        StoredForm("fp8", 8, 128, 128),
+        0.035,
+    ),
+}
+
+
+def relative(found, wanted):
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def stored(folder, tensors):
+    save_file(
+        {f"m.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors"
+    )
+    return Shards(folder)
+
+
+def quantized_model(folder, source, name):
+    """A model of format `name`, and one that holds the same values plainly."""
+    pack, config, _, _ = FORMATS[name]
+    plain = shutil.copytree(source, folder / "plain")
+    quantized = shutil.copytree(source, folder / "quantized")
+    tensors, values = load_file(plain / "model.safetensors"), {}
+    kept = dict(tensors)
+    for module in [key.removesuffix(".weight") for key in tensors if "_proj.weight" in key]:
+        parts, values[f"{module}.weight"] = pack(kept.pop(f"{module}.weight"))
+        kept.update({f"{module}.{part}": tensor for part, tensor in parts.items()})
+    save_file(
+        tensors | {key: value.contiguous() for key, value in values.items()},
+        plain / "model.safetensors",
+    )
+    save_file(kept, quantized / "model.safetensors")
+    path = quantized / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+    return quantized, plain
+
+
+def test_four_bits_by_hand(tmp_path):
+    """One row of eight columns: codes 0 to 7 over a zero point of 3, at a scale of 0.5."""
+    tensors = {
+        "qweight": torch.tensor([[0x76543210]], dtype=torch.int32),
+        "qzeros": torch.tensor([[2]], dtype=torch.int32),
+        "scales": torch.tensor([[0.5]], dtype=torch.float16),
+    }
+    found = read_quantized(stored(tmp_path, tensors), StoredForm("gptq", 4, 8), "m", 1, 8)
+    assert found.dequantized().tolist() == [[-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0]]
+    assert found.codes.tolist() == [[0x10, 0x32, 0x54, 0x76]]
+
+
+def test_awq_columns_by_hand(tmp_path):
+    """Eight rows of the output in one word: rows 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits."""
+    tensors = {
+        "qweight": torch.tensor([[0x75316420]] * 8, dtype=torch.int32),
+        "qzeros": torch.tensor([[0]], dtype=torch.int32),
+        "scales": torch.ones(1, 8, dtype=torch.float16),
+    }
+    found = read_quantized(stored(tmp_path, tensors), StoredForm("awq", 4, 8), "m", 8, 8)
+    assert found.dequantized()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_compressed_codes_by_hand(tmp_path):
+    """pack_to_int32 adds 8: -8 is 0, 7 is 15."""
+    tensors = {
+        "weight_packed": torch.tensor([[0x7654_0F8F - (0 << 32)]], dtype=torch.int32),
+        "weight_scale": torch.tensor([[2.0]]),
+    }
+    found = read_quantized(stored(tmp_path, tensors), StoredForm("packed", 4, 8), "m", 1, 8)
+    assert found.dequantized().tolist() == [[14.0, 0.0, 14.0, -16.0, -8.0, -6.0, -4.0, -2.0]]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(40, 64), (1040, 96)])
+def test_values_are_those_that_were_packed(tmp_path, name, shape):
+    torch.manual_seed(3)
+    pack, _, form, bound = FORMATS[name]
+    weight = torch.randn(shape)
+    tensors, values = pack(weight)
+    found = read_quantized(stored(tmp_path, tensors), form, "m", *shape)
+    torch.testing.assert_close(found.dequantized(), values, rtol=1e-6, atol=1e-6)
+    assert 0 < relative(found.dequantized(), weight) < bound
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_computes_with_the_values_of_its_codes(qwen3, tmp_path, story, prompts, name):
+    quantized, plain = quantized_model(tmp_path, qwen3.folder, name)
+    tokens = prompts(30)
+    ours, theirs = story(quantized), story(plain)
+    (found,) = ours.logits(Slice(tokens, 0, ours.blocks(30)))
+    (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(30)))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_modules_that_are_left_plain_or_differ_are_multiplied_one_by_one(
+    qwen3, tmp_path, story, prompts
+):
+    quantized, plain = quantized_model(tmp_path, qwen3.folder, "gptq-act-order")
+    tensors = load_file(quantized / "model.safetensors")
+    base = "model.layers.1.self_attn."
+    for part in ("qweight", "qzeros", "scales", "g_idx"):
+        del tensors[f"{base}k_proj.{part}"]
+    tensors[f"{base}k_proj.weight"] = load_file(plain / "model.safetensors")[f"{base}k_proj.weight"]
+    tensors[f"{base}q_proj.bias"] = torch.zeros(128)  # as GPTQ's writers leave them
+    save_file(tensors, quantized / "model.safetensors")
+    tokens = prompts(12)
+    ours, theirs = story(quantized), story(plain)
+    (found,) = ours.logits(Slice(tokens, 0, ours.blocks(12)))
+    (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(12)))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def spoiled(name, change):
+    torch.manual_seed(1)
+    tensors, _ = FORMATS[name][0](torch.randn(32, 64))
+    change(tensors)
+    return {key: value for key, value in tensors.items() if value is not None}
+
+
+BAD = [
+    ("awq", lambda t: t.update(qzeros=None), "qzeros is in none"),
+    ("awq", lambda t: t.update(scales=t["scales"][:, :8].clone()), r"scales.*\[2, 8\].*\[2, 32\]"),
+    ("awq", lambda t: t.update(qweight=t["qweight"][:32].clone()), r"qweight.*\[64, 4\]"),
+    ("awq", lambda t: t.update(qweight=t["qweight"].long()), "of kind I64; I32 is needed"),
+    ("gptq", lambda t: t.update(qzeros=t["qzeros"].t().contiguous()), r"qzeros.*\[2, 4\]"),
+    ("gptq", lambda t: t["scales"].fill_(float("nan")), "scales .*not finite"),
+    ("gptq", lambda t: t["g_idx"].fill_(0), "g_idx .*does not name 2 groups of 32"),
+    ("gptq", lambda t: t["g_idx"].add_(7), "g_idx .*does not name 2 groups of 32"),
+    ("pack-int4", lambda t: t["weight_shape"].fill_(64), r"weight_shape.*says \[64, 64\]"),
+    ("pack-int4", lambda t: t.update(weight_scale=torch.ones(32, 1)), r"weight_scale.*\[32, 2\]"),
+    ("int8", lambda t: t.update(weight_scale=torch.ones(64, 1)), r"weight_scale.*\[32, 1\]"),
+    ("int8", lambda t: t.update(weight_scale=torch.ones(32, 1).int()), "weight_scale .*I32"),
+    ("fp8-blocks", lambda t: t.update(weight_scale_inv=torch.ones(2, 1)), r"scale_inv.*\[1, 1\]"),
+    ("fp8-tensor", lambda t: t["weight_scale"].fill_(float("inf")), "not finite"),
+    (
+        "fp8-channel",
+        lambda t: t["weight"].view(torch.uint8)[5].fill_(0x7F),
+        r"m\.weight \[32, 64\] has codes that are no number",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "said"), BAD, ids=[f"{b[0]}-{b[2]}" for b in BAD])
+def test_what_contradicts_the_form_is_named(tmp_path, name, change, said):
+    shards = stored(tmp_path, spoiled(name, change))
+    with pytest.raises(ModelError, match=rf"model\.safetensors.*{said}|tensor m\.{said}"):
+        read_quantized(shards, FORMATS[name][2], "m", 32, 64)
+
+
+def test_columns_that_no_word_holds_are_refused(tmp_path):
+    shards = stored(tmp_path, {"qweight": torch.zeros(8, 4, dtype=torch.int32)})
+    with pytest.raises(ModelError, match=r"\[32, 60\].* cannot be"):
+        read_quantized(shards, StoredForm("gptq", 4, 20), "m", 32, 60)
+
+
+def test_a_folder_with_a_wrong_scale_is_refused_at_load(qwen3, tmp_path):
+    quantized, _ = quantized_model(tmp_path, qwen3.folder, "awq")
+    tensors = load_file(quantized / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.scales"
+    save_file(tensors | {name: torch.ones(1, 64)}, quantized / "model.safetensors")
+    with pytest.raises(ModelError, match=r"down_proj\.scales has shape \[1, 64\].*\[3, 64\]"):
+        build_runner(quantized, blocks=2)
