@@ -9,9 +9,10 @@ are neither freed nor shared for writing until its result is in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "StepBatch",
     "StepHandle",
     "StepResult",
+    "fed",
 ]
 
 
@@ -45,6 +47,9 @@ class Slice:
     start: int  # position of tokens[0]
     blocks: Sequence[int]  # block table, covering start + len(tokens)
     draws: tuple[Draw, ...] = ()  # several for the choices of one prompt; none: not the last chunk
+    # Place, in the step submitted before, of the slice whose first draw is the only token here
+    # (`tokens` then holds one 0): so that a step can be submitted before that one's result is in.
+    feed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,22 @@ class StepResult:
     drawn: tuple[tuple[Drawn, ...], ...]
     device_s: float = 0.0
     broken: frozenset[int] = field(default_factory=frozenset)
+
+
+def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
+    """`batch` with the drawn tokens of the step before in place of its feeds. A slice that was
+    broken feeds token 0. Raises EngineError if there is no such draw."""
+    if all(item.feed is None for item in batch.slices):
+        return batch
+    slices = list(batch.slices)
+    for index, item in enumerate(slices):
+        if item.feed is None:
+            continue
+        drawn = before.drawn[item.feed] if before and item.feed < len(before.drawn) else ()
+        if len(item.tokens) != 1 or not (drawn or (before and item.feed in before.broken)):
+            raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")
+        slices[index] = replace(item, tokens=(drawn[0].token if drawn else 0,), feed=None)
+    return StepBatch(tuple(slices))
 
 
 class StepHandle(Protocol):

@@ -42,8 +42,10 @@ class Decoder:
         self._weights = weights
         self._attention = attention
         self._gating = gating or partial(torch_gating, activation=spec.activation)
-        self._rotary = Rotary(spec.rope, spec.rotary_dim)
-        self._local_rotary = Rotary(spec.local_rope, spec.rotary_dim) if spec.local_rope else None
+        device = weights.embedding.device
+        self._rotary = Rotary(spec.rope, spec.rotary_dim, device)
+        local = spec.local_rope
+        self._local_rotary = Rotary(local, spec.rotary_dim, device) if local else None
 
     def hidden(self, layout: StepLayout) -> Tensor:
         """Final hidden states [rows, hidden], normalised. Writes the rows' KV."""

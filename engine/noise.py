@@ -6,6 +6,8 @@ draws the same tokens. Not for secrets.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ def stream_key(seed: int, choice: int, position: int) -> tuple[int, int]:
     return state >> 32, state & _LOW32
 
 
+@lru_cache(maxsize=4096)
 def stream_start(seed: int, choice: int) -> int:
     """64 bits that the keys of all positions of one sequence start from."""
     return _splitmix64(_splitmix64(seed & _LOW64) ^ (choice & _LOW64))

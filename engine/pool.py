@@ -30,9 +30,16 @@ class KvPool:
     """`tensor` has the shape above, in `dtype`. The memory is touched when first written."""
 
     def __init__(
-        self, spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype = torch.float32
+        self,
+        spec: ModelSpec,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> None:
-        """Raises ConfigError if `blocks` is not positive or the memory cannot be had."""
+        """On a `device` (None: the host), one more block, `spare_block`, which no sequence owns,
+        takes the KV of rows that fill up a batch. Raises ConfigError if `blocks` is not
+        positive or the memory cannot be had."""
         if blocks <= 0 or block_size <= 0:
             raise ConfigError(
                 f"pool.blocks is {blocks} and pool.block_size {block_size}: give positive numbers"
@@ -41,6 +48,11 @@ class KvPool:
         self.block_size = block_size
         self.block_bytes = block_bytes(spec, block_size, dtype)
         self.slabs = spec.kv_heads
+        self.spare_block = blocks
+        if device is not None:
+            shape = (blocks + 1, *_block_shape(spec, block_size))
+            self.tensor = _on_device(shape, dtype, device)
+            return
         shape = (blocks, *_block_shape(spec, block_size))
         try:
             # A READ through shared memory walks both pools page by page: twice as fast so.
@@ -53,8 +65,8 @@ class KvPool:
         self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
 
     def bytes_view(self) -> NDArray[np.uint8]:
-        """The same memory as uint8 [blocks, block_bytes], C-contiguous."""
-        flat = self.tensor.view(torch.uint8).view(self.blocks, self.block_bytes)
+        """The same memory as uint8 [blocks, block_bytes], C-contiguous, where the host has it."""
+        flat = self.tensor[: self.blocks].view(torch.uint8).view(self.blocks, self.block_bytes)
         return cast(NDArray[np.uint8], flat.numpy())
 
     def copy_block(self, source: int, target: int) -> None:
@@ -63,6 +75,16 @@ class KvPool:
             if not 0 <= block < self.blocks:
                 raise ValueError(f"block {block} is not in the pool of {self.blocks} blocks")
         self.tensor[target].copy_(self.tensor[source])
+
+
+def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"pool.blocks is {shape[0] - 1}: {device} has no memory for them; give fewer, or a "
+            "smaller pool.memory_fraction"
+        ) from error
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:

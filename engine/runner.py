@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import Attention
-from baton.engine.batch import Drawn, StepBatch, StepResult
+from baton.engine.batch import Drawn, StepBatch, StepResult, fed
 from baton.engine.decoder import Decoder
 from baton.engine.draw_plan import DrawPlan, plan_draws
 from baton.engine.experts import Gating
@@ -48,6 +48,7 @@ class ModelRunner:
         self.max_context = max_context or spec.max_context
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
         self._decoder = Decoder(spec, weights, attention, gating)
+        self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
     @torch.inference_mode()
@@ -57,18 +58,24 @@ class ModelRunner:
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
         started = time.perf_counter()
-        layout, plan = prepare(batch, self._bounds)
-        hidden = self._decoder.hidden(layout)
+        layout, plan = prepare(fed(batch, self._last), self._bounds)
+        hidden = self._decoder.hidden(self._placed(layout))
         broken = plan.refused | _broken_slices(hidden, layout)
         drawn = self._draw(plan, hidden, broken)
-        return StepResult(drawn, time.perf_counter() - started, frozenset(broken))
+        self._last = StepResult(drawn, time.perf_counter() - started, frozenset(broken))
+        return self._last
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> list[Tensor]:
         """Float32 logits [tokens, vocab] of every slice; writes the KV as `run` does."""
-        layout = lay_out(batch, self._bounds)
+        layout = self._placed(lay_out(batch, self._bounds))
         logits = self._decoder.logits(self._decoder.hidden(layout))
         return [logits[first:end] for first, end in layout.spans]
+
+    def _placed(self, layout: StepLayout) -> StepLayout:
+        """Where the pool is."""
+        device = self.pool.tensor.device
+        return layout if device.type == "cpu" else layout.to(device)
 
     def _draw(
         self, plan: DrawPlan, hidden: Tensor, broken: set[int]
@@ -83,7 +90,7 @@ class ModelRunner:
             lost = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}
             broken |= lost
             logits, plan = logits[finite], plan.without(lost)
-        return plan.by_slice(sample(plan.logit_rows(logits), plan.draws, plan.kinds))
+        return plan.by_slice(sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds))
 
 
 def prepare(batch: StepBatch, bounds: Bounds) -> tuple[StepLayout, DrawPlan]:

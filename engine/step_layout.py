@@ -8,7 +8,7 @@ a kernel follows a block table. Knows no model and no weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -42,6 +42,22 @@ class StepLayout:
     decode_lengths: Tensor  # int32 [decode rows]: tokens to attend to, the own one included
     chunks: tuple[ChunkRows, ...]
     spans: tuple[tuple[int, int], ...]  # rows of each slice, in the order of the batch
+
+    def to(self, device: torch.device) -> StepLayout:
+        """The same on `device`; the host's copies need not outlive the call."""
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in (
+                "tokens",
+                "positions",
+                "write_blocks",
+                "write_slots",
+                "decode_tables",
+                "decode_lengths",
+            )
+        }
+        chunks = tuple(replace(chunk, blocks=chunk.blocks.to(device)) for chunk in self.chunks)
+        return replace(self, chunks=chunks, **moved)
 
     @property
     def decode_rows(self) -> int:

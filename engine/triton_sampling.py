@@ -8,89 +8,19 @@ Penalties, bias and logprobs are not for this module. Keeps no state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.batch import Draw
-from baton.engine.noise import stream_start
-from baton.engine.sampling import GREEDY_TEMPERATURE
+from baton.engine.draw_rules import DrawRules
 
 _BLOCK = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class DrawRules:
-    """How each row is drawn; tensors [rows] on one device, which a graph may hold fixed."""
-
-    inverse_temperature: Tensor  # float32; 0: greedy
-    top_k: Tensor  # int32; 0: off
-    top_p: Tensor  # float64; 1: off
-    log_min_p: Tensor  # float32; minus infinity: off
-    start: Tensor  # int64: bits of `stream_start`
-    position: Tensor  # int64: absolute position of the token to be drawn
-
-    @staticmethod
-    def room(rows: int, device: torch.device) -> DrawRules:
-        """Greedy rules for `rows` rows, to be filled later."""
-
-        def zeros(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(rows, dtype=dtype, device=device)
-
-        return DrawRules(
-            zeros(torch.float32),
-            zeros(torch.int32),
-            zeros(torch.float64).fill_(1.0),
-            zeros(torch.float32).fill_(-torch.inf),
-            zeros(torch.int64),
-            zeros(torch.int64),
-        )
-
-    @staticmethod
-    def of(draws: Sequence[Draw]) -> DrawRules:
-        """The rules of `draws`, on the CPU."""
-        params = [draw.params for draw in draws]
-        starts = [_signed(stream_start(draw.params.seed, draw.choice)) for draw in draws]
-        return DrawRules(
-            torch.tensor(
-                [1 / p.temperature if p.temperature > GREEDY_TEMPERATURE else 0.0 for p in params],
-                dtype=torch.float32,
-            ),
-            torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int32),
-            torch.tensor([p.top_p for p in params], dtype=torch.float64),
-            torch.tensor([p.min_p for p in params], dtype=torch.float32).log(),
-            torch.tensor(starts, dtype=torch.int64),
-            torch.tensor([draw.position for draw in draws], dtype=torch.int64),
-        )
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (
-            self.inverse_temperature,
-            self.top_k,
-            self.top_p,
-            self.log_min_p,
-            self.start,
-            self.position,
-        )
-
-    def to(self, device: torch.device) -> DrawRules:
-        return DrawRules(*(tensor.to(device, non_blocking=True) for tensor in self.tensors()))
-
-
-def drawable(draw: Draw) -> bool:
-    """Whether this module can draw it: neither penalties nor bias nor logprobs."""
-    params = draw.params
-    return not params.needs_history and not params.logit_bias and params.top_logprobs is None
-
-
 def draw_tokens(logits: Tensor, rules: DrawRules, tokens: Tensor, finite: Tensor) -> None:
     """Write a token per row of `logits` float32 [rows, vocab], contiguous, into `tokens` int64
-    [rows], and into `finite` int8 [rows] whether the row's sum is finite; where it is not, the
-    token is 0."""
+    [rows], and into `finite` (int, [rows]) whether the row's sum is finite; where it is not,
+    the token is 0. The tensors of `rules` may be of wider kinds."""
     rows, vocab = logits.shape
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(vocab))
@@ -103,10 +33,6 @@ def draw_tokens(logits: Tensor, rules: DrawRules, tokens: Tensor, finite: Tensor
             BLOCK=block,
             num_warps=max(1, min(16, block // 256)),
         )
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
 
 
 @triton.jit
@@ -237,12 +163,12 @@ def _draw(  # type: ignore[no-untyped-def]
         place = tl.where(found > highest, at, place)
         highest = tl.where(found > highest, found, highest)
     finite = tl.abs(total) < float("inf")
-    tl.store(finite_ptr + row, finite.to(tl.int8))
-    inverse = tl.load(inverse_ptr + row)
+    tl.store(finite_ptr + row, finite.to(finite_ptr.dtype.element_ty))
+    inverse = tl.load(inverse_ptr + row).to(tl.float32)
     if finite & (inverse > 0):
         best = highest * inverse
         cutoff = tl.full((), -float("inf"), dtype=tl.float32)
-        top_k = tl.load(top_k_ptr + row)
+        top_k = tl.load(top_k_ptr + row).to(tl.int32)
         if (top_k > 0) & (top_k < vocab):
             goal = top_k.to(tl.float64)
             cutoff = _lowest_kept(row_ptr, vocab, inverse, best, cutoff, goal, False, BLOCK)
@@ -252,7 +178,7 @@ def _draw(  # type: ignore[no-untyped-def]
             lowest = _lowest_kept(row_ptr, vocab, inverse, best, cutoff, goal, True, BLOCK)
             # Rounding or a share of 0 may leave nothing: the best one is always kept.
             cutoff = tl.maximum(cutoff, tl.minimum(lowest, best))
-        cutoff = tl.maximum(cutoff, best + tl.load(log_min_p_ptr + row))
+        cutoff = tl.maximum(cutoff, best + tl.load(log_min_p_ptr + row).to(tl.float32))
         high, low = _stream_key(tl.load(start_ptr + row), tl.load(position_ptr + row))
         place = _winner(row_ptr, vocab, inverse, cutoff, best, place, high, low, BLOCK)
     tl.store(token_ptr + row, tl.where(finite, place, 0).to(tl.int64))

@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from baton.engine.draw_rules import DrawRules
 from baton.engine.triton_checksum import block_checksums
 from baton.engine.triton_decode import Splits, decode_attention, new_partials
 from baton.engine.triton_experts import expert_matmul
@@ -35,10 +36,11 @@ from baton.engine.triton_kv_write import rotate_and_write, write
 from baton.engine.triton_norm import add_rms_norm, rms_norm
 from baton.engine.triton_prefill import Chunk, device_tiles, plan_prefill, prefill_attention
 from baton.engine.triton_quantized import dequantized, quantized_matmul
-from baton.engine.triton_sampling import DrawRules, draw_tokens
+from baton.engine.triton_sampling import draw_tokens
 
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}  # bytes that a program may ask for
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)\b.*?LOCAL:(\d+)")
+
 _CPU = torch.device("cpu")
 
 
@@ -108,7 +110,7 @@ def _quantized(packing: str, rows: int) -> None:
 
 def _sampling() -> None:
     tokens, finite = torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int8)
-    draw_tokens(torch.empty(4, 151_936), DrawRules.room(4, _CPU), tokens, finite)
+    draw_tokens(torch.empty(4, 151_936), DrawRules.of([None] * 4), tokens, finite)
 
 
 def _checksums() -> None:

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import Draw, SamplingParams
+from baton.engine.draw_rules import DrawRules
 from baton.engine.sampling import sample
 from baton.engine.triton_checksum import block_checksums
 from baton.engine.triton_experts import expert_matmul, expert_matmul_reference, sort_by_expert
 from baton.engine.triton_gate import gated, gated_reference
 from baton.engine.triton_norm import add_rms_norm, rms_norm
 from baton.engine.triton_quantized import dequantized, dequantized_reference, quantized_matmul
-from baton.engine.triton_sampling import DrawRules, draw_tokens
+from baton.engine.triton_sampling import draw_tokens
 
 Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
 CHECKS: dict[str, Check] = {}

@@ -1,0 +1,131 @@
+"""The runner of a CUDA device: decode steps as graphs, everything else as it comes.
+
+A step of one-token slices that the device can draw by itself replays a graph; `start` returns
+when it is queued, so that the next one is planned, and queued, while it runs. Chunks, larger
+batches, and draws with penalties, bias or logprobs run eagerly and are done when `start`
+returns. Knows no queue; one thread at a time calls `start`, another may wait for results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.engine.batch import Drawn, StepBatch, StepResult, fed
+from baton.engine.decode_graph import DecodeGraphs, GraphStep
+from baton.engine.draw_rules import drawable
+from baton.engine.pool import KvPool
+from baton.engine.runner import ModelRunner
+from baton.engine.spec import ModelSpec
+from baton.engine.step_layout import Bounds, lay_out
+from baton.runtime.errors import EngineError
+
+
+class Started(Protocol):
+    """A step that was started, and may not be over."""
+
+    def result(self) -> StepResult:
+        """Wait for it. Raises what the device raised."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    found: StepResult
+
+    def result(self) -> StepResult:
+        return self.found
+
+
+class _Running:
+    """A graph's step. The result is kept: the memory it comes from is used again."""
+
+    def __init__(self, batch: StepBatch, step: GraphStep) -> None:
+        self._batch = batch
+        self._step: GraphStep | None = step
+        self._found: StepResult | None = None
+
+    def result(self) -> StepResult:
+        if self._found is None:
+            assert self._step is not None
+            tokens, finite, seconds = self._step.wait()
+            rows = zip(self._batch.slices, tokens, finite, strict=True)
+            drawn = tuple(
+                tuple(Drawn(draw.choice, token) for draw in item.draws) if good else ()
+                for item, token, good in rows
+            )
+            broken = frozenset(row for row, good in enumerate(finite) if not good)
+            self._found = StepResult(drawn, seconds, broken)
+            self._step = None
+        return self._found
+
+
+class CudaRunner:
+    """Runs steps as `ModelRunner` does, and may have two of them under way."""
+
+    def __init__(self, eager: ModelRunner, graphs: DecodeGraphs) -> None:
+        """`graphs` of the same decoder and pool, captured."""
+        self._eager, self._graphs = eager, graphs
+        self._bounds = Bounds(
+            eager.pool.blocks, eager.pool.block_size, eager.spec.vocab_size, eager.max_context
+        )
+        self._last: Started | None = None
+        self._last_batch = StepBatch(())
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._eager.spec
+
+    @property
+    def pool(self) -> KvPool:
+        return self._eager.pool
+
+    @property
+    def max_context(self) -> int:
+        return self._eager.max_context
+
+    def start(self, batch: StepBatch) -> Started:
+        """Queue or run a step. The result of the step before the last one must be in by then.
+
+        Raises EngineError, before anything is written, if a slice breaks its bounds.
+        """
+        if self._captured(batch):
+            begun: Started = self._replay(batch)
+        else:
+            last = self._last.result() if self._last is not None else None
+            begun = _Done(self._eager.run(fed(batch, last)))
+        self._last, self._last_batch = begun, batch
+        return begun
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """A step from begin to end."""
+        return self.start(batch).result()
+
+    def all_logits(self, batch: StepBatch) -> list[Tensor]:
+        """As `ModelRunner.all_logits`; no step of it is captured."""
+        return self._eager.all_logits(batch)
+
+    def _captured(self, batch: StepBatch) -> bool:
+        return self._graphs.bucket(len(batch.slices)) is not None and all(
+            len(item.tokens) == 1 and len(item.draws) <= 1 and all(map(drawable, item.draws))
+            for item in batch.slices
+        )
+
+    def _replay(self, batch: StepBatch) -> _Running:
+        feeds = [item.feed for item in batch.slices]
+        if isinstance(self._last, _Running):
+            for row, feed in enumerate(feeds):
+                if feed is not None and not self._fed_by(feed):
+                    raise EngineError(f"slice {row}: slice {feed} of the step before drew nothing")
+        else:
+            batch = fed(batch, self._last.result() if self._last is not None else None)
+            feeds = [None] * len(feeds)
+        layout = lay_out(batch, self._bounds)
+        draws = [item.draws[0] if item.draws else None for item in batch.slices]
+        return _Running(batch, self._graphs.start(layout, draws, feeds))
+
+    def _fed_by(self, feed: int) -> bool:
+        slices = self._last_batch.slices
+        return 0 <= feed < len(slices) and bool(slices[feed].draws)

@@ -1,0 +1,247 @@
+"""Steps as graphs, on a CPU: the same code over a device that captures nothing."""
+
+import pytest
+import torch
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch, StepResult, fed
+from baton.engine.cuda_runner import CudaRunner
+from baton.engine.decode_graph import BUCKETS, DecodeGraphs
+from baton.engine.graph_device import HostDevice
+from baton.engine.loading import build_runner
+from baton.engine.noise import gumbel, noise_bits, stream_key, stream_start
+from baton.engine.pool import KvPool
+from baton.engine.runner import ModelRunner
+from baton.runtime.errors import EngineError
+
+GREEDY = SamplingParams(temperature=0.0)
+BLOCKS, SIZE = 60, 8
+
+
+class Recorder(HostDevice):
+    """Counts captures and replays, and says what lay in the inputs at each replay."""
+
+    def __init__(self):
+        super().__init__()
+        self.captured, self.replayed, self.on_replay = 0, 0, lambda: None
+
+    def capture(self, work):
+        work()
+        self.captured += 1
+
+        def replay():
+            self.replayed += 1
+            self.on_replay()
+            work()
+
+        return replay
+
+
+def draw(logits, rules, tokens, finite):
+    """The rules in torch, row by row."""
+    for row, (inverse, top_k, top_p, log_min_p, start, position) in enumerate(
+        zip(*(tensor.tolist() for tensor in rules.tensors()), strict=True)
+    ):
+        finite[row] = int(logits[row].sum().isfinite())
+        if not finite[row]:
+            tokens[row] = 0
+            continue
+        kept = logits[row] * (inverse or 1.0)
+        if inverse:
+            ordered = kept.sort(descending=True).values
+            cutoff = ordered[top_k - 1] if top_k else ordered[-1]
+            mass = torch.where(ordered >= cutoff, ordered, -torch.inf).softmax(0).double()
+            size = int((mass.cumsum(0) - mass < top_p).sum()) if top_p < 1 else len(kept)
+            cutoff = max(cutoff, ordered[size - 1], ordered[0] + log_min_p)
+            state = next(
+                stream_key(seed, choice, position)
+                for seed in range(8)
+                for choice in range(3)
+                if (stream_start(seed, choice) ^ start) % (1 << 64) == 0
+            )
+            noise = gumbel(noise_bits(state, torch.arange(len(kept))))
+            kept = torch.where(kept >= cutoff, kept + noise, -torch.inf)
+        tokens[row] = kept.argmax()
+
+
+class Told:
+    """A graph runner and a plain one over pools of their own, and the same blocks in both."""
+
+    def __init__(self, folder, buckets=BUCKETS, most_rows=12):
+        self.plain = build_runner(folder, blocks=BLOCKS, block_size=SIZE, backend="torch")
+        spec, weights = self.plain.spec, self.plain._decoder._weights
+        pool = KvPool(spec, BLOCKS, SIZE, torch.float32, torch.device("cpu"))
+        pool.tensor.fill_(float("nan"))
+        self.plain.pool.tensor.fill_(float("nan"))
+        from baton.engine.attention import TorchAttention
+
+        eager = ModelRunner(spec, weights, pool, TorchAttention(pool, spec.attention))
+        self.device = Recorder()
+        self.graphs = DecodeGraphs(
+            eager._decoder,
+            self.device,
+            draw,
+            spare_block=pool.spare_block,
+            most_rows=most_rows,
+            table_width=-(-eager.max_context // SIZE),
+        )
+        self.graphs.capture(buckets)
+        self.runner = CudaRunner(eager, self.graphs)
+        self._free = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def prompt(self, length, seed):
+        """The blocks of a random prompt that both have computed."""
+        torch.manual_seed(seed)
+        tokens = torch.randint(0, 199, (length,)).tolist()
+        blocks = [self._free.pop() for _ in range(length // SIZE + 2)]
+        self.both(Slice(tokens, 0, blocks))
+        return blocks
+
+    def both(self, *slices):
+        ours, theirs = (x.run(StepBatch(slices)) for x in (self.runner, self.plain))
+        assert ours.drawn == theirs.drawn and ours.broken == theirs.broken
+        return ours
+
+
+@pytest.fixture
+def told(qwen3):
+    return Told(qwen3.folder)
+
+
+def decode(token, start, blocks, params=GREEDY, **fields):
+    return Slice([token], start, blocks, (Draw(0, start + 1, params),), **fields)
+
+
+def test_a_batch_takes_the_smallest_bucket_that_holds_it(told):
+    assert BUCKETS[:6] == (1, 2, 4, 8, 16, 24) and BUCKETS[-1] == 256
+    assert told.graphs.buckets == (1, 2, 4, 8, 16)
+    assert [told.graphs.bucket(rows) for rows in (1, 2, 3, 5, 9, 16)] == [1, 2, 4, 8, 16, 16]
+    assert told.graphs.bucket(17) is None
+    assert told.device.captured == 5
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_decode_steps_equal_those_without_graphs(told, rows):
+    lengths = [9, 30, 2, 16, 7][:rows]
+    blocks = [told.prompt(length, length) for length in lengths]
+    tokens = [5] * rows
+    for step in range(6):
+        slices = [
+            decode(token, length + step, table)
+            for token, length, table in zip(tokens, lengths, blocks, strict=True)
+        ]
+        tokens = [drawn[0].token for drawn in told.both(*slices).drawn]
+    assert told.device.replayed == 6
+
+
+def test_draws_follow_the_rules_of_their_row(told):
+    rules = [
+        GREEDY,
+        SamplingParams(temperature=1.4, seed=1),
+        SamplingParams(temperature=1.4, top_k=3, seed=2),
+        SamplingParams(temperature=0.7, top_p=0.6, seed=3),
+        SamplingParams(temperature=2.0, min_p=0.2, top_p=0.9, top_k=50, seed=4),
+    ]
+    blocks = [told.prompt(4 + n, n) for n in range(len(rules))]
+    for step in range(3):
+        told.both(*(decode(7, 4 + n + step, blocks[n], each) for n, each in enumerate(rules)))
+    assert told.device.replayed == 3
+
+
+def test_a_token_is_fed_on_the_device_before_its_step_is_over(told):
+    """The second step is started with neither its tokens nor the first one's result known."""
+    one, two = told.prompt(5, 1), told.prompt(12, 2)
+    first = told.runner.start(StepBatch((decode(3, 5, one), decode(4, 12, two))))
+    swapped = (decode(0, 13, two, feed=1), decode(0, 6, one, feed=0))
+    second = told.runner.start(StepBatch(swapped))
+    assert told.device.replayed == 2
+    first, second = first.result(), second.result()
+    plain = told.plain.run(StepBatch((decode(3, 5, one), decode(4, 12, two))))
+    assert first.drawn == plain.drawn
+    assert second.drawn == told.plain.run(StepBatch(swapped)).drawn
+
+
+def test_padding_writes_into_the_spare_block_alone(told):
+    blocks = told.prompt(5, 1)
+    pool = told.runner.pool.tensor
+    pool[BLOCKS] = float("nan")
+    before = pool.clone()
+    told.both(*(decode(3, 5, told.prompt(5, n)) for n in range(3)))
+    changed = (pool != before) & ~(pool.isnan() & before.isnan())
+    assert BLOCKS in changed.flatten(1).any(1).nonzero()[:, 0].tolist()
+    assert torch.equal(pool[blocks[0], :, :, :, :5], before[blocks[0], :, :, :, :5])
+    assert told.runner.pool.bytes_view().shape[0] == BLOCKS
+
+
+def test_block_tables_are_sent_when_they_change(told):
+    one, two = told.prompt(5, 1), told.prompt(6, 2)
+    told.both(decode(3, 5, one))
+    told.both(decode(3, 6, two))
+    told.both(decode(3, 6, one))
+    told.both(decode(3, 7, two), decode(9, 7, one))
+
+
+def test_what_a_graph_cannot_do_runs_eagerly(told):
+    blocks, more = told.prompt(6, 1), told.prompt(6, 2)
+    told.both(Slice([1, 2], 6, blocks, (Draw(0, 8, GREEDY),)))  # a chunk
+    logged = SamplingParams(temperature=0.0, top_logprobs=2)
+    result = told.both(decode(3, 8, blocks, logged))
+    assert result.drawn[0][0].logprob is not None
+    two = (Draw(0, 10, GREEDY), Draw(1, 10, SamplingParams(seed=5)))
+    told.both(Slice([3], 9, blocks, two))
+    told.both(*(decode(3, 6, more) for _ in range(17)))  # more rows than any bucket
+    assert told.device.replayed == 0
+
+
+def test_feeds_cross_between_eager_and_graph_steps(told):
+    blocks = told.prompt(6, 1)
+    told.both(Slice([1, 2], 6, blocks, (Draw(0, 8, GREEDY),)))
+    told.both(decode(0, 8, blocks, feed=0))  # a graph, fed by a chunk
+    logged = SamplingParams(temperature=0.0, top_logprobs=0)
+    told.both(decode(0, 9, blocks, logged, feed=0))  # eager, fed by a graph
+    assert told.device.replayed == 1
+
+
+def test_a_broken_row_harms_no_other(told):
+    good, bad = told.prompt(6, 1), told.prompt(6, 2)
+    for runner in (told.runner, told.plain):
+        runner.pool.tensor[bad[0], 0, 1, 1, 0] = float("inf")
+    result = told.both(decode(3, 6, bad), decode(3, 6, good))
+    assert result.broken == {0} and result.drawn[0] == () and len(result.drawn[1]) == 1
+    assert told.device.replayed == 1
+
+
+@pytest.mark.parametrize("feed", [1, 2, -1])
+def test_a_feed_from_a_slice_that_drew_nothing_is_refused(told, feed):
+    blocks = told.prompt(6, 1)
+    told.runner.run(StepBatch((decode(3, 6, blocks), Slice([3], 6, told.prompt(6, 2)))))
+    with pytest.raises(EngineError, match=f"slice {feed} of the step before drew nothing"):
+        told.runner.run(StepBatch((decode(0, 7, blocks, feed=feed),)))
+    assert told.device.replayed == 1
+
+
+def test_bounds_are_checked_before_anything_is_queued(told):
+    blocks = told.prompt(6, 1)
+    for wrong in (decode(199, 6, blocks), decode(1, 6, [BLOCKS]), decode(1, 99, blocks)):
+        with pytest.raises(EngineError):
+            told.runner.start(StepBatch((wrong,)))
+    assert told.device.replayed == 0
+
+
+def test_results_outlive_the_memory_they_came_from(told):
+    blocks = told.prompt(6, 1)
+    begun = told.runner.start(StepBatch((decode(3, 6, blocks),)))
+    kept = begun.result()
+    for step in range(4):
+        told.runner.run(StepBatch((decode(9 + step, 7 + step, blocks),)))
+    assert begun.result() == kept and kept.device_s >= 0
+
+
+def test_fed_needs_a_draw_to_feed_from():
+    batch = StepBatch((Slice([0], 1, [0], feed=0),))
+    with pytest.raises(EngineError, match="drew nothing"):
+        fed(batch, None)
+    with pytest.raises(EngineError, match="drew nothing"):
+        fed(batch, StepResult(((),)))
+    assert fed(batch, StepResult(((),), 0.0, frozenset({0}))).slices[0].tokens == (0,)
+    plain = StepBatch((Slice([4], 1, [0]),))
+    assert fed(plain, None) is plain
