@@ -10,6 +10,7 @@ and no sampling; owns nothing but a reference to the pool.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from baton.engine.pool import KvPool
 from baton.engine.rope import rotate
 from baton.engine.step_layout import StepLayout
 
+_FOLDED_ROWS = 1024  # queries x heads that share one mask
 _NORM_EPS = 1e-6  # of the two inner norms, whatever `rms_norm_eps` says
 
 Angles = tuple[Tensor, Tensor]  # of `Rotary.angles`
@@ -41,8 +43,8 @@ class LatentWeights:
 class LatentAttention:
     """Latents of a step's rows into the pool, then every row over its sequence so far.
 
-    Each sequence is computed by itself, so what else is in the batch does not touch it.
-    Calls come from the device thread alone, layer by layer.
+    Each sequence is attended by itself: what else is in the batch touches it only by the
+    rounding of products that rows share. Calls come from the device thread alone, layer by layer.
     """
 
     def __init__(self, pool: KvPool, spec: LatentSpec, heads: int, scale: float) -> None:
@@ -51,7 +53,6 @@ class LatentAttention:
         self._spec = spec
         self._heads = heads
         self._scale = scale
-        self._expand_from = expansion_pays_from(spec)
 
     def __call__(
         self, layer: int, weights: LatentWeights, x: Tensor, angles: Angles, layout: StepLayout
@@ -64,12 +65,28 @@ class LatentAttention:
     def attend(self, layer: int, queries: Tensor, up: Tensor, layout: StepLayout) -> Tensor:
         """`queries` [rows, heads, query_dim], each over its sequence up to itself, after
         `write`. Returns [rows, heads, value_dim]."""
-        out = queries.new_empty(*queries.shape[:2], self._spec.value_dim)
-        for first, end, blocks, tokens in _sequences(layout, self._pool.block_size):
-            known = self.latents(layer, blocks, tokens)
-            compute = self._expanded if end - first >= self._expand_from else self._absorbed
-            out[first:end] = compute(queries[first:end], known, up)
+        spec, decodes = self._spec, layout.decode_rows
+        out = queries.new_empty(*queries.shape[:2], spec.value_dim)
+        if decodes:
+            absorbed = absorb(spec, queries[:decodes], up)
+            out[:decodes] = release(spec, self.decode(layer, absorbed, layout), up)
+        for chunk in layout.chunks:
+            rows = chunk.end - chunk.first
+            known = self.latents(layer, chunk.blocks, chunk.start + rows)
+            expand = expansion_pays(spec, rows, len(known))
+            compute = self._expanded if expand else self._absorbed
+            out[chunk.first : chunk.end] = compute(queries[chunk.first : chunk.end], known, up)
         return out
+
+    def decode(self, layer: int, absorbed: Tensor, layout: StepLayout) -> Tensor:
+        """The rows of one token, `absorbed` [decode rows, heads, width]. Returns the weighted
+        sums of their tokens' rows in the pool, of the same shape."""
+        size, mixed = self._pool.block_size, torch.empty_like(absorbed)
+        lengths = layout.decode_lengths.tolist()
+        for row, (table, length) in enumerate(zip(layout.decode_tables, lengths, strict=True)):
+            known = self.latents(layer, table[: -(-length // size)], length)
+            mixed[row] = self._mix(absorbed[row : row + 1], known)[0]
+        return mixed
 
     def write(self, layer: int, latents: Tensor, layout: StepLayout) -> None:
         """Put `latents` [rows, width] into their blocks."""
@@ -104,33 +121,52 @@ class LatentAttention:
         """The last rows of a sequence: `queries` [rows, heads, query_dim], `known` [tokens,
         width]. Returns [rows, heads, value_dim]."""
         absorbed = absorb(self._spec, queries, up)
-        keys = known[None, None].expand(1, queries.shape[1], -1, -1)
-        # All of a latent as value: the last columns are not needed, but one shape for keys and
-        # values is what torch's fused attention takes.
+        mixed, rows = torch.empty_like(absorbed), len(queries)
+        together = max(1, _FOLDED_ROWS // queries.shape[1])
+        for first in range(0, rows, together):
+            end = min(first + together, rows)
+            seen = known[: len(known) - rows + end]
+            mixed[first:end] = self._mix(absorbed[first:end], seen)
+        return release(self._spec, mixed, up)
+
+    def _mix(self, absorbed: Tensor, known: Tensor) -> Tensor:
+        """The last rows of a sequence, `absorbed` [rows, heads, width], over `known` [tokens,
+        width]: weighted sums of the latter, in the shape of the former.
+
+        The heads take the place of the query length, since they share their keys; only as many
+        parts of them are apart as there are threads. All of a latent serves as value: the last
+        columns are not needed, but keys and values of one shape are what torch fuses.
+        """
+        rows, heads, width = absorbed.shape
+        parts = math.gcd(heads, torch.get_num_threads())
+        apart = absorbed.view(rows, parts, -1, width).transpose(0, 1)
+        keys = known.expand(1, parts, -1, -1)
+        mask = _causal(rows, len(known), known.device)
         mixed = functional.scaled_dot_product_attention(
-            absorbed.transpose(0, 1)[None],
+            apart.reshape(1, parts, -1, width),
             keys,
             keys,
-            attn_mask=_causal(len(queries), len(known)),
+            attn_mask=None if mask is None else mask.repeat_interleave(heads // parts, dim=0),
             scale=self._scale,
-        )  # [1, heads, rows, width]
-        return release(self._spec, mixed[0].transpose(0, 1), up)
+        )  # [1, parts, rows heads / parts, width]
+        return mixed.view(parts, rows, -1, width).transpose(0, 1).reshape(rows, heads, width)
 
     def _expanded(self, queries: Tensor, known: Tensor, up: Tensor) -> Tensor:
         """As `_absorbed`, by keys and values of every head."""
         spec = self._spec
-        tokens, heads = len(known), queries.shape[1]
+        tokens, (rows, heads, _) = len(known), queries.shape
         latent, shared = known.tensor_split((spec.rank,), dim=-1)
         pairs = functional.linear(latent, up.flatten(0, 1)).view(tokens, heads, -1)
         plain, values = pairs.tensor_split((spec.plain_dim,), dim=-1)
         keys = torch.cat((plain, shared[:, None].expand(-1, heads, -1)), dim=-1)
         missing = max(spec.query_dim - spec.value_dim, 0)
-        values = functional.pad(values, (0, missing))  # one width: see `_absorbed`
+        values = functional.pad(values, (0, missing))  # one shape: see `_mix`
         out = functional.scaled_dot_product_attention(
             queries.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
-            attn_mask=_causal(len(queries), tokens),
+            attn_mask=_causal(rows, tokens, known.device) if rows < tokens else None,
+            is_causal=rows == tokens,
             scale=self._scale,
         )
         return out[0, ..., : spec.value_dim].transpose(0, 1)
@@ -151,34 +187,21 @@ def release(spec: LatentSpec, mixed: Tensor, up: Tensor) -> Tensor:
     return torch.bmm(latent, up[:, spec.plain_dim :].transpose(1, 2)).transpose(0, 1)
 
 
-def expansion_pays_from(spec: LatentSpec) -> int:
-    """Rows of a chunk from which expanding its keys and values takes fewer multiplications than
-    absorbing: per token and head, rows x (2 rank + rope_dim) against
-    rows x (query_dim + value_dim) + rank x (plain_dim + value_dim)."""
+def expansion_pays(spec: LatentSpec, rows: int, tokens: int) -> bool:
+    """Whether the last `rows` of `tokens` take fewer multiplications with keys and values of
+    every head. Per head, absorbed: rows tokens (2 rank + rope_dim) + rows rank (plain_dim +
+    value_dim). Expanded: rows tokens (query_dim + value_dim) + tokens rank (plain_dim +
+    value_dim). So of DeepSeek-V3 a prompt's first chunk is expanded, and one far behind a
+    cached prefix if it has more than 170 tokens."""
     saved = 2 * spec.rank + spec.rope_dim - spec.query_dim - spec.value_dim
-    if saved <= 0:
-        return 1 << 62
-    return -(-spec.rank * (spec.plain_dim + spec.value_dim) // saved)
+    return rows * tokens * saved >= (tokens - rows) * spec.rank * (spec.plain_dim + spec.value_dim)
 
 
-def _sequences(layout: StepLayout, size: int) -> list[tuple[int, int, Tensor, int]]:
-    """(first row, end row, blocks, tokens up to the last row) of every sequence of the step."""
-    tables = zip(layout.decode_tables, layout.decode_lengths.tolist(), strict=True)
-    decodes = [
-        (row, row + 1, table[: -(-length // size)], length)
-        for row, (table, length) in enumerate(tables)
-    ]
-    return decodes + [
-        (chunk.first, chunk.end, chunk.blocks, chunk.start + chunk.end - chunk.first)
-        for chunk in layout.chunks
-    ]
-
-
-def _causal(rows: int, tokens: int) -> Tensor | None:
+def _causal(rows: int, tokens: int, device: torch.device) -> Tensor | None:
     """bool [rows, tokens]: the last `rows` of a sequence of `tokens`, each up to itself."""
     if rows == 1:
         return None
-    return torch.ones(rows, tokens, dtype=torch.bool).tril(tokens - rows)
+    return torch.ones(rows, tokens, dtype=torch.bool, device=device).tril(tokens - rows)
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ _LATENT = {
     "num_key_value_heads": 4,
     "first_k_dense_replace": 1,
     "kv_lora_rank": 32,
-    "qk_nope_head_dim": 12,  # with what follows, chunks of 12 and more tokens are expanded
+    "qk_nope_head_dim": 12,  # with what follows, 22 tokens behind a prefix of 68 are expanded
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
