@@ -23,7 +23,7 @@ from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk, ChunkScheduler
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import InvalidRequest, OutOfBlocks, Overloaded
+from baton.runtime.errors import EngineError, InvalidRequest, OutOfBlocks, Overloaded
 
 
 @dataclass(slots=True)
@@ -41,10 +41,12 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step has brought: tokens, and sequences whose numbers were not finite."""
+    """What a step has brought: tokens, sequences whose numbers were not finite, and those that
+    could not be computed."""
 
     drawn: list[tuple[Sequence, Drawn]] = field(default_factory=list)
     broken: list[Sequence] = field(default_factory=list)
+    failed: list[tuple[Sequence, EngineError]] = field(default_factory=list)
 
 
 class DecodeScheduler:
@@ -187,6 +189,8 @@ class DecodeScheduler:
             elif place in result.broken:
                 self._pool.unpublish(sequence.blocks)
                 outcome.broken.append(sequence)
+            elif place in result.failed:
+                outcome.failed.append((sequence, result.failed[place]))
             else:
                 sequence.computed += 1
                 self.holdings.publish_grown(sequence)
@@ -330,6 +334,10 @@ class DecodeScheduler:
         if place in result.broken:
             self._pool.unpublish(group.blocks)
             outcome.broken += [s for s in group.sequences if not s.ended]
+            return
+        if place in result.failed:
+            lost = [(s, result.failed[place]) for s in group.sequences if not s.ended]
+            outcome.failed += lost
             return
         self.holdings.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:

@@ -215,6 +215,9 @@ class DecodeWorker:
         for sequence in outcome.broken:
             metrics.BROKEN_SLICES.inc()
             self._requests.fail(sequence, EngineError("the model's numbers are not finite"))
+        for sequence, reason in outcome.failed:
+            log.error("a slice was not computed", detail=str(reason))
+            self._requests.fail(sequence, reason)
         self._after_ends()
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:

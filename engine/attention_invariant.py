@@ -49,7 +49,8 @@ class InvariantAttention(TorchAttention):
         if self._jobs is None or self._jobs[0] is not layout:
             group = queries.shape[1] // self._bits.shape[1]
             self._jobs = layout, _jobs(layout, max(1, _JOB_ROWS // group))
-        out = torch.empty(queries.shape, dtype=torch.float32)
+        # A job whose scratch memory cannot be had ends without a word: its rows then stay NaN.
+        out = torch.full(queries.shape, torch.nan)
         self._run(layer, queries.to(torch.float32).contiguous(), self._jobs[1], out)
         return out.to(queries.dtype)
 

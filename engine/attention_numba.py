@@ -35,7 +35,8 @@ class NumbaAttention(TorchAttention):
         self._warm_up()
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
-        out = torch.empty(queries.shape, dtype=torch.float32)
+        # A job whose scratch memory cannot be had ends without a word: its rows then stay NaN.
+        out = torch.full(queries.shape, torch.nan)
         take_threads()
         lengths = layout.decode_lengths.numpy()
         window = self._spec.windows[layer]

@@ -8,7 +8,7 @@ are neither freed nor shared for writing until its result is in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -71,16 +71,18 @@ class Drawn:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """`drawn[i]` are the draws of slice i, in the order of its `draws`. A slice whose logits
-    were not finite has its index in `broken` and no draws; the others are unharmed."""
+    were not finite has its index in `broken`, one that could not be computed has its error in
+    `failed`; both have no draws. The others are unharmed."""
 
     drawn: tuple[tuple[Drawn, ...], ...]
     device_s: float = 0.0
     broken: frozenset[int] = field(default_factory=frozenset)
+    failed: Mapping[int, EngineError] = field(default_factory=dict)
 
 
 def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
-    """`batch` with the drawn tokens of the step before in place of its feeds. A slice that was
-    broken feeds token 0. Raises EngineError if there is no such draw."""
+    """`batch` with the drawn tokens of the step before in place of its feeds. A slice that is
+    broken or has failed feeds token 0. Raises EngineError if there is no such draw."""
     if all(item.feed is None for item in batch.slices):
         return batch
     slices = list(batch.slices)
@@ -88,7 +90,8 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
         if item.feed is None:
             continue
         drawn = before.drawn[item.feed] if before and item.feed < len(before.drawn) else ()
-        if len(item.tokens) != 1 or not (drawn or (before and item.feed in before.broken)):
+        lost = before is not None and (item.feed in before.broken or item.feed in before.failed)
+        if len(item.tokens) != 1 or not (drawn or lost):
             raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")
         slices[index] = replace(item, tokens=(drawn[0].token if drawn else 0,), feed=None)
     return StepBatch(tuple(slices))

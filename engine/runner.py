@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.engine.attention import Attention
 from baton.engine.batch import Drawn, StepBatch, StepResult, fed
 from baton.engine.decoder import Decoder
+from baton.engine.divided_step import run_divided
 from baton.engine.draw_plan import DrawPlan, plan_draws
 from baton.engine.experts import Gating
 from baton.engine.latent import LatentAttention
@@ -53,17 +54,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepResult:
-        """Compute the KV of all slices and the draws of those that have some.
+        """Compute the KV of all slices and the draws of those that have some; in parts where
+        memory is short.
 
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
+        self._last = run_divided(self._compute, fed(batch, self._last))
+        return self._last
+
+    def _compute(self, batch: StepBatch) -> StepResult:
         started = time.perf_counter()
-        layout, plan = prepare(fed(batch, self._last), self._bounds)
+        layout, plan = prepare(batch, self._bounds)
         hidden = self._decoder.hidden(self._placed(layout))
         broken = plan.refused | _broken_slices(hidden, layout)
         drawn = self._draw(plan, hidden, broken)
-        self._last = StepResult(drawn, time.perf_counter() - started, frozenset(broken))
-        return self._last
+        return StepResult(drawn, time.perf_counter() - started, frozenset(broken))
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> list[Tensor]:

@@ -114,6 +114,8 @@ class PrefillScheduler:
             elif place in result.broken:
                 self._pool.unpublish(prompt.blocks)
                 self.fail(prompt, EngineError("the model's numbers are not finite"))
+            elif place in result.failed:
+                self.fail(prompt, result.failed[place])
             else:
                 self._publish(prompt, chunk)
                 self._offer(prompt, chunk.end // self._pool.block_size)

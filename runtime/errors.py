@@ -20,6 +20,7 @@
     │   └── ChecksumMismatch  503  the bytes are not the ones that were offered
     ├── OutOfBlocks           503  the pool is full (inside a worker; never seen by clients)
     ├── EngineError           500  the device or the numbers went wrong
+    │   └── OutOfMemory       503  the device has no memory for a slice of a step
     └── DeviceLost            500  the device does not answer; ends its worker
 
 This module is pure standard library: engine/ imports it too. Foreign exceptions are
@@ -156,6 +157,14 @@ class EngineError(BatonError):
     """The device failed, or the model produced numbers that are not finite."""
 
     retryable = True
+
+
+class OutOfMemory(EngineError):
+    """The device has no memory for one slice of a step; its request alone fails. Another
+    worker, or this one with less to do, may have it."""
+
+    http_status = 503
+    grpc_code = "RESOURCE_EXHAUSTED"
 
 
 class DeviceLost(BatonError):

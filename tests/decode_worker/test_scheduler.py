@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from opentelemetry.context import Context
 
@@ -12,7 +14,13 @@ from baton.engine.blocks import BlockPool, Hold
 from baton.proto import worker_pb2
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import InvalidRequest, OutOfBlocks, Overloaded
+from baton.runtime.errors import (
+    EngineError,
+    InvalidRequest,
+    OutOfBlocks,
+    OutOfMemory,
+    Overloaded,
+)
 from baton.runtime.sampling import SamplingParams
 
 SIZE = 4
@@ -69,9 +77,14 @@ class Bench:
         (group,) = self.scheduler.admit()
         return group
 
-    def result(self, plan: StepPlan, broken: frozenset[int] = frozenset()) -> StepResult:
+    def result(
+        self,
+        plan: StepPlan,
+        broken: frozenset[int] = frozenset(),
+        failed: Mapping[int, EngineError] | None = None,
+    ) -> StepResult:
         drawn = tuple(tuple(Drawn(d.choice, 7) for d in piece.draws) for piece in plan.batch.slices)
-        return StepResult(drawn, broken=broken)
+        return StepResult(drawn, broken=broken, failed=failed or {})
 
     def step(self) -> StepPlan:
         self.scheduler.admit()
@@ -273,6 +286,26 @@ def test_a_broken_slice_is_not_published_and_the_others_go_on() -> None:
     bench.end(bad)
     assert bench.pool.held_prefix(identity.chain(KEY, ROOT, [1] * 6, SIZE)) == 0
     bench.end(good)
+    bench.pool.check()
+
+
+def test_a_slice_that_was_not_computed_fails_alone_and_leaves_the_cache() -> None:
+    bench = Bench()
+    bad, good, young = bench.submit([1] * 6), bench.submit([2] * 6), bench.submit([3] * 16)
+    bench.step(), bench.step()
+    plan = bench.scheduler.plan()
+    assert [s.request for s in plan.decoding] == [bad, good]
+    short = OutOfMemory("no memory")
+    outcome = bench.scheduler.commit(plan, bench.result(plan, failed={0: short, 2: short}))
+    assert [(s.request, error) for s, error in outcome.failed] == [(bad, short), (young, short)]
+    assert [s.request for s, _ in outcome.drawn] == [good]
+    assert not outcome.broken
+    bench.end(bad), bench.end(young)
+    assert bench.pool.held_prefix(identity.chain(KEY, ROOT, [1] * 6, SIZE)) == 1  # it is right
+    before = plan.chunks[0].start // SIZE
+    assert bench.pool.held_prefix(identity.chain(KEY, ROOT, [3] * 16, SIZE)) == before
+    bench.end(good)
+    assert bench.pool.available == bench.pool.total
     bench.pool.check()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from opentelemetry.context import Context
 
@@ -13,7 +15,7 @@ from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import EngineError, InvalidRequest, Overloaded
+from baton.runtime.errors import EngineError, InvalidRequest, OutOfMemory, Overloaded
 from baton.runtime.sampling import SamplingParams
 
 SIZE = 4
@@ -45,12 +47,16 @@ class Bench:
         self.scheduler.submit(prompt)
         return prompt
 
-    def step(self, broken: frozenset[int] = frozenset()) -> int:
+    def step(
+        self,
+        broken: frozenset[int] = frozenset(),
+        failed: Mapping[int, EngineError] | None = None,
+    ) -> int:
         """One step; how many tokens it computed."""
         self.scheduler.admit()
         plan = self.scheduler.plan()
         drawn = tuple(tuple(Drawn(d.choice, 7) for d in piece.draws) for piece in plan.batch.slices)
-        self.scheduler.commit(plan, StepResult(drawn, broken=broken))
+        self.scheduler.commit(plan, StepResult(drawn, broken=broken, failed=failed or {}))
         return sum(len(piece.tokens) for piece in plan.batch.slices)
 
     def run(self) -> None:
@@ -157,6 +163,17 @@ def test_broken_numbers_fail_the_prompt_and_are_not_cached() -> None:
     assert any("EngineError" in event for event in events(prompt))
     prompt.end()
     assert bench.pool.counts().free == bench.pool.total
+
+
+def test_a_prompt_that_was_not_computed_fails_alone() -> None:
+    bench = Bench()
+    bad, good = bench.submit([1] * 8), bench.submit([2] * 8)
+    bench.step(failed={0: OutOfMemory("no memory")})
+    bench.run()
+    assert any("no memory" in event for event in events(bad))
+    assert events(good)[-1] == "None"
+    bad.end(), good.end()
+    assert bench.pool.available == bench.pool.total
 
 
 def test_a_failed_step_fails_its_prompts_alone() -> None:
