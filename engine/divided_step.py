@@ -31,8 +31,7 @@ def run_divided(run: Run, batch: StepBatch) -> StepResult:
             raise
         reason = str(error).partition("\n")[0]
     # Only here is the error gone, and with it the tensors that its frames held.
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # of no effect where CUDA is not in use
     if len(batch.slices) == 1:
         tokens = len(batch.slices[0].tokens)
         lack = OutOfMemory(f"a slice of {tokens} tokens does not fit into memory: {reason}")
