@@ -25,6 +25,7 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "placement": "router.placement",
     "dtype": "worker.dtype",
     "blocks": "pool.blocks",
+    "quantization": "worker.quantization",
     "deterministic": "worker.deterministic",
 }
 
@@ -89,6 +90,10 @@ def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.Argume
     command.add_argument("--port", help="the router's port (router.port)")
     command.add_argument("--placement", choices=("auto", "disaggregated", "local"))
     command.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    command.add_argument(
+        "--quantization", choices=("none", "int8", "int4"),
+        help="make smaller weights of plain ones at load (worker.quantization)",
+    )  # fmt: skip
     command.add_argument(
         "--deterministic", action="store_const", const="true",
         help="a request's tokens depend on nothing else that is served (worker.deterministic)",

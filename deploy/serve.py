@@ -118,6 +118,8 @@ class Serving:
                 if record.worker_id in missing:
                     missing.remove(record.worker_id)
                     self._progress(f"{record.worker_id} ready at {record.address}")
+                    if record.memory:
+                        self._progress(f"{record.worker_id} memory: {record.memory}")
             address = router_address(instance.folder)
             if not missing and address is not None and self._all_linked(address):
                 return f"http://{address}"

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -51,6 +51,7 @@ from baton.runtime.worker_service import WorkerService
 log = logs.get(__name__)
 
 ANNOUNCE_S = 3.0
+PROGRESS_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
 STOP_GRACE_S = 5.0
 SERVER_GRACE_S = 0.5
@@ -83,6 +84,8 @@ def run_worker(
         max_context=settings.max_context,
         memory_fraction=config.pool.memory_fraction,
         deterministic=settings.deterministic,
+        quantization=settings.quantization,
+        progress=LoadProgress(),
     )
     checksum.warm_up()
     log.info(
@@ -93,6 +96,8 @@ def run_worker(
         kv_tokens=engine.pool.blocks * config.pool.block_size,
         kv_bytes=engine.pool.blocks * engine.pool.block_bytes,
     )
+    if engine.memory is not None:
+        log.info("memory", plan=engine.memory.line(), **asdict(engine.memory))
     boot = Boot(
         config=config,
         role=role,
@@ -106,6 +111,27 @@ def run_worker(
         asyncio.run(_serve(boot, engine))
     finally:
         tracing.shutdown()
+
+
+class LoadProgress:
+    """Says every few seconds how far the weights are. Called by the threads that load."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = self._said = clock()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = self._clock()
+        if now - self._said < PROGRESS_S:
+            return
+        self._said = now
+        log.info(
+            "loading weights",
+            done_bytes=done_bytes,
+            total_bytes=total_bytes,
+            percent=round(100 * done_bytes / max(total_bytes, 1), 1),
+            seconds=round(now - self._began, 1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +162,8 @@ async def _serve(boot: Boot, engine: TorchEngine) -> None:
     role = _decode(below) if boot.role == "decode" else _prefill(below)
     admin = AdminServer(config.worker.host, config.worker.admin_port, role.worker.audit)
     record = await _listen(boot, role.server, admin)
+    if engine.memory is not None:
+        record = replace(record, memory=engine.memory.line())
     tasks = [
         asyncio.create_task(role.worker.run()),
         asyncio.create_task(_announce(boot.registry, record)),
@@ -247,7 +275,10 @@ def _limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
         vocab_size=engine.spec.vocab_size,
         max_context=min(engine.max_context, pool_tokens),
         fingerprint=model_fingerprint(
-            boot.model_folder, boot.config.worker.max_context, engine.numerics
+            boot.model_folder,
+            boot.config.worker.max_context,
+            engine.numerics,
+            boot.config.worker.quantization,
         ),
         kv_dtype=engine.dtype_name,
         key=identity.cluster_key(boot.token),

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the host's, or its container's limit.
+"""How much memory this process has, and may still take: the host's, or its container's limit.
 
 Reads the kernel's own figures; keeps no state.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_STATUS = Path("/proc/self/status")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -19,6 +20,17 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     if limit is None or used is None:
         return available
     return min(available, max(limit - used, 0))
+
+
+def resident_bytes(status: Path = _STATUS) -> int:
+    """This process's own memory, shared memory included and mapped files not: their pages go
+    when others need them. 0 where the kernel does not tell."""
+    if not status.exists():
+        return 0
+    lines = (line.partition(":") for line in status.read_text().splitlines())
+    return sum(
+        int(rest.split()[0]) * 1024 for name, _, rest in lines if name in ("RssAnon", "RssShmem")
+    )
 
 
 def _meminfo_available(meminfo: Path) -> int:

@@ -12,10 +12,13 @@ from pathlib import Path
 import torch
 
 from baton.engine.attention import Attention, TorchAttention
-from baton.engine.host_memory import available_bytes
+from baton.engine.host_memory import available_bytes, resident_bytes
 from baton.engine.latent import LatentAttention
+from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool, blocks_for
+from baton.engine.quantization import MADE, Made
 from baton.engine.runner import ModelRunner
+from baton.engine.shards import Progress
 from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import Weights, load_weights, source_dtype
@@ -39,6 +42,8 @@ def build_engine(
     memory_fraction: float = 0.5,
     backend: str = "auto",
     deterministic: bool = False,
+    quantization: str = "none",
+    progress: Progress | None = None,
 ) -> TorchEngine:
     """Load the model of `folder` and start its device thread.
 
@@ -46,7 +51,8 @@ def build_engine(
     `dtype` "auto": float32 where the weights are stored so, else bfloat16 (float16 computes on
     few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
     torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`: see
-    `deterministic_runner`. Raises ModelError and ConfigError naming the remedy.
+    `deterministic_runner`. `quantization`: what plain weights become, "int8" or "int4".
+    `progress`: see `load_weights`. Raises ModelError and ConfigError naming the remedy.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -59,6 +65,8 @@ def build_engine(
         memory_fraction=memory_fraction,
         backend=backend,
         deterministic=deterministic,
+        quantization=quantization,
+        progress=progress,
     )
     return TorchEngine(runner, threads=threads)
 
@@ -73,17 +81,31 @@ def build_runner(
     memory_fraction: float = 0.5,
     backend: str = "auto",
     deterministic: bool = False,
+    quantization: str = "none",
+    progress: Progress | None = None,
 ) -> ModelRunner:
     """As `build_engine`, for whoever runs steps in a thread of their own."""
     spec = read_spec(folder, max_context)
     kind = _dtype(folder, spec, dtype)
-    weights = load_weights(folder, spec, kind)
-    if not blocks:
-        blocks = blocks_for(spec, block_size, kind, int(memory_fraction * available_bytes()))
+    before = resident_bytes()
+    weights = load_weights(folder, spec, kind, progress, _made(quantization))
+    grown, free = max(resident_bytes() - before, 0), available_bytes()
+    fraction = 0.0 if blocks else memory_fraction
+    blocks = blocks or blocks_for(spec, block_size, kind, int(memory_fraction * free))
     pool = KvPool(spec, blocks, block_size, kind)
     if deterministic:
-        return _deterministic(spec, weights, pool, max_context)
-    return ModelRunner(spec, weights, pool, _attention(pool, spec, backend), max_context)
+        runner = _deterministic(spec, weights, pool, max_context)
+    else:
+        runner = ModelRunner(spec, weights, pool, _attention(pool, spec, backend), max_context)
+    context = runner.max_context
+    runner.memory = MemoryPlan(grown, free, fraction, blocks, pool.block_bytes, block_size, context)
+    return runner
+
+
+def _made(name: str) -> Made:
+    if name not in MADE:
+        raise ConfigError(f"worker.quantization is {name!r}: give {', '.join(MADE)}")
+    return MADE[MADE.index(name)]
 
 
 def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:

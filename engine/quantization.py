@@ -15,6 +15,7 @@ from baton.engine.config_fields import ConfigFields
 
 Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8"]
 Made = Literal["none", "int8", "int4"]  # `worker.quantization`: what plain weights become
+MADE: tuple[Made, ...] = ("none", "int8", "int4")
 _METHODS = ("awq", "gptq", "compressed-tensors", "fp8")
 _FORMATS: dict[str, Layout] = {
     "pack-quantized": "packed",

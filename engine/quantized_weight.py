@@ -137,8 +137,8 @@ def quantize_int4(weight: Tensor, group: int) -> QuantizedWeight:
 
 def _scale(scale: Tensor) -> Tensor:
     """Rounded to bfloat16, which the products take; 1 for groups of nothing but noughts, or
-    of numbers too small to divide by."""
-    return scale.where(scale > 1e-30, 1.0).to(torch.bfloat16).to(torch.float32)
+    of numbers too small to divide by. NaN stays, so that it can be seen."""
+    return scale.masked_fill(scale <= 1e-30, 1.0).to(torch.bfloat16).to(torch.float32)
 
 
 def pack_pairs(codes: Tensor) -> Tensor:

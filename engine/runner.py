@@ -18,6 +18,7 @@ from baton.engine.divided_step import run_divided
 from baton.engine.draw_plan import DrawPlan, plan_draws
 from baton.engine.experts import Gating
 from baton.engine.latent import LatentAttention
+from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
 from baton.engine.sampling import sample
 from baton.engine.spec import ModelSpec
@@ -47,6 +48,7 @@ class ModelRunner:
         self.spec = spec
         self.pool = pool
         self.max_context = max_context or spec.max_context
+        self.memory: MemoryPlan | None = None  # set by who sized the pool
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
         self._decoder = Decoder(spec, weights, attention, gating)
         self._last: StepResult | None = None  # whose draws the next step may continue with

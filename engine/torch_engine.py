@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.batch import StepBatch, StepResult
+from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
@@ -86,6 +87,11 @@ class TorchEngine:
     @property
     def max_context(self) -> int:
         return self._runner.max_context
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """What the memory goes to, where `build_engine` sized the pool."""
+        return self._runner.memory
 
     @property
     def numerics(self) -> str:

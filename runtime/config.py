@@ -13,6 +13,7 @@ from baton.runtime.errors import ConfigError
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class WorkerConfig:
     threads: int = 0  # 0: torch's own choice
     dtype: Dtype = "auto"
     max_context: int = 0  # tokens; 0: the model's own
+    quantization: Quantization = "none"  # of weights that are stored plainly
     deterministic: bool = False  # a sequence's tokens do not depend on batch, chunks or cache
 
 

@@ -34,6 +34,7 @@ class WorkerRecord:
     admin_address: str  # host:port, HTTP: metrics and audit
     model: str
     pid: int
+    memory: str = ""  # where it goes, for whoever starts the worker
 
 
 class Registry(Protocol):

@@ -11,7 +11,7 @@ import pytest
 
 from baton.deploy import worker_process
 from baton.deploy.admin import AdminServer
-from baton.deploy.worker_process import Boot, _listen, _watch_quarantine
+from baton.deploy.worker_process import Boot, LoadProgress, _listen, _watch_quarantine
 from baton.engine.blocks import BlockPool, Hold
 from baton.runtime.config import Config, WorkerConfig
 from baton.runtime.errors import ConfigError, EngineError
@@ -124,3 +124,24 @@ async def test_a_workers_port_that_is_taken_is_named_with_the_setting() -> None:
         with pytest.raises(ConfigError, match=f"worker.port {port} on 127.0.0.1"):
             await _listen(boot(port=port), server, AdminServer("127.0.0.1", 0, dict))
         await server.stop(None)
+
+
+def test_loading_is_told_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, object]] = []
+
+    class Log:
+        def info(self, event: str, **fields: object) -> None:
+            said.append({"event": event, **fields})
+
+    monkeypatch.setattr(worker_process, "log", Log())
+    now = [100.0]
+    progress = LoadProgress(lambda: now[0])
+    for second in range(10):
+        now[0] = 100.0 + second
+        progress(second * 10, 200)
+    assert [(line["event"], line["percent"]) for line in said] == [
+        ("loading weights", 15.0),
+        ("loading weights", 30.0),
+        ("loading weights", 45.0),
+    ]
+    assert (said[-1]["done_bytes"], said[-1]["total_bytes"], said[-1]["seconds"]) == (90, 200, 9.0)

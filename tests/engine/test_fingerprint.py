@@ -69,3 +69,9 @@ def test_a_cut_file_is_refused_by_name(folder, kept):
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ModelError, match="model.safetensors"):
         model_fingerprint(folder)
+
+
+def test_what_is_made_of_the_weights_at_load_differs(folder):
+    found = {model_fingerprint(folder, quantization=made) for made in ("none", "int8", "int4")}
+    assert len(found) == 3
+    assert model_fingerprint(folder) in found

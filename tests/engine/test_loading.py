@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from baton.engine.attention import TorchAttention
-from baton.engine.host_memory import available_bytes
+from baton.engine.host_memory import available_bytes, resident_bytes
 from baton.engine.loading import build_runner
 from baton.runtime.errors import ConfigError
 
@@ -49,7 +49,39 @@ def test_pool_is_sized_from_what_is_free(qwen3, monkeypatch):
         build_runner(qwen3.folder, memory_fraction=0.1)
 
 
-@pytest.mark.parametrize("how", [{"dtype": "int4"}, {"backend": "cuda"}])
+def test_a_process_knows_what_it_holds_without_mapped_files(tmp_path):
+    status = write(
+        tmp_path / "status", "VmHWM: 99 kB\nRssAnon:\t 7 kB\nRssFile: 50 kB\nRssShmem: 2 kB\n"
+    )
+    assert resident_bytes(status) == 9 * 1024
+    assert resident_bytes(tmp_path / "none") == 0
+
+
+def test_the_arithmetic_of_the_pool_is_kept(qwen3, monkeypatch):
+    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: 100 * 24576)
+    plan = build_runner(qwen3.folder, memory_fraction=0.5).memory
+    assert (plan.free_bytes, plan.fraction, plan.blocks) == (100 * 24576, 0.5, 50)
+    assert (plan.block_bytes, plan.block_size, plan.max_context) == (24576, 16, 512)
+    given = build_runner(qwen3.folder, blocks=3).memory
+    assert (given.fraction, given.blocks) == (0.0, 3)
+
+
+@pytest.mark.parametrize("made", ["int8", "int4"])
+def test_quantization_is_made_of_plain_weights(qwen3, made, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "baton.engine.loading.load_weights", lambda *given: seen.append(given[-1]) or stop()
+    )
+    with pytest.raises(StopAsyncIteration):
+        build_runner(qwen3.folder, blocks=2, quantization=made)
+    assert seen == [made]
+
+
+def stop():
+    raise StopAsyncIteration
+
+
+@pytest.mark.parametrize("how", [{"dtype": "int4"}, {"backend": "cuda"}, {"quantization": "int3"}])
 def test_unknown_choices_are_refused(qwen3, how):
     with pytest.raises(ConfigError, match=next(iter(how.values()))):
         build_runner(qwen3.folder, blocks=2, **how)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from baton.engine.batch import Slice
 from baton.engine.spec import read_spec
 from baton.engine.weights import load_weights, source_dtype
-from baton.runtime.errors import ModelError
+from baton.runtime.errors import ConfigError, ModelError
 
 
 @pytest.fixture
@@ -196,3 +196,52 @@ def test_sizes_that_no_memory_holds_are_named(folder):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 1 << 50}))
     with pytest.raises(ModelError, match=r"no memory for a tensor .*config\.json"):
         load(folder)
+
+
+@pytest.mark.parametrize(("made", "bound"), [("int8", 0.025), ("int4", 0.25)])
+def test_weights_made_smaller_answer_nearly_alike(
+    references, tmp_path, made, bound, story, prompts
+):
+    """Of a size at which a random model's layers do not throw small differences about."""
+    folder, tokens = shutil.copytree(references("llama").folder, tmp_path / "model"), prompts(30)
+
+    def calm(tensors):
+        for name in [name for name in tensors if "_proj." in name]:
+            tensors[name] *= 0.2
+
+    edit(folder, calm)
+    ours, theirs = story(folder, quantization=made), story(folder)
+    (found,) = ours.logits(Slice(tokens, 0, ours.blocks(30)))
+    (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(30)))
+    assert 0 < (found - wanted).norm() < bound * wanted.norm()
+
+
+def test_columns_that_no_group_divides_are_refused_for_int4(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 80}))
+
+    def narrow(tensors):
+        for name in [name for name in tensors if ".mlp." in name]:
+            axis = 1 if "down" in name else 0
+            tensors[name] = tensors[name].narrow(axis, 0, 80).contiguous()
+
+    edit(folder, narrow)
+    load_weights(folder, read_spec(folder), torch.float32, None, "int8")
+    with pytest.raises(ModelError, match=r"down_proj\.weight \[64, 80\] has 80 columns"):
+        load_weights(folder, read_spec(folder), torch.float32, None, "int4")
+
+
+@pytest.mark.parametrize("made", ["int8", "int4"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_cannot_be_quantised(folder, made, bad):
+    edit(folder, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][5].fill_(bad))
+    with pytest.raises(ModelError, match=r"up_proj\.weight \[96, 64\] has values that are not"):
+        load_weights(folder, read_spec(folder), torch.float32, None, made)
+
+
+def test_quantised_weights_are_not_quantised_again(folder):
+    path = folder / "config.json"
+    config = {"quant_method": "fp8"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+    with pytest.raises(ConfigError, match=r"worker\.quantization is 'int8'.*quantised weights"):
+        load_weights(folder, read_spec(folder), torch.float32, None, "int8")
