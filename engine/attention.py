@@ -7,7 +7,7 @@ change by measurement. Knows no weights; owns nothing but a reference to the poo
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as functional
@@ -29,6 +29,23 @@ class Attention(Protocol):
         """Causal attention of `queries` [rows, heads, head_dim], each over the tokens of its
         sequence up to itself that are in the layer's window (`AttentionSpec`), after `write`.
         Returns the same shape and kind."""
+        ...
+
+
+@runtime_checkable
+class RotatingAttention(Protocol):
+    """A backend that turns queries and keys itself, while it writes."""
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """`write` of the keys turned by `angles` (`Rotary.angles`); returns turned queries."""
         ...
 
 

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from baton.engine.attention import Attention
+from baton.engine.attention import Attention, RotatingAttention
 from baton.engine.experts import ExpertWeights, Gating, mix
 from baton.engine.families import Activation
 from baton.engine.latent import LatentAttention, LatentWeights
+from baton.engine.norms import Norms, TorchNorms
 from baton.engine.rope import Rotary, rotate
 from baton.engine.spec import ModelSpec
 from baton.engine.step_layout import StepLayout
@@ -36,12 +37,14 @@ class Decoder:
         weights: Weights,
         attention: Attention | LatentAttention,
         gating: Gating | None = None,
+        norms: Norms | None = None,
     ) -> None:
-        """`gating` None: torch's own activations."""
+        """`gating` and `norms` None: torch's own."""
         self._spec = spec
         self._weights = weights
         self._attention = attention
         self._gating = gating or partial(torch_gating, activation=spec.activation)
+        self._norms = norms or TorchNorms()
         device = weights.embedding.device
         self._rotary = Rotary(spec.rope, spec.rotary_dim, device)
         local = spec.local_rope
@@ -55,13 +58,17 @@ class Decoder:
         if self._local_rotary is not None:
             local = self._local_rotary.angles(layout.positions, x.dtype)
         windows = self._spec.attention.windows
-        for index, layer in enumerate(self._weights.layers):
+        layers, eps = self._weights.layers, self._spec.norm_eps
+        after = [layer.input_norm for layer in layers[1:]] + [self._weights.final_norm]
+        normed = self._norm(x, layers[0].input_norm)
+        for index, layer in enumerate(layers):
             turn = local if windows[index] else angles
-            attended = self._attend(index, layer, self._norm(x, layer.input_norm), turn, layout)
-            x = x + self._output_norm(attended, layer.attention_norm)
-            computed = self._mlp(layer, self._norm(x, layer.mlp_norm))
-            x = x + self._output_norm(computed, layer.output_norm)
-        return self._norm(x, self._weights.final_norm)
+            part = self._attend(index, layer, normed, turn, layout)
+            part = self._output_norm(part, layer.attention_norm)
+            normed, x = self._norms.add_norm(part, x, layer.mlp_norm, eps)
+            part = self._output_norm(self._mlp(layer, normed), layer.output_norm)
+            normed, x = self._norms.add_norm(part, x, after[index], eps)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [rows, vocab] of `hidden` [rows, hidden]."""
@@ -94,8 +101,12 @@ class Decoder:
         queries, keys, values = torch.split(qkv, sizes, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
-        queries, keys = rotate(queries, *angles), rotate(keys, *angles)
-        self._attention.write(index, keys, values, layout)
+        if isinstance(self._attention, RotatingAttention):
+            given = (queries, keys, values, angles, layout)
+            queries = self._attention.rotate_and_write(index, *given)
+        else:
+            queries, keys = rotate(queries, *angles), rotate(keys, *angles)
+            self._attention.write(index, keys, values, layout)
         attended = self._attention.attend(index, queries, layout)
         return layer.output(attended.flatten(1))
 
@@ -109,11 +120,7 @@ class Decoder:
         return x if weight is None else self._norm(x, weight)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
-        if weight.dtype != x.dtype:  # kept in float32: rounded once, after the weight
-            wide = x.to(weight.dtype)
-            return functional.rms_norm(wide, weight.shape, weight, self._spec.norm_eps).to(x.dtype)
-        return functional.rms_norm(x, weight.shape, weight, self._spec.norm_eps)
+        return self._norms.norm(x, weight, self._spec.norm_eps)
 
 
 def torch_gating(gate_up: Tensor, activation: Activation) -> Tensor:

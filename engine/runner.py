@@ -19,6 +19,7 @@ from baton.engine.draw_plan import DrawPlan, plan_draws
 from baton.engine.experts import Gating
 from baton.engine.latent import LatentAttention
 from baton.engine.memory_plan import MemoryPlan
+from baton.engine.norms import Norms
 from baton.engine.pool import KvPool
 from baton.engine.sampling import sample
 from baton.engine.spec import ModelSpec
@@ -38,6 +39,7 @@ class ModelRunner:
         attention: Attention | LatentAttention,
         max_context: int = 0,
         gating: Gating | None = None,
+        norms: Norms | None = None,
     ) -> None:
         """Raises ConfigError if `max_context` exceeds the model's."""
         if not 0 <= max_context <= spec.max_context:
@@ -50,7 +52,7 @@ class ModelRunner:
         self.max_context = max_context or spec.max_context
         self.memory: MemoryPlan | None = None  # set by who sized the pool
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
-        self._decoder = Decoder(spec, weights, attention, gating)
+        self._decoder = Decoder(spec, weights, attention, gating, norms)
         self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 

@@ -44,7 +44,7 @@ class StepLayout:
     spans: tuple[tuple[int, int], ...]  # rows of each slice, in the order of the batch
 
     def to(self, device: torch.device) -> StepLayout:
-        """The same on `device`; the host's copies need not outlive the call."""
+        """The same on `device`, but for the chunks' tables, which attention plans with."""
         moved = {
             name: getattr(self, name).to(device)
             for name in (
@@ -56,8 +56,7 @@ class StepLayout:
                 "decode_lengths",
             )
         }
-        chunks = tuple(replace(chunk, blocks=chunk.blocks.to(device)) for chunk in self.chunks)
-        return replace(self, chunks=chunks, **moved)
+        return replace(self, **moved)
 
     @property
     def decode_rows(self) -> int:

@@ -14,6 +14,18 @@ from torch import Tensor
 _TILE = 4096  # values that one program holds; a longer row is held by more warps
 
 
+class TritonNorms:
+    """`Norms` on a GPU."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, eps)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """`x` [..., size] over its root mean square, times (`offset` + `weight` [size]).
 
