@@ -52,7 +52,7 @@ class ModelRunner:
         self.max_context = max_context or spec.max_context
         self.memory: MemoryPlan | None = None  # set by who sized the pool
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
-        self._decoder = Decoder(spec, weights, attention, gating, norms)
+        self.decoder = Decoder(spec, weights, attention, gating, norms)
         self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
@@ -69,7 +69,7 @@ class ModelRunner:
     def _compute(self, batch: StepBatch) -> StepResult:
         started = time.perf_counter()
         layout, plan = prepare(batch, self._bounds)
-        hidden = self._decoder.hidden(self._placed(layout))
+        hidden = self.decoder.hidden(self._placed(layout))
         broken = plan.refused | _broken_slices(hidden, layout)
         drawn = self._draw(plan, hidden, broken)
         return StepResult(drawn, time.perf_counter() - started, frozenset(broken))
@@ -78,7 +78,7 @@ class ModelRunner:
     def all_logits(self, batch: StepBatch) -> list[Tensor]:
         """Float32 logits [tokens, vocab] of every slice; writes the KV as `run` does."""
         layout = self._placed(lay_out(batch, self._bounds))
-        logits = self._decoder.logits(self._decoder.hidden(layout))
+        logits = self.decoder.logits(self.decoder.hidden(layout))
         return [logits[first:end] for first, end in layout.spans]
 
     def _placed(self, layout: StepLayout) -> StepLayout:
@@ -93,7 +93,7 @@ class ModelRunner:
         plan = plan.without(broken)
         if not plan.draws:
             return plan.by_slice([])
-        logits = self._decoder.logits(hidden[plan.last_rows])
+        logits = self.decoder.logits(hidden[plan.last_rows])
         finite = logits.sum(dim=-1).isfinite()
         if not finite.all():
             lost = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}

@@ -9,48 +9,74 @@ such product for values of other kinds than the rows'. Keeps no state.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as functional
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.engine.quantized_weight import Kind, QuantizedWeight
 from baton.engine.triton_tile import INTERPRETED
 from baton.runtime.errors import ModelError
 
-Packing = Literal["int8", "int4", "fp8"]
 _FUSED_ROWS = 64  # more are multiplied faster by torch, from a plain matrix
 _PROGRAMS = 264  # twice the multiprocessors of an H200: fewer leave its memory idle
+
+
+class TritonQuantized:
+    """The `Linear` of a `QuantizedWeight` on a GPU, with an optional `bias` [out]."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, device: torch.device) -> None:
+        """Raises ModelError as `quantized_matmul` does."""
+        _group(weight.columns, weight.scales, weight.group)
+        self._packing, self._group = weight.kind, weight.group
+        self._values = weight.codes.contiguous().to(device)
+        self._scales = weight.scales.contiguous().to(device)
+        self._zeros = None if weight.zeros is None else weight.zeros.contiguous().to(device)
+        self._order = None if weight.order is None else weight.order.to(device)
+        self._bias = None if bias is None else bias.to(device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        x = x if self._order is None else x.index_select(1, self._order)
+        given = (self._values, self._scales, self._packing, self._zeros, self._bias, self._group)
+        return quantized_matmul(x, *given)
 
 
 def quantized_matmul(
     x: Tensor,
     values: Tensor,
     scales: Tensor,
-    packing: Packing,
+    packing: Kind,
     zeros: Tensor | None = None,
     bias: Tensor | None = None,
+    group: int = 0,
 ) -> Tensor:
     """[rows, out] of `x` [rows, in] with the matrix that `values` and `scales` stand for.
 
     `values` are int8 [out, in], float8_e4m3fn [out, in], or for int4 uint8 [out, in / 2] with
-    the even column in the low half and values from 0 to 15; `scales` [out, groups], a divisor
-    of `in`; `zeros` of the same shape, None: 8 for int4, else 0. All contiguous. Raises
-    ModelError for a group that is not a multiple of 16.
+    the even column in the low half and values from 0 to 15; `scales` [out, groups]; `zeros` of
+    the same shape, None: 8 for int4, else 0. All contiguous. `group` columns share a scale, 0:
+    as many for each; the last group may be cut. Raises ModelError where 16 does not divide them.
     """
     rows, depth = x.shape
-    width = values.shape[0]
-    _group(depth, scales)
+    group = _group(depth, scales, group)
     if rows > _FUSED_ROWS:
-        return functional.linear(x, dequantized(values, scales, packing, zeros, x.dtype), bias)
-    out = _fused(x, values, scales, packing, zeros) if rows else x.new_empty((0, width))
+        plain = dequantized(values, scales, packing, zeros, x.dtype, group)
+        return functional.linear(x, plain, bias)
+    if not rows:
+        return x.new_empty((0, values.shape[0]))
+    out = _fused(x, values, scales, packing, zeros, group)
     return out if bias is None else out + bias
 
 
 def dequantized(
-    values: Tensor, scales: Tensor, packing: Packing, zeros: Tensor | None, dtype: torch.dtype
+    values: Tensor,
+    scales: Tensor,
+    packing: Kind,
+    zeros: Tensor | None,
+    dtype: torch.dtype,
+    group: int = 0,
 ) -> Tensor:
     """The plain matrix [out, in], rounded to `dtype`; arguments as for `quantized_matmul`."""
     width = values.shape[0]
@@ -63,7 +89,7 @@ def dequantized(
         zeros if zeros is not None else scales,
         out,
         depth,
-        _group(depth, scales),
+        _group(depth, scales, group),
         scales.shape[1],
         PACKING=packing,
         ZEROS=zeros is not None,
@@ -73,7 +99,7 @@ def dequantized(
 
 
 def dequantized_reference(
-    values: Tensor, scales: Tensor, packing: Packing, zeros: Tensor | None, dtype: torch.dtype
+    values: Tensor, scales: Tensor, packing: Kind, zeros: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """The same in torch, in float32 until the end."""
     if packing == "int4":
@@ -88,9 +114,9 @@ def dequantized_reference(
     return (grouped * scales.to(torch.float32)[:, :, None]).flatten(1).to(dtype)
 
 
-def _group(depth: int, scales: Tensor) -> int:
-    group, rest = divmod(depth, scales.shape[1])
-    if rest or group % 16:
+def _group(depth: int, scales: Tensor, group: int) -> int:
+    group = group or depth // scales.shape[1]
+    if group % 16 or depth % 16 or -(-depth // group) != scales.shape[1]:
         raise ModelError(
             f"a quantised matrix of {depth} columns has {scales.shape[1]} groups: their size "
             "must be a multiple of 16 columns; quantise with groups of 16, 32, 64 or 128"
@@ -104,14 +130,14 @@ def _as_bytes(values: Tensor) -> Tensor:
 
 
 def _fused(
-    x: Tensor, values: Tensor, scales: Tensor, packing: Packing, zeros: Tensor | None
+    x: Tensor, values: Tensor, scales: Tensor, packing: Kind, zeros: Tensor | None, group: int
 ) -> Tensor:
     rows, depth = x.shape
     width, groups = scales.shape
-    group = depth // groups
-    block_k = next(size for size in (128, 64, 32, 16) if group % size == 0)
+    block_k = next(size for size in (128, 64, 32, 16) if group % size == 0 == depth % size)
     if packing == "int4" and block_k == 16:  # its halves are too thin for the matrix units
-        return functional.linear(x, dequantized(values, scales, packing, zeros, x.dtype))
+        plain = dequantized(values, scales, packing, zeros, x.dtype, group)
+        return functional.linear(x, plain)
     block_m = max(16, triton.next_power_of_2(rows))
     block_n = 64 if block_m < 64 else 32  # more sums than that find no registers
     blocks_k = depth // block_k

@@ -42,17 +42,19 @@ class WeightReader:
         dtype: torch.dtype,
         form: StoredForm | None = None,
         made: Made = "none",
+        device: torch.device | None = None,
     ) -> None:
         """`form`: how the files keep their quantised matrices. `made`: what to make of those
-        that they keep plainly."""
+        that they keep plainly. `device` None: the host."""
         self._shards = shards
         self._dtype = dtype
         self._form = form
         self._made = made
+        self._device = device
 
     def as_kind(self, dtype: torch.dtype) -> WeightReader:
         """The same files, converted to `dtype`; nothing plain is quantised."""
-        return WeightReader(self._shards, dtype, self._form)
+        return WeightReader(self._shards, dtype, self._form, device=self._device)
 
     def vector(self, name: str, size: int) -> Tensor:
         """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
@@ -73,7 +75,7 @@ class WeightReader:
             return Matrix(self.dense(parts, columns), added)
         whole = joined(quantized) if len(quantized) == len(parts) else None
         if whole is not None:
-            return QuantizedMatrix(whole, added, self._dtype)
+            return self._product(whole, added)
         biases: list[Tensor | None] = [None] * len(parts)
         if added is not None:
             biases = list(torch.split(added, [rows for _, rows in parts]))
@@ -81,10 +83,17 @@ class WeightReader:
             [
                 Matrix(self.dense([part], columns), own)
                 if weight is None
-                else QuantizedMatrix(weight, own, self._dtype)
+                else self._product(weight, own)
                 for part, weight, own in zip(parts, found, biases, strict=True)
             ]
         )
+
+    def _product(self, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+        if self._device is None:
+            return QuantizedMatrix(weight, bias, self._dtype)
+        from baton.engine.triton_quantized import TritonQuantized
+
+        return TritonQuantized(weight, bias, self._device)
 
     def dense(self, parts: Parts, columns: int) -> Tensor:
         """The modules' weights as plain numbers [sum of rows, columns], for whoever does more
@@ -135,7 +144,7 @@ class WeightReader:
 
     def _room(self, shape: tuple[int, ...]) -> Tensor:
         try:
-            return torch.empty(shape, dtype=self._dtype)
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
         except (RuntimeError, TypeError, OverflowError) as error:  # by kind of impossible size
             raise ModelError(
                 f"{self._shards.folder}: the system has no memory for a tensor {list(shape)}: "

@@ -70,9 +70,11 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     quantization: Made = "none",
+    device: torch.device | None = None,
 ) -> Weights:
     """Read all tensors that `spec` needs, converted to `dtype`, several layers at once.
 
+    They lie on `device`; None: on the host, packed for its processor.
     `quantization` is made of matrices that are stored plainly, the head apart. `progress` is
     called from several threads, one at a time. Raises ModelError naming file, tensor and
     expected shape for a missing or cut shard, a missing tensor, one that `spec` has no use for,
@@ -85,7 +87,7 @@ def load_weights(
             f"({spec.quantization.layout}): give none"
         )
     shards = Shards(folder, progress)
-    reader = WeightReader(shards, dtype, spec.quantization, quantization)
+    reader = WeightReader(shards, dtype, spec.quantization, quantization, device)
     # The largest first, while there is room: packing holds a matrix twice for a moment.
     embedding = reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)
     head = (

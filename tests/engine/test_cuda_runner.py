@@ -68,7 +68,7 @@ class Told:
 
     def __init__(self, folder, buckets=BUCKETS, most_rows=12):
         self.plain = build_runner(folder, blocks=BLOCKS, block_size=SIZE, backend="torch")
-        spec, weights = self.plain.spec, self.plain._decoder._weights
+        spec, weights = self.plain.spec, self.plain.decoder._weights
         pool = KvPool(spec, BLOCKS, SIZE, torch.float32, torch.device("cpu"))
         pool.tensor.fill_(float("nan"))
         self.plain.pool.tensor.fill_(float("nan"))
@@ -77,7 +77,7 @@ class Told:
         eager = ModelRunner(spec, weights, pool, TorchAttention(pool, spec.attention))
         self.device = Recorder()
         self.graphs = DecodeGraphs(
-            eager._decoder,
+            eager.decoder,
             self.device,
             draw,
             spare_block=pool.spare_block,

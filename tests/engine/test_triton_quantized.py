@@ -15,6 +15,7 @@ NAMES = [
     "quantized fp8 by channel, 2 rows, fp32",
     "quantized fp8 by groups, 65 rows, bf16",
     "every E4M3 number is decoded exactly",
+    "quantized weight as loaded, last group cut, columns permuted",
 ]
 
 

@@ -23,12 +23,18 @@ from torch import Tensor
 
 from baton.engine.batch import Draw, SamplingParams
 from baton.engine.draw_rules import DrawRules
+from baton.engine.quantized_weight import QuantizedWeight
 from baton.engine.sampling import sample
 from baton.engine.triton_checksum import block_checksums
 from baton.engine.triton_experts import expert_matmul, expert_matmul_reference, sort_by_expert
 from baton.engine.triton_gate import gated, gated_reference
 from baton.engine.triton_norm import add_rms_norm, rms_norm
-from baton.engine.triton_quantized import dequantized, dequantized_reference, quantized_matmul
+from baton.engine.triton_quantized import (
+    TritonQuantized,
+    dequantized,
+    dequantized_reference,
+    quantized_matmul,
+)
 from baton.engine.triton_sampling import draw_tokens
 
 Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
@@ -171,6 +177,19 @@ def _quantized(packing: str, kind: str, rows: int, group: int, zeros: bool) -> C
         return error(out, x.double() @ matrix.T + bias.double()), allowed
 
     return run
+
+
+@check("quantized weight as loaded, last group cut, columns permuted")
+def _loaded(device: torch.device, tiny: bool) -> tuple[float, float]:
+    depth = 176 if tiny else 4048
+    codes = torch.randint(0, 256, (40, depth // 2), dtype=torch.uint8)
+    groups = -(-depth // 64)
+    scales, zeros = torch.rand(40, groups), torch.randint(0, 16, (40, groups)).to(torch.int16)
+    weight = QuantizedWeight("int4", codes, scales, 64, zeros, torch.randperm(depth))
+    x = torch.randn(3, depth, device=device)
+    with poisoned():
+        out = TritonQuantized(weight, torch.ones(40), device)(x)
+    return error(out, x.double().cpu() @ weight.dequantized(torch.float64).T + 1), 2e-5
 
 
 CHECKS["quantized int8 by channel, 1 row, fp32"] = _quantized("int8", "fp32", 1, 0, False)

@@ -1,0 +1,72 @@
+"""A runner with everything on one GPU: pool, attention, kernels, graphs.
+
+Takes weights that lie there already. On a CPU, under Triton's interpreter, the same is put
+together without capturing, for tests. Keeps no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from baton.engine.attention_triton import DecodeLimits, TritonAttention
+from baton.engine.cuda_runner import CudaRunner
+from baton.engine.decode_graph import BUCKETS, DecodeGraphs
+from baton.engine.graph_device import CudaDevice, GraphDevice, HostDevice
+from baton.engine.pool import KvPool
+from baton.engine.runner import ModelRunner
+from baton.engine.spec import ModelSpec
+from baton.engine.triton_gate import gated
+from baton.engine.triton_norm import TritonNorms
+from baton.engine.triton_sampling import draw_tokens
+from baton.engine.weights import Weights
+from baton.runtime.errors import ModelError
+
+
+def device_runner(
+    spec: ModelSpec,
+    weights: Weights,
+    pool: KvPool,
+    *,
+    max_context: int = 0,
+    most_rows: int = BUCKETS[-1],
+    buckets: Sequence[int] = BUCKETS,
+) -> CudaRunner:
+    """`weights` and `pool` on one device. Up to `most_rows` decode at once; graphs are captured
+    now, for those of `buckets` that they need (none: every step runs eagerly).
+
+    Raises ModelError for models that have no kernels here, ConfigError for a `max_context`
+    that the model does not reach.
+    """
+    refuse_unsupported(spec)
+    context = max_context or spec.max_context
+    limits = DecodeLimits(max(most_rows, BUCKETS[-1]), context)
+    attention = TritonAttention(pool, spec.attention, spec.heads, limits)
+    gating = partial(gated, activation=spec.activation)
+    eager = ModelRunner(spec, weights, pool, attention, max_context, gating, TritonNorms())
+    graphs = DecodeGraphs(
+        eager.decoder,
+        _graph_device(pool.tensor.device),
+        draw_tokens,
+        spare_block=pool.spare_block,
+        most_rows=most_rows,
+        table_width=-(-context // pool.block_size),
+    )
+    graphs.capture(buckets)
+    return CudaRunner(eager, graphs)
+
+
+def refuse_unsupported(spec: ModelSpec) -> None:
+    """Raises ModelError for what only a CPU computes as yet."""
+    for part, name in ((spec.latent, "latent attention"), (spec.experts, "experts")):
+        if part is not None:
+            raise ModelError(
+                f"a {spec.family} model has {name}, which do not run on a GPU yet; "
+                "set worker.device to cpu"
+            )
+
+
+def _graph_device(device: torch.device) -> GraphDevice:
+    return CudaDevice(device) if device.type == "cuda" else HostDevice()

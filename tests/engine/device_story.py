@@ -1,0 +1,99 @@
+"""Greedy tokens of a small random model: on a device with graphs and kernels, and on the CPU.
+
+    TRITON_INTERPRET=1 python -P tests/engine/device_story.py FOLDER --device cpu
+    python -P tests/engine/device_story.py FOLDER --device cuda
+
+FOLDER holds a model. Prompts go in chunks, then all sequences decode together, every step
+started before the one before it is over. Prints one JSON list: whether each sequence is equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.device_runner import device_runner
+from baton.engine.loading import build_runner
+from baton.engine.pool import KvPool
+from baton.engine.runner import ModelRunner
+from baton.engine.spec import read_spec
+from baton.engine.weights import load_weights
+
+BLOCKS, SIZE = 64, 16
+RULES = (SamplingParams(temperature=0.0), SamplingParams(1.1, top_k=9, top_p=0.9, seed=4))
+
+
+def tokens(runner: object, lengths: list[int], steps: int, vocab: int) -> list[list[int]]:
+    """What each sequence draws; the runner has `start`, or only `run`."""
+    start = getattr(runner, "start", None)
+    free = list(range(BLOCKS))[::-1]
+    slices, drawn = [], [[] for _ in lengths]
+    for index, length in enumerate(lengths):
+        torch.manual_seed(index)
+        prompt = torch.randint(0, vocab, (length,)).tolist()
+        table = [free.pop() for _ in range(-(-(length + steps + 1) // SIZE))]
+        params = RULES[index % len(RULES)]
+        first = length // 2
+        runner.run(StepBatch((Slice(prompt[:first], 0, table),)))  # type: ignore[attr-defined]
+        last = Slice(prompt[first:], first, table, (Draw(0, length, params),))
+        result = runner.run(StepBatch((last,)))  # type: ignore[attr-defined]
+        drawn[index].append(result.drawn[0][0].token)
+        slices.append((length, table, params))
+    before = None
+    for step in range(steps):
+        batch = StepBatch(
+            tuple(
+                Slice(
+                    [0 if step else drawn[index][-1]],
+                    length + step,
+                    table,
+                    (Draw(0, length + step + 1, params),),
+                    feed=index if step else None,
+                )
+                for index, (length, table, params) in enumerate(slices)
+            )
+        )
+        under_way = start(batch) if start else runner.run(batch)  # type: ignore[attr-defined]
+        for done in [before] if step else []:
+            _take(done, drawn)
+        before = under_way
+    _take(before, drawn)
+    return drawn
+
+
+def _take(done: object, drawn: list[list[int]]) -> None:
+    result = done.result() if hasattr(done, "result") else done
+    for index, each in enumerate(result.drawn):  # type: ignore[attr-defined]
+        drawn[index].append(each[0].token)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--steps", type=int, default=12)
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    spec = read_spec(given.folder)
+    weights = load_weights(given.folder, spec, torch.float32, device=device)
+    pool = KvPool(spec, BLOCKS, SIZE, torch.float32, device)
+    pool.tensor.fill_(float("nan"))
+    buckets = (4,) if given.device == "cpu" else (1, 2, 8)
+    ours = device_runner(spec, weights, pool, most_rows=8, buckets=buckets, max_context=128)
+    plain: ModelRunner = build_runner(
+        given.folder, blocks=BLOCKS, block_size=SIZE, dtype="float32", backend="torch"
+    )
+    lengths = [9, 20, 2] if given.device == "cpu" else [9, 30, 2, 77, 16]
+    found = tokens(ours, lengths, given.steps, spec.vocab_size)
+    wanted = tokens(plain, lengths, given.steps, spec.vocab_size)
+    print(json.dumps([a == b for a, b in zip(found, wanted, strict=True)]))
+    return 0 if found == wanted else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
