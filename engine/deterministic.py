@@ -18,6 +18,7 @@ from torch import Tensor
 from baton.engine.attention_invariant import InvariantAttention
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.gate_invariant import gate
+from baton.engine.latent_invariant import InvariantLatentAttention
 from baton.engine.linear_invariant import with_invariant_linears
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
@@ -35,9 +36,11 @@ def deterministic_runner(
 
     Raises ConfigError if this machine's kernels do not keep to it, or cannot be had.
     """
-    if spec.latent is not None:
-        raise ConfigError("worker.deterministic: not for models with latent attention; unset it")
-    attention = InvariantAttention(pool, spec.attention)
+    attention: InvariantAttention | InvariantLatentAttention
+    if spec.latent is None:
+        attention = InvariantAttention(pool, spec.attention)
+    else:
+        attention = InvariantLatentAttention(pool, spec.latent, spec.heads, spec.attention)
     gating = partial(gate, activation=spec.activation)
     runner = ModelRunner(
         spec, with_invariant_linears(weights), pool, attention, max_context, gating

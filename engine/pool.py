@@ -13,6 +13,7 @@ only the device thread writes here.
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import cast
 
 import numpy as np
@@ -68,6 +69,13 @@ class KvPool:
         """The same memory as uint8 [blocks, block_bytes], C-contiguous, where the host has it."""
         flat = self.tensor[: self.blocks].view(torch.uint8).view(self.blocks, self.block_bytes)
         return cast(NDArray[np.uint8], flat.numpy())
+
+    def as_pairs(self) -> KvPool:
+        """A latent pool's own memory, as if every row were its token's key and value both:
+        `tensor` [block, 1, layer, k|v, token, width], whose k|v axis has no stride. To read."""
+        pairs = copy(self)
+        pairs.tensor = self.tensor[:, :, :, None].expand(-1, -1, -1, 2, -1, -1)
+        return pairs
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one whole block. Raises ValueError if a block is not in the pool."""

@@ -13,11 +13,23 @@ from baton.engine.fingerprint import model_fingerprint
 from baton.engine.loading import build_engine, build_runner
 from baton.runtime.errors import ConfigError
 
-FAMILIES = ["llama", "llama-biased", "llama-dynamic-rope", "mistral-window", "gemma2", "mixtral"]
+FAMILIES = [
+    "llama",
+    "llama-biased",
+    "llama-dynamic-rope",
+    "mistral-window",
+    "gemma2",
+    "mixtral",
+    "deepseek-v3",
+]
 LENGTH = 90
 
 
-@pytest.fixture(params=[(name, "float32") for name in FAMILIES] + [("qwen3", "bfloat16")], ids=str)
+@pytest.fixture(
+    params=[(name, "float32") for name in FAMILIES]
+    + [("qwen3", "bfloat16"), ("deepseek-v2", "bfloat16")],
+    ids=str,
+)
 def model(request, references):
     name, dtype = request.param
     return references(name).folder, dtype
@@ -201,11 +213,6 @@ def test_one_broken_sequence_does_not_harm_the_others(qwen3, story, prompts):
     result = told.runner.run(batch)
     assert result.broken == {0}
     assert torch.equal(told.logits(*batch.slices)[1], expected[18:])
-
-
-def test_latent_attention_is_refused(references):
-    with pytest.raises(ConfigError, match=r"worker\.deterministic: .* latent attention"):
-        build_runner(references("deepseek-v2").folder, blocks=8, deterministic=True)
 
 
 def test_float16_is_refused(qwen3):

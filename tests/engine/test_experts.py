@@ -177,3 +177,21 @@ def test_every_expert_runs_once_and_idle_ones_not_at_all():
     out = run_experts(x, [2, 0, 7, 0], weights, lambda pair: pair.chunk(2, dim=-1)[0])
     assert calls == [(0, 2), (2, 7)]
     assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("name", ["sigmoid alone", "v3", "softmax"])
+def test_the_bits_of_a_row_do_not_depend_on_the_others(name):
+    spec = ROUTINGS[name]
+    correction = torch.zeros(spec.count) if spec.correction else None
+    logits = torch.randn(1501, spec.count) * 2
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        chosen, weights = route(logits, spec, correction)
+    finally:
+        torch.set_num_threads(before)
+    for first in range(0, 1501, 7):
+        rows = slice(first, first + 7)
+        some, shares = route(logits[rows], spec, correction)
+        assert torch.equal(some, chosen[rows])
+        assert torch.equal(shares, weights[rows])

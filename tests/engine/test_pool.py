@@ -59,6 +59,16 @@ def test_a_latent_pool_has_one_slab_and_no_pair_of_key_and_value(references):
     assert not pool.bytes_view()[[1, 2, 4]].any()
 
 
+def test_a_latent_pool_as_pairs_is_the_same_memory_twice(references):
+    pool = KvPool(read_spec(references("deepseek-v2").folder), 5, 8)
+    pairs = pool.as_pairs()
+    assert pairs.tensor.shape == (5, 1, 3, 2, 8, 40)
+    pool.tensor.normal_()
+    for half in (0, 1):
+        assert torch.equal(pairs.tensor[:, :, :, half], pool.tensor)
+        assert pairs.tensor[:, :, :, half].data_ptr() == pool.tensor.data_ptr()
+
+
 def test_too_small_a_budget_for_latents_shows_their_arithmetic(references):
     spec = read_spec(references("deepseek-v2").folder)
     with pytest.raises(ConfigError, match=r"1 latent x 3 layers x 16 tokens x 40 x 4 bytes = 7680"):
