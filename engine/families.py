@@ -145,10 +145,8 @@ FAMILIES = {
             "moe_intermediate_size": 768,
             "num_experts_per_tok": 8,
             "num_key_value_heads": 4,
-            "sliding_window": 4096,
         },
         qk_norm=True,
-        windows="switched",
     ),
     "DeepseekV2ForCausalLM": Family(
         "deepseek_v2",

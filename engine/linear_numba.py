@@ -3,8 +3,9 @@
     [out / 64, in / 2, 64, 2]: panels of 64 outputs, two neighbouring inputs side by side
 
 oneDNN's kernels leave memory bandwidth unused when there are few rows; with many, these are as
-fast. Threads share the panels; the next panel is fetched while one is multiplied. A row's
-result does not depend on the other rows, bit for bit. Immutable.
+fast, except where oneDNN has AMX: there they are not taken. Threads share the panels; the next
+panel is fetched while one is multiplied. A row's result does not depend on the other rows, bit
+for bit. Immutable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.compiled import compiled, take_threads
-from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
+from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, has_matrix_unit, supported, tile
 from baton.engine.huge_pages import zeros
 
 _BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
@@ -32,7 +33,10 @@ class Panels:
         self._start = torch.zeros(self._outputs) if bias is None else bias.to(torch.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """bfloat16 [rows, in] to [rows, out], each sum rounded once."""
+        """bfloat16 [rows, in] to [rows, out], each sum rounded once. Raises ValueError for what
+        would be read as something else: the kernel follows addresses."""
+        if x.dtype != torch.bfloat16 or x.shape[1] != 2 * self._pairs:
+            raise ValueError(f"{x.dtype} [.., {x.shape[1]}] by bfloat16 [.., {2 * self._pairs}]")
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, stride = x.shape[0], 2 * x.stride(0)
@@ -61,6 +65,7 @@ def can_pack(weight: Tensor) -> bool:
         and outputs % COLUMNS == 0
         and inputs % 2 == 0
         and supported()
+        and not has_matrix_unit()
     )
 
 

@@ -116,7 +116,10 @@ def _mixtral(fields: ConfigFields, layers: int) -> ExpertsSpec:
 
 def _qwen3_moe(fields: ConfigFields, layers: int) -> ExpertsSpec:
     """The count is `num_experts` in released models, `num_local_experts` where transformers 5
-    wrote the file."""
+    wrote the file. Implementations differ in which layers a window is for; no released model
+    of this family has one."""
+    if fields.flag("use_sliding_window", False):
+        raise fields.error("use_sliding_window", "true is not supported for Qwen3-MoE")
     step = fields.integer("decoder_sparse_step", 1)
     dense = fields.get("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):

@@ -101,6 +101,7 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
     rotary_dim = _rotary_dim(fields, family, latent.rope_dim if latent else head_dim)
     ropes = RopeReader(fields, family.rope_kinds, positions, context, rotary_dim)
     rope, local_rope = ropes.two() if family.two_ropes else (ropes.one(), None)
+    reached = context_of(rope, positions)
     attention_bias = fields.flag("attention_bias", False)
     return ModelSpec(
         family=family.name,
@@ -112,12 +113,12 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
         ffn_size=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        max_context=context_of(rope, positions),
+        max_context=reached,
         rotary_dim=rotary_dim,
         rope=rope,
         attention=AttentionSpec(
             scale=latent.softmax_scale(rope) if latent else _scale(fields, head_dim),
-            windows=read_windows(fields, family, layers, positions),
+            windows=read_windows(fields, family, layers, reached),
             soft_cap=fields.optional_number("attn_logit_softcapping") or 0.0,
         ),
         tied_embeddings=top.with_defaults(family.defaults).flag("tie_word_embeddings", False),

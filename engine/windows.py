@@ -12,12 +12,12 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
 def read_windows(
-    fields: ConfigFields, family: Family, layers: int, positions: int
+    fields: ConfigFields, family: Family, layers: int, context: int
 ) -> tuple[int, ...]:
     """The window of each layer in tokens; 0 where it sees all. Raises ModelError.
 
-    A window as long as `max_position_embeddings` hides nothing and counts as none, unless it
-    decides which rotary embedding a layer has.
+    A window as long as `context`, the tokens that the model reaches, hides nothing and counts
+    as none, unless it decides which rotary embedding a layer has.
     """
     kinds = _kinds(fields, family, layers)
     if _WINDOW not in kinds:
@@ -25,7 +25,7 @@ def read_windows(
     if _window_is_off(fields, family):
         raise fields.error("layer_types", f"{_WINDOW} is named, but no sliding_window is in use")
     window = fields.integer("sliding_window")
-    if window >= positions and not family.two_ropes:
+    if window >= context and not family.two_ropes:
         return (0,) * layers
     return tuple(window if kind == _WINDOW else 0 for kind in kinds)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import baton.engine.dot_bf16 as dot_bf16
 import baton.engine.linear_numba as linear_numba
 from baton.engine.linear_numba import Panels, can_pack
 
@@ -95,3 +96,18 @@ def test_what_does_not_fit_is_not_taken(monkeypatch):
     assert not can_pack(torch.zeros(64, 32, dtype=torch.bfloat16, device="meta"))
     monkeypatch.setattr(linear_numba, "supported", lambda: False)
     assert not can_pack(random(64, 32))
+
+
+def test_a_processor_with_a_matrix_unit_is_left_to_onednn(monkeypatch):
+    features = {"avx512bf16": True, "amx-bf16": True}
+    monkeypatch.setattr(dot_bf16, "_features", lambda: features)
+    assert linear_numba.supported() and not can_pack(random(64, 32))
+    features["amx-bf16"] = False
+    assert can_pack(random(64, 32))
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, 32), random(2, 16), random(2, 34)])
+def test_rows_that_would_be_misread_are_refused(x):
+    panels = Panels(random(64, 32))
+    with pytest.raises(ValueError, match="by bfloat16"):
+        panels(x)

@@ -207,6 +207,7 @@ def test_scale_without_mscale_is_the_root(read):
         (V3, {"quantization_config": {"quant_method": "other"}}, "quantization_config"),
         (V2, {"num_experts_per_tok": None}, "num_experts_per_tok"),
         (QWEN3, {"num_experts_per_tok": 129}, "129 of 128 experts"),
+        (QWEN3, {"use_sliding_window": True, "sliding_window": 9}, "use_sliding_window"),
         (QWEN3, {"mlp_only_layers": 3}, "mlp_only_layers"),
         (QWEN3, {"mlp_only_layers": ["0"]}, "mlp_only_layers"),
         (QWEN3, {"decoder_sparse_step": 0}, "decoder_sparse_step"),

@@ -8,6 +8,8 @@ MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3 = (
     for name in ("Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2", "Gemma3")
 )
 FOUR = {"num_hidden_layers": 4}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,10 @@ FOUR = {"num_hidden_layers": 4}
         ({**MISTRAL, "sliding_window": 100, "layer_types": [LOCAL, LOCAL]}, (100, 100)),
         ({**MISTRAL, "sliding_window": None}, (0, 0)),
         ({**MISTRAL, "sliding_window": 256}, (0, 0)),  # hides nothing of the context
+        # A scaled rotary embedding reaches further than that field says.
+        ({**MISTRAL, "sliding_window": 256, "rope_scaling": YARN}, (256, 256)),
+        ({**MISTRAL, "sliding_window": 256, "rope_scaling": DYNAMIC}, (256, 256)),
+        ({**MISTRAL, "sliding_window": 1024, "rope_scaling": YARN}, (0, 0)),
         ({**MISTRAL, "max_position_embeddings": 8192}, (4096, 4096)),  # the class's own
         ({**PHI3, "sliding_window": 100}, (100, 100)),
         (PHI3, (0, 0)),
