@@ -6,7 +6,6 @@ Knows no model. A field that is absent or null takes the default; without one it
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,8 @@ from pathlib import Path
 from baton.runtime.errors import ModelError
 
 _MAX_FILE_BYTES = 16 << 20
+_MOST = 1 << 60  # beyond it is no count of anything
+_LARGEST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,15 @@ class ConfigFields:
         value = self.values.get(field)
         return default if value is None else value
 
-    def integer(self, field: str, default: int | None = None) -> int:
-        """A positive count. Raises ModelError."""
+    def integer(self, field: str, default: int | None = None, most: int = _MOST) -> int:
+        """A positive count, `most` at most. Raises ModelError."""
         value = self.get(field, default)
         if value is None:
             raise self.error(field, "is missing; give a positive integer")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.error(field, f"{value!r} is not a positive integer")
+        if value > most:
+            raise self.error(field, f"{value} is more than the {most} that are possible here")
         return value
 
     def count(self, field: str, default: int) -> int:
@@ -51,8 +54,8 @@ class ConfigFields:
             raise self.error(field, "is missing; give a positive number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(field, f"{value!r} is not a number")
-        if not math.isfinite(value) or value <= 0:
-            raise self.error(field, f"{value!r} is not a positive number")
+        if not 0 < value <= _LARGEST:
+            raise self.error(field, f"{value!r} is not a positive number of possible size")
         return float(value)
 
     def optional_number(self, field: str) -> float | None:

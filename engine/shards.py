@@ -82,12 +82,13 @@ class Shards:
         """The tensors that nobody has opened yet, in order of name."""
         return (self._tensors[name] for name in sorted(self._tensors.keys() - self._used))
 
-    def find(self, name: str) -> StoredTensor:
-        """Raises ModelError if no file holds it."""
+    def find(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
+        """Raises ModelError if no file holds it; `shape`, where known, is what was expected."""
         if name not in self._tensors:
+            asked = "" if shape is None else f", which asks for {list(shape)},"
             raise ModelError(
                 f"{self.folder}: tensor {name} is in none of its {len(self._maps)} safetensors "
-                "files; config.json does not fit the weights, or a download is not complete"
+                f"files; config.json{asked} does not fit the weights, or a download is not complete"
             )
         return self._tensors[name]
 

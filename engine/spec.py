@@ -23,6 +23,8 @@ from baton.engine.quantization import StoredForm, read_form
 from baton.engine.rope_spec import RopeReader, RopeSpec, context_of
 from baton.engine.windows import read_windows
 
+_MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -93,7 +95,7 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
     fields = fields.with_defaults(family.defaults)
     for part in (top, fields):
         refuse_unsupported(part, family)
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
     latent = read_latent(fields, family.name)
     heads, kv_heads, head_dim = _heads(fields, latent)
     hidden_size = fields.integer("hidden_size")

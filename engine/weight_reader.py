@@ -152,7 +152,7 @@ class WeightReader:
             ) from error
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        stored = self._shards.find(name)
+        stored = self._shards.find(name, shape)
         float_dtype(self._shards, name)
         if stored.shape != shape:
             raise ModelError(

@@ -1,5 +1,8 @@
+import json
+
 import pytest
 
+from baton.engine.rope import Rotary
 from baton.engine.rope_spec import RopeSpec
 from baton.engine.spec import AttentionSpec, ModelSpec, read_spec
 from baton.runtime.errors import ModelError
@@ -97,3 +100,50 @@ def test_file_that_is_no_json_object(tmp_path, text):
 def test_missing_file(tmp_path):
     with pytest.raises(ModelError, match=r"config\.json: not found; give a folder"):
         read_spec(tmp_path)
+
+
+JUNK = (None, -1, 0, 3, "x", [], {}, True, 1e308, float("nan"), 0.3, ["x"], {"a": 1}, 10**30)
+ROPE = {
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 1e4,
+    "attention_factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "truncate": True,
+    "partial_rotary_factor": 1.0,
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3"])
+def test_any_value_of_any_field_is_read_or_refused(references, tmp_path, name):
+    """Whatever stands in a field, there is a spec or a ModelError that names the file."""
+    good = json.loads((references(name).folder / "config.json").read_text())
+    good |= {"partial_rotary_factor": 1.0, "rope_theta": 1e4, "sliding_window_pattern": 2}
+    changed = [{**good, field: junk} for field in good for junk in JUNK]
+    for kind in ("linear", "dynamic", "llama3", "yarn", "longrope") if name == "llama" else ():
+        rope = {**ROPE, "rope_type": kind, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+        changed += [
+            {**good, "rope_scaling": {**rope, field: junk}} for field in rope for junk in JUNK
+        ]
+    refused = 0
+    for values in changed:
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        try:
+            spec = read_spec(tmp_path)
+        except ModelError as error:
+            assert str(tmp_path / "config.json") in str(error)
+            refused += 1
+        else:
+            if spec.head_dim <= 64:
+                assert Rotary(spec.rope, spec.rotary_dim).attention_factor > 0
+    assert len(changed) // 4 < refused < len(changed)
+
+
+def test_too_many_layers_are_refused_before_they_are_counted_out(spec_of):
+    with pytest.raises(ModelError, match=r"num_hidden_layers: 1000000000000 is more than"):
+        spec_of(num_hidden_layers=10**12)

@@ -245,3 +245,30 @@ def test_quantised_weights_are_not_quantised_again(folder):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
     with pytest.raises(ConfigError, match=r"worker\.quantization is 'int8'.*quantised weights"):
         load_weights(folder, read_spec(folder), torch.float32, None, "int8")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape"),
+    [
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight", [96, 64]),
+        ("phi3", "model.layers.0.mlp.gate_up_proj.weight", [192, 64]),
+        ("gemma2", "model.layers.2.pre_feedforward_layernorm.weight", [64]),
+        ("gemma2", "model.layers.0.post_feedforward_layernorm.weight", [64]),
+        ("gemma3", "model.layers.1.self_attn.q_norm.weight", [32]),
+        ("gemma3", "model.norm.weight", [64]),
+        ("llama-mlp-biased", "model.layers.1.mlp.down_proj.bias", [64]),
+    ],
+)
+def test_tensors_of_each_family_are_held_to_their_shapes(references, tmp_path, name, tensor, shape):
+    folder = shutil.copytree(references(name).folder, tmp_path / "model")
+    grown = [shape[0] + 1, *shape[1:]]
+    edit(folder, lambda tensors: tensors.update({tensor: torch.zeros(grown)}))
+    with pytest.raises(ModelError) as wrong:
+        load(folder)
+    assert all(part in str(wrong.value) for part in ("model.safetensors", tensor))
+    assert str(grown) in str(wrong.value) and f"asks for {shape}" in str(wrong.value)
+    edit(folder, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(ModelError) as missing:
+        load(folder)
+    assert str(folder) in str(missing.value) and tensor in str(missing.value)
+    assert str(shape) in str(missing.value)
