@@ -20,7 +20,7 @@ from baton.runtime.errors import ModelError
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in 32 bits each of eight columns lies
 _SCALES = ("F32", "F16", "BF16")
-_CHUNK = 1024  # rows of the output unpacked at a time
+_CHUNK = 512  # rows of the output unpacked at a time
 
 
 def read_quantized(

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from baton.engine.quantized_weight import GROUPS, QuantizedWeight, unpack_pairs
+from baton.engine.quantized_weight import GROUPS, QuantizedWeight, row_parts, unpack_pairs
 
 _PART = 256  # rows of the matrix unpacked at a time
 _FEW_INT8 = 8  # rows of a step; above, unpacking is faster
@@ -146,8 +146,8 @@ class _Tiles4:
         pairs = functional.pad(pairs, (0, 0, 0, spare))
         self._pairs = pairs.to(torch.bfloat16)
         packed = [
-            _pack_tiles(functional.pad(part, (0, 0, 0, -part.shape[0] % _TILE)))
-            for part in torch.split(weight.codes, 4 * _PART)
+            _pack_tiles(weight.codes[rows])
+            for rows in row_parts(weight.rows, weight.columns, _TILE)
         ]
         self._packed = torch.cat(packed)  # uint8 [rows, in / 2], in no order of rows
 
@@ -191,7 +191,8 @@ def _tile_group(weight: QuantizedWeight) -> int | None:
 
 
 def _pack_tiles(codes: Tensor) -> Tensor:
-    """uint8 [rows, in / 2], in pairs, to what torch's kernel reads."""
+    """uint8 [rows, in / 2], in pairs, to what torch's kernel reads: whole tiles."""
+    codes = functional.pad(codes, (0, 0, 0, -codes.shape[0] % _TILE))
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
         unpack_pairs(codes).to(torch.int32), 1
     )

@@ -9,6 +9,7 @@ arXiv:2208.07339, for rows; Frantar et al. 2022, arXiv:2210.17323, section 4, fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,7 @@ Kind = Literal["int4", "int8", "fp8"]
 GROUPS = (128, 64, 32)  # columns that share a scale where we choose; the first that divides
 _MIDDLE = 8  # of 4 bits
 _INT8_MOST = 127
-_ROWS = 512  # quantised at a time, so that float32 copies stay small
+_PART = 1 << 18  # entries of a matrix treated at a time, so that float32 copies stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ class QuantizedWeight:
         """The values [out, in] in the order of the input."""
         out = torch.empty((self.rows, self.columns), dtype=dtype)
         columns = slice(None) if self.order is None else self.order
-        for first in range(0, self.rows, _ROWS):
-            rows = slice(first, first + _ROWS)
+        for rows in row_parts(self.rows, self.columns):
             out[rows, columns] = self.values(rows).to(dtype)
         return out
 
@@ -69,6 +69,13 @@ class QuantizedWeight:
         if per_group.shape[1] == 1:
             return per_group
         return per_group.repeat_interleave(self.group, dim=1)[:, : self.columns]
+
+
+def row_parts(rows: int, columns: int, of: int = 1) -> Iterator[slice]:
+    """The rows of a matrix in parts of a few MiB at most, each but the last a multiple of
+    `of`."""
+    step = max(_PART // columns // of, 1) * of
+    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
 def joined(parts: list[QuantizedWeight]) -> QuantizedWeight | None:
@@ -108,8 +115,7 @@ def quantize_int8(weight: Tensor) -> QuantizedWeight:
     """One scale per row, codes -127 to 127. `weight` [out, in], finite."""
     scales = torch.empty((weight.shape[0], 1))
     codes = torch.empty(weight.shape, dtype=torch.int8)
-    for first in range(0, weight.shape[0], _ROWS):
-        rows = slice(first, first + _ROWS)
+    for rows in row_parts(*weight.shape):
         values = weight[rows].to(torch.float32)
         scales[rows] = _scale(values.abs().amax(dim=1, keepdim=True) / _INT8_MOST)
         codes[rows] = (values / scales[rows]).round_().clamp_(-_INT8_MOST, _INT8_MOST)
@@ -124,8 +130,7 @@ def quantize_int4(weight: Tensor, group: int) -> QuantizedWeight:
     scales = torch.empty((count, groups))
     zeros = torch.empty((count, groups), dtype=torch.int16)
     codes = torch.empty((count, columns // 2), dtype=torch.uint8)
-    for first in range(0, count, _ROWS):
-        rows = slice(first, first + _ROWS)
+    for rows in row_parts(count, columns):
         values = weight[rows].to(torch.float32).view(-1, groups, group)
         low, high = values.amin(dim=2).clamp_(max=0), values.amax(dim=2).clamp_(min=0)
         scales[rows] = _scale((high - low) / 15)

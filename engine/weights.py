@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.experts import ExpertWeights
+from baton.engine.host_memory import freed_at_once
 from baton.engine.latent import LatentWeights
 from baton.engine.linear import Linear, Matrix
 from baton.engine.mixture_weights import read_expert_weights, read_latent_weights
@@ -64,6 +65,7 @@ class Weights:
     head: Linear  # [vocab, hidden]; where tied, of the embedding's values
 
 
+@freed_at_once()
 def load_weights(
     folder: Path,
     spec: ModelSpec,

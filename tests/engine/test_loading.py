@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from baton.engine.attention import TorchAttention
-from baton.engine.host_memory import available_bytes, resident_bytes
+from baton.engine.host_memory import available_bytes, freed_at_once, resident_bytes
 from baton.engine.loading import build_runner
 from baton.runtime.errors import ConfigError
 
@@ -116,3 +116,23 @@ def test_float16_goes_to_plain_torch(qwen3, monkeypatch):
     assert build_runner(qwen3.folder, blocks=2, dtype="float16").pool in seen
     with pytest.raises(ConfigError, match="numba' has no float16: give auto or torch"):
         build_runner(qwen3.folder, blocks=2, dtype="float16", backend="numba")
+
+
+def test_thresholds_of_the_c_library_are_set_while_loading_and_after(monkeypatch):
+    asked = []
+
+    class Library:
+        def mallopt(self, which, value):
+            asked.append((which, value))
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Library())
+    with pytest.raises(KeyError), freed_at_once():
+        asked.append("loading")
+        raise KeyError
+    assert asked == [(-3, 128 << 10), "loading", (-3, 32 << 20), (-1, 64 << 20)]
+
+
+def test_a_library_without_thresholds_is_left_alone(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    with freed_at_once():
+        pass

@@ -1,0 +1,121 @@
+"""The peak of memory while a model loads, measured in a process of its own.
+
+Counted are the pages that are the process's own (RssAnon and RssShmem), sampled by a thread,
+and, with the pages of mapped files, the kernel's own highest mark (VmHWM). A small model is
+loaded first: libraries, compiled code and threads are there before anything is counted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+PROGRAM = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from baton.engine.host_memory import resident_bytes
+from baton.engine.spec import read_spec
+from baton.engine.weights import load_weights
+
+def highest():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+
+def load(folder, made):
+    return load_weights(folder, read_spec(folder), torch.bfloat16, None, made)
+
+torch.set_num_threads(2)
+small, large, made = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+load(small, made)
+peak, ended = 0, threading.Event()
+def watch():
+    global peak
+    while not ended.is_set():
+        peak = max(peak, resident_bytes())
+        time.sleep(0.0005)
+before = resident_bytes()
+Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
+mark = highest()
+watcher = threading.Thread(target=watch)
+watcher.start()
+weights = load(large, made)
+ended.set()
+watcher.join()
+print(peak - before, resident_bytes() - before, highest() - mark)
+"""
+
+
+def write_model(folder, layers, hidden, ffn, vocab):
+    """A Llama of random weights. Returns its bytes."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    shapes = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden)}
+    tensors = {"model.norm.weight": torch.ones(hidden)}
+    for index in range(layers):
+        base = f"model.layers.{index}."
+        for name in ("q", "k", "v", "o"):
+            shapes[f"{base}self_attn.{name}_proj"] = (hidden, hidden)
+        for name, shape in (
+            ("gate", (ffn, hidden)),
+            ("up", (ffn, hidden)),
+            ("down", (hidden, ffn)),
+        ):
+            shapes[f"{base}mlp.{name}_proj"] = shape
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{base}{name}.weight"] = torch.ones(hidden)
+    tensors |= {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_attention_heads": 4,
+        "vocab_size": vocab,
+        "max_position_embeddings": 512,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def measured(tmp_path, made):
+    """(stored bytes, own pages at the peak, own pages after, highest mark of all pages)"""
+    write_model(tmp_path / "small", 2, 128, 256, 512)
+    size = write_model(tmp_path / "large", 24, 384, 1024, 4096)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM, tmp_path / "small", tmp_path / "large", made],
+        env={**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return size, *(int(part) for part in done.stdout.split())
+
+
+linux = pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"), reason="needs Linux's counters"
+)
+
+
+@linux
+def test_loading_peaks_at_a_tenth_more_than_the_model(tmp_path):
+    size, peak, _, mark = measured(tmp_path, "none")
+    assert size > 90e6
+    assert 0.97 * size < peak < 1.1 * size
+    assert mark < 1.1 * size  # mapped pages of the file too: they are given back as it is read
+
+
+@linux
+def test_quantising_makes_no_plain_copy_of_the_model(tmp_path):
+    size, peak, after, mark = measured(tmp_path, "int4")
+    assert after < 0.45 * size  # embedding and head, 7 % of the model, stay as they are
+    assert peak < 1.2 * after
+    assert mark < 0.55 * size
