@@ -30,7 +30,7 @@ from baton.engine.triton_tile import (
 LEAST_SPLIT = 128  # tokens; a shorter split costs more in the merge than it brings
 MOST_SPLITS = 64
 _WAVES = 3  # programs that a multiprocessor holds at a time, roughly
-_MERGED = 16  # splits merged at a time
+_PER_TURN = 16  # splits merged at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class Splits:
 
     programs: int
     tokens: int = 0
+
+    @property
+    def direct(self) -> bool:
+        """Whether rows have one split each, whose result is the row's: nothing to merge."""
+        return self.programs == 1 and not self.tokens
 
     def capacity(self, longest: int, tile: int) -> int:
         """Partial results to keep room for, a row and head, of at most `longest` tokens."""
@@ -116,7 +121,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     scale, capacity,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MERGED: tl.constexpr,
     PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -144,7 +149,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         total = tl.where(total > 0, total, 1.0)
         mixed = (mixed / total[:, None]).to(mixed_out.dtype.element_ty)
         tl.store(mixed_out + (slot + split)[:, None] * DIM + dims[None, :], mixed, mask=live)
-        tl.store(weights_out + slot + split, best + tl.log2(total), mask=lanes < GROUP)
+        if MERGED:
+            tl.store(weights_out + slot + split, best + tl.log2(total), mask=lanes < GROUP)
 # fmt: on
 
 
@@ -163,7 +169,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
-    MERGED: tl.constexpr,
+    PER_TURN: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _, _, _, count = split_of(tl.load(lengths + row), programs, SPLIT_TOKENS, TOKENS, WINDOW)
@@ -171,8 +177,8 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     dims = tl.arange(0, DIM_PAD)
     best, total = tl.full([1], NOTHING, tl.float32), tl.zeros([1], tl.float32)
     mixed = tl.zeros([DIM_PAD], tl.float32)
-    for begin in range(0, count, MERGED):
-        splits = begin + tl.arange(0, MERGED)
+    for begin in range(0, count, PER_TURN):
+        splits = begin + tl.arange(0, PER_TURN)
         there = splits < count
         weights = tl.load(weights_in + slot + splits, mask=there, other=NOTHING)
         highest = tl.maximum(best, tl.max(weights, axis=0))
@@ -213,10 +219,8 @@ def decode_attention(
     tiles = tiles or decode_tiles(group, dim, queries.dtype)
     constants = decode_constants(tiles, group, dim, size, queries.dtype)
     shared = {"SPLIT_TOKENS": splits.tokens, "WINDOW": window}
-    direct = splits.programs == 1 and not splits.tokens
-    capacity = 1 if direct else partials.mixed.shape[2]
     decode_kernel[(rows, kv_heads, splits.programs)](
-        out if direct else partials.mixed,
+        out if splits.direct else partials.mixed,
         partials.weights,
         queries,
         kv,
@@ -226,14 +230,15 @@ def decode_attention(
         *kv.stride()[:4],
         tables.stride(0),
         scale,
-        capacity,
+        1 if splits.direct else partials.mixed.shape[2],
         **constants,
         **shared,
         SOFT_CAP=soft_cap,
+        MERGED=not splits.direct,
         INTERPRETED=INTERPRETED,
         **options(tiles),
     )
-    if not direct:
+    if not splits.direct:
         merge_splits(out, partials, lengths, splits, tiles.tokens, window)
 
 
@@ -255,7 +260,7 @@ def merge_splits(
         TOKENS=tokens,
         SPLIT_TOKENS=splits.tokens,
         WINDOW=window,
-        MERGED=_MERGED,
+        PER_TURN=_PER_TURN,
         num_warps=4 if dim > 128 else 1,
     )
 
