@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.decode_buffers import DecodeBuffers, DecodeLimits, DecodeShape
-from baton.engine.latent import LatentAttention, absorb, release
+from baton.engine.latent import LatentAttention, absorb, expansion_pays, release
 from baton.engine.mixture_spec import LatentSpec
 from baton.engine.pool import KvPool
 from baton.engine.step_arrays import StepArrays, step_arrays
@@ -60,8 +60,7 @@ class TritonLatentAttention(LatentAttention):
     ) -> None:
         """Raises ConfigError if the buffers do not fit."""
         super().__init__(pool, spec, heads, scale)
-        if deterministic:
-            self._expand_from = 1 << 62
+        self._always_absorb = deterministic
         self._tiles = latent_tiles(heads, pool.tensor.dtype)
         programs = -(-heads // self._tiles.rows)
         shape = DecodeShape(programs, heads, spec.rank, self._tiles.tokens)
@@ -112,19 +111,20 @@ class TritonLatentAttention(LatentAttention):
         """The arrays of `layout`, made when its first layer asks."""
         if self._step is None or self._step.arrays.layout is not layout:
             arrays = step_arrays(layout, self._pool.tensor.device)
-            short = [
-                (index, chunk)
-                for index, chunk in enumerate(layout.chunks)
-                if chunk.end - chunk.first < self._expand_from
-            ]
-            device = arrays.blocks.device
+            device = self._pool.tensor.device
+            short = [item for item in enumerate(layout.chunks) if not self._expands(item[1])]
             expanded = tuple(
                 (chunk, chunk.blocks.to(device, non_blocking=True))
                 for chunk in layout.chunks
-                if chunk.end - chunk.first >= self._expand_from
+                if self._expands(chunk)
             )
             self._step = _Step(arrays, _absorbed(arrays, short), expanded)
         return self._step
+
+    def _expands(self, chunk: ChunkRows) -> bool:
+        rows = chunk.end - chunk.first
+        pays = expansion_pays(self._spec, rows, chunk.start + rows)
+        return pays and not self._always_absorb
 
 
 def _absorbed(arrays: StepArrays, short: list[tuple[int, ChunkRows]]) -> _Absorbed:

@@ -22,8 +22,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import TorchAttention
-from baton.engine.attention_triton import DecodeLimits, TritonAttention
+from baton.engine.attention_triton import TritonAttention
 from baton.engine.batch import Slice, StepBatch
+from baton.engine.decode_buffers import DecodeLimits
+from baton.engine.latent import LatentAttention
+from baton.engine.latent_triton import TritonLatentAttention
+from baton.engine.mixture_spec import LatentSpec
 from baton.engine.rope import Rotary, rotate
 from baton.engine.rope_spec import RopeSpec
 from baton.engine.spec import AttentionSpec
@@ -35,6 +39,7 @@ from baton.engine.triton_decode import (
     new_partials,
 )
 from baton.engine.triton_kv_write import rotate_and_write, write
+from baton.engine.triton_latent import latent_attention
 from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_attention, prefill_tiles
 from baton.engine.triton_tile import Tiles
 
@@ -335,9 +340,73 @@ def step_check(limits: DecodeLimits, deterministic: bool) -> Check:
     return run
 
 
+def latent_check(limits: DecodeLimits, deterministic: bool, dtype: torch.dtype) -> Check:
+    """Steps of rows that decode, chunks that are expanded and chunks that are not, by
+    `TritonLatentAttention` against `LatentAttention` in float64."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        spec = LatentSpec(
+            rank=24 if tiny else 512,
+            rope_dim=8 if tiny else 64,
+            plain_dim=16 if tiny else 128,
+            value_dim=8 if tiny else 128,
+            query_rank=None,
+            interleaved=False,
+        )
+        heads, scale = (3, 0.3) if tiny else (128, 0.07)
+        blocks, size, worst = 30, 8, 0.0
+        up = (torch.randn(heads, spec.plain_dim + spec.value_dim, spec.rank) * 0.2).to(dtype)
+        pool = torch.full((blocks, 1, 2, size, spec.width), float("nan"), dtype=dtype)
+        theirs = LatentAttention(_pool(pool.double()), spec, heads, scale)
+        ours = TritonLatentAttention(
+            _pool(pool.to(device)), spec, heads, scale, limits, deterministic=deterministic
+        )
+        order = torch.randperm(blocks).tolist()
+        cut = (order[:5], order[5:8], order[8:12])
+        for slices in (
+            (Slice([1] * 33, 0, cut[0]), Slice([1], 0, cut[1])),
+            (Slice([1] * 3, 33, cut[0]), Slice([1], 1, cut[1]), Slice([1] * 25, 0, cut[2])),
+            (Slice([1], 36, cut[0]), Slice([1], 2, cut[1]), Slice([1], 25, cut[2])),
+        ):
+            layout = lay_out(StepBatch(slices), Bounds(blocks, size, 9, 500))
+            rows = len(layout.tokens)
+            for layer in range(2):
+                queries = torch.randn(rows, heads, spec.query_dim).to(dtype)
+                latents = torch.randn(rows, spec.width).to(dtype)
+                theirs.write(layer, latents.double(), layout)
+                wanted = theirs.attend(layer, queries.double(), up.double(), layout)
+                ours.write(layer, latents.to(device), layout)
+                found = ours.attend(layer, queries.to(device), up.to(device), layout)
+                worst = max(worst, error(found.cpu(), wanted))
+        same = torch.equal(ours._pool.tensor.cpu().isnan(), theirs._pool.tensor.isnan())
+        return worst if same else float("inf"), ALLOWED[dtype] * 2
+
+    return run
+
+
+def latent_batch_check(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """Deterministic: a row's result is the same bits alone and in a chunk."""
+    heads, rank, width, size = (3, 24, 32, 8) if tiny else (128, 512, 576, 16)
+    dtype = torch.float32 if tiny else torch.bfloat16
+    pool = torch.randn(8, size, width).to(device, dtype)
+    tables = torch.randperm(8, dtype=torch.int32).view(1, 8).to(device)
+    queries = torch.randn(5, heads, width).to(device, dtype)
+    lengths = torch.tensor([30, 31, 32, 33, 60], dtype=torch.int32, device=device)
+    sequences, outs = torch.zeros(5, dtype=torch.int32, device=device), []
+    for rows, programs in ((slice(0, 5), 3), (slice(3, 4), 1)):
+        splits = Splits(programs, 32)
+        count = len(lengths[rows])
+        partials = new_partials(count, heads, splits.capacity(60, 32), rank, device)
+        out = torch.full((count, heads, rank), float("nan"), dtype=dtype, device=device)
+        given = (queries[rows], pool, tables, sequences[rows], lengths[rows])
+        latent_attention(out, *given, splits, partials, 0.1)
+        outs.append(out)
+    return float((outs[0][3] != outs[1][0]).sum()), 0.0
+
+
 def _pool(tensor: Tensor) -> Any:
     """As much of a `KvPool` as attention looks at."""
-    return SimpleNamespace(tensor=tensor, block_size=tensor.shape[4])
+    return SimpleNamespace(tensor=tensor, block_size=tensor.shape[-2])
 
 
 def noticed(check: Check) -> Check:
@@ -361,20 +430,19 @@ def error(out: Tensor, truth: Tensor) -> float:
     return found if found == found else float("inf")
 
 
+_WHOLE, _COUNTED, _FIXED = (
+    ("one program", Splits(1), Splits(1)),
+    ("splits by count", Splits(3), Splits(7)),
+    ("fixed splits", Splits(2, 16), Splits(5, 512)),
+)
 for _name, _shapes in SHAPES.items():
     for _dtype in ALLOWED if _name == "grouped" else (torch.float32,):
-        _kind = str(_dtype).removeprefix("torch.")
-        CHECKS[f"prefill attention, {_name}, {_kind}"] = prefill_check(_shapes, _dtype)
-        for _tiny, _splits in (
-            (Splits(1), Splits(1)),
-            (Splits(3), Splits(7)),
-            (Splits(2, 16), Splits(5, 512)),
-        ):
-            _cut = f"{_splits.programs} programs" + (_splits.tokens > 0) * ", fixed splits"
-            CHECKS[f"decode attention, {_name}, {_kind}, {_cut}"] = decode_check(
+        _kind = f"{_name}, {str(_dtype).removeprefix('torch.')}"
+        CHECKS[f"prefill attention, {_kind}"] = prefill_check(_shapes, _dtype)
+        for _cut, _tiny, _splits in (_WHOLE, _FIXED) if _shapes[0].window else (_COUNTED,):
+            CHECKS[f"decode attention, {_kind}, {_cut}"] = decode_check(
                 _shapes, _dtype, _tiny, _splits
             )
-
 _windowed = (SHAPES["window"], torch.float32)
 CHECKS["prefill attention, a window one too long is noticed"] = noticed(
     prefill_check(*_windowed, mistake=-1)
@@ -390,6 +458,10 @@ CHECKS["write, whole heads turn, bfloat16"] = write_check(24, torch.bfloat16)
 CHECKS["step, splits by count"] = step_check(DecodeLimits(4, 500), False)
 CHECKS["step, fixed splits"] = step_check(DecodeLimits(4, 500, split_tokens=64), False)
 CHECKS["step, deterministic"] = step_check(DecodeLimits(4, 500), True)
+CHECKS["latent step, splits by count"] = latent_check(DecodeLimits(3, 500), False, torch.float32)
+CHECKS["latent step, fixed splits"] = latent_check(DecodeLimits(40, 500, 32), True, torch.float32)
+CHECKS["latent step, bfloat16"] = latent_check(DecodeLimits(8, 500), False, torch.bfloat16)
+CHECKS["latent rows, bits do not depend on the batch"] = latent_batch_check
 
 
 def main() -> int:

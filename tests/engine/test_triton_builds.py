@@ -6,15 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 KERNELS = {"_norm", "_gate", "_grouped", "_product", "_unpack", "_draw", "_sum_parts", "_finish"}
-KERNELS |= {"prefill_kernel", "decode_kernel", "merge_kernel", "rotate_write_kernel"}
+ATTENTION = {"prefill_kernel", "decode_kernel", "latent_kernel"}
+KERNELS |= ATTENTION | {"merge_kernel", "rotate_write_kernel", "write_latents_kernel"}
+BUILDS = Path(__file__).with_name("triton_builds.py")
 
 
-def test_all_kernels_compile_and_fit(tmp_path):
+@pytest.mark.parametrize("capability", [80, 90])
+def test_all_kernels_compile_and_fit(tmp_path, capability):
     file = tmp_path / "kernels.json"
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-P", Path(__file__).with_name("triton_builds.py"), f"--json={file}"],
+        [sys.executable, "-P", BUILDS, f"--capability={capability}", f"--json={file}"],
         env=inherited | {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -22,18 +27,16 @@ def test_all_kernels_compile_and_fit(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())
-    for capability in (80, 90):
-        mine = [row for row in rows if row["capability"] == capability]
-        assert {row["kernel"] for row in mine} == KERNELS
-        assert all(row["fits"] and row["registers"] > 0 for row in mine)
-        # Spilled registers would cost a memory-bound kernel what it is for.
-        assert [row for row in mine if row["spilled_bytes"] > 64] == []
-        attention = [row for row in mine if row["kernel"] in ("prefill_kernel", "decode_kernel")]
-        for row in attention:
-            if "float32" in row["case"]:
-                continue
-            # Keys and values pass the registers by, 16 bytes at a time; products are the matrix
-            # units' own: on Hopper, of whole warpgroups where the rows suffice.
-            assert row["wide_copies"] >= 8
-            grouped = capability == 90 and row["kernel"] == "prefill_kernel"
-            assert row["group_products" if grouped else "products"] >= 8
+    assert {row["capability"] for row in rows} == {capability}
+    assert {row["kernel"] for row in rows} == KERNELS
+    assert all(row["fits"] and row["registers"] > 0 for row in rows)
+    # Spilled registers would cost a memory-bound kernel what it is for.
+    assert [row for row in rows if row["spilled_bytes"] > 64] == []
+    for row in rows:
+        if row["kernel"] not in ATTENTION or "float32" in row["case"]:
+            continue
+        # Keys and values pass the registers by, 16 bytes at a time; products are the matrix
+        # units' own: on Hopper, of whole warpgroups where the rows suffice.
+        assert row["wide_copies"] >= 8
+        grouped = capability == 90 and row["kernel"] == "prefill_kernel"
+        assert row["group_products" if grouped else "products"] >= 8

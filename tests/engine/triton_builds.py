@@ -1,6 +1,6 @@
 """The engine's GPU kernels compiled for sm_80 and sm_90, on a machine without a GPU.
 
-    python -P tests/engine/triton_builds.py [--json FILE]
+    python -P tests/engine/triton_builds.py [--capability 90] [--json FILE]
 
 The launch functions run as on a GPU, with CPU tensors in the place of the GPU's, up to the
 launch: so what is compiled is what a launch there would use. Prints registers, spilled bytes
@@ -33,6 +33,7 @@ from baton.engine.triton_decode import Splits, decode_attention, new_partials
 from baton.engine.triton_experts import expert_matmul
 from baton.engine.triton_gate import gated
 from baton.engine.triton_kv_write import rotate_and_write, write
+from baton.engine.triton_latent import latent_attention, write_latents
 from baton.engine.triton_norm import add_rms_norm, rms_norm
 from baton.engine.triton_prefill import Chunk, device_tiles, plan_prefill, prefill_attention
 from baton.engine.triton_quantized import dequantized, quantized_matmul
@@ -148,6 +149,14 @@ def _write(kv_heads: int, group: int, dim: int, turning: int, dtype: torch.dtype
     write(keys, keys, pool, places, places)
 
 
+def _latent(heads: int, splits: Splits) -> None:
+    pool, queries, out = _bf16(2, 16, 576), _bf16(3, heads, 576), _bf16(3, heads, 512)
+    rows, tables = torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
+    partials = new_partials(3, heads, splits.capacity(100, 64), 512, _CPU)
+    latent_attention(out, queries, pool, tables, rows, rows, splits, partials, 0.1)
+    write_latents(queries[:, 0], pool, rows.long(), rows.long())
+
+
 _BF16, _CAPPED = torch.bfloat16, {"window": 4096, "soft_cap": 50.0}
 CASES: dict[str, Callable[[], None]] = {
     "norm": _norms,
@@ -161,15 +170,13 @@ CASES: dict[str, Callable[[], None]] = {
     "sampling": _sampling,
     "checksum": _checksums,
     "prefill, llama3 8b": partial(_prefill, 8, 4, 128, _BF16),
-    "prefill, qwen2 0.5b": partial(_prefill, 2, 7, 64, torch.float16),
-    "prefill, phi3 mini": partial(_prefill, 32, 1, 96, _BF16),
+    "prefill, phi3 mini": partial(_prefill, 32, 1, 96, torch.float16),
     "prefill, gemma2 9b": partial(_prefill, 8, 2, 256, _BF16, **_CAPPED),
-    "prefill, float32": partial(_prefill, 8, 2, 128, torch.float32),
+    "prefill, float32": partial(_prefill, 2, 7, 64, torch.float32),
     "decode, llama3 8b": partial(_decode, 8, 4, 128, _BF16, Splits(4)),
-    "decode, qwen2 0.5b": partial(_decode, 2, 7, 64, torch.float16, Splits(4)),
-    "decode, phi3 mini": partial(_decode, 32, 1, 96, _BF16, Splits(4, 512)),
+    "decode, qwen2 0.5b": partial(_decode, 2, 7, 64, torch.float16, Splits(4, 512)),
     "decode, gemma2 9b": partial(_decode, 8, 2, 256, _BF16, Splits(1), **_CAPPED),
-    "decode, float32": partial(_decode, 8, 2, 128, torch.float32, Splits(1)),
+    "latent, deepseek v3": partial(_latent, 128, Splits(4)),
     "write, llama3 8b": partial(_write, 8, 4, 128, 128, _BF16),
     "write, a part turns": partial(_write, 4, 7, 96, 24, torch.float32),
 }
@@ -216,8 +223,10 @@ def _usage(cubin: bytes) -> tuple[int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--capability", type=int, choices=SHARED_LIMIT, help="of this one alone")
     given = parser.parse_args()
-    rows = [row for cap in SHARED_LIMIT for name in CASES for row in compile_case(name, cap)]
+    capabilities = [given.capability] if given.capability else list(SHARED_LIMIT)
+    rows = [row for cap in capabilities for name in CASES for row in compile_case(name, cap)]
     for row in rows:
         print(
             f"sm_{row['capability']}  {row['case']:<18} {row['kernel']:<12} "

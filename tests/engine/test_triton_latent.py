@@ -1,0 +1,27 @@
+"""Latent attention's kernel: its tiles; parity is held under triton's interpreter."""
+
+import pytest
+import torch
+
+from baton.engine.triton_latent import latent_tiles, write_latents
+
+
+def test_results_are_those_of_the_reference(attention_checks):
+    results = {k: v for k, v in attention_checks.items() if k.startswith("latent ")}
+    assert {name: found["said"] for name, found in results.items() if not found["good"]} == {}
+    for word in ("by count", "fixed", "bfloat16", "bits"):
+        assert any(word in name for name in results), word
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 16, 20, 128])
+def test_tiles_are_what_a_matrix_product_takes(heads, dtype):
+    tiles = latent_tiles(heads, dtype)
+    assert tiles.rows >= 16 and tiles.rows & (tiles.rows - 1) == 0
+    assert tiles.tokens >= 16 and tiles.tokens & (tiles.tokens - 1) == 0
+
+
+def test_no_rows_launch_nothing():
+    """Without a GPU a launch would fail."""
+    places = torch.empty(0, dtype=torch.int64)
+    write_latents(torch.empty(0, 24), torch.empty(1, 8, 24), places, places)
