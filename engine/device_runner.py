@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-from baton.engine.attention_triton import DecodeLimits, TritonAttention
+from baton.engine.attention_triton import TritonAttention
 from baton.engine.cuda_runner import CudaRunner
+from baton.engine.decode_buffers import DecodeLimits
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.graph_device import CudaDevice, GraphDevice, HostDevice
 from baton.engine.pool import KvPool
