@@ -61,12 +61,11 @@ def device_runner(
 
 def refuse_unsupported(spec: ModelSpec) -> None:
     """Raises ModelError for what only a CPU computes as yet."""
-    for part, name in ((spec.latent, "latent attention"), (spec.experts, "experts")):
-        if part is not None:
-            raise ModelError(
-                f"a {spec.family} model has {name}, which do not run on a GPU yet; "
-                "set worker.device to cpu"
-            )
+    if spec.latent is not None:
+        raise ModelError(
+            f"a {spec.family} model has latent attention, which does not run on a GPU yet; "
+            "set worker.device to cpu"
+        )
 
 
 def _graph_device(device: torch.device) -> GraphDevice:

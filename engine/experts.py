@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
@@ -25,24 +26,53 @@ _ONE_THREAD = 1 << 14  # numbers that torch does not split among threads
 Gating = Callable[[Tensor], Tensor]  # [rows, 2 ffn] to [rows, ffn]
 
 
+class Experts(Protocol):
+    """The experts of one layer, however their matrices are kept."""
+
+    def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
+        """`x` [rows, hidden] by its experts `chosen` int64 [rows, choices]: the outputs of all
+        choices, expert by expert [rows choices, hidden], and int64 [rows choices], the flat
+        place in `chosen` that each belongs to."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """One mixture layer. `shared` is what every row visits besides, None where there is none."""
 
     gate: Linear  # float32 [experts, hidden]
     correction: Tensor | None  # float32 [experts]
+    experts: Experts
+    shared: tuple[Linear, Linear] | None  # [2 shared ffn, hidden], [hidden, shared ffn]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedExperts:
+    """Matrices one by one, as a CPU takes them."""
+
     gate_up: tuple[Linear, ...]  # each [2 ffn, hidden]
     down: tuple[Linear, ...]  # each [hidden, ffn]
-    shared: tuple[Linear, Linear] | None  # [2 shared ffn, hidden], [hidden, shared ffn]
+
+    def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
+        flat = chosen.flatten()
+        by_expert = flat.argsort(stable=True)
+        sizes = flat.bincount(minlength=len(self.down)).tolist()
+        inputs = x.index_select(0, by_expert // chosen.shape[1])
+        outputs, start = torch.empty_like(inputs), 0
+        for expert, size in enumerate(sizes):
+            if size:
+                rows = slice(start, start + size)
+                inner = gating(self.gate_up[expert](inputs[rows]))
+                outputs[rows] = self.down[expert](inner)
+                start += size
+        return outputs, by_expert
 
 
 def mix(x: Tensor, weights: ExpertWeights, spec: ExpertsSpec, gating: Gating) -> Tensor:
     """The layer's output for `x` [rows, hidden]; the same shape and kind."""
     logits = weights.gate(x.to(torch.float32))
     chosen, shares = route(logits, spec, weights.correction)
-    by_expert = chosen.flatten().argsort(stable=True)  # places in [rows x chosen]
-    sizes = chosen.flatten().bincount(minlength=spec.count).tolist()
-    outputs = run_experts(x.index_select(0, by_expert // spec.chosen), sizes, weights, gating)
+    outputs, by_expert = weights.experts.run(x, chosen, gating)
     places = torch.empty_like(by_expert)
     places[by_expert] = torch.arange(len(by_expert), device=x.device)
     mixed = functional.embedding_bag(  # gathers, scales and sums in one pass
@@ -91,16 +121,3 @@ def _in_best_groups(ranks: Tensor, spec: ExpertsSpec) -> Tensor:
     kept = torch.zeros_like(best, dtype=torch.bool)
     kept.scatter_(1, best.topk(spec.chosen_groups, dim=-1).indices, True)
     return kept[:, :, None].expand_as(grouped).flatten(1)
-
-
-def run_experts(x: Tensor, sizes: list[int], weights: ExpertWeights, gating: Gating) -> Tensor:
-    """`x` [rows, hidden], sorted by expert, `sizes[e]` of them for expert e. Same shape."""
-    outputs = torch.empty_like(x)
-    start = 0
-    for expert, size in enumerate(sizes):
-        if size:
-            rows = slice(start, start + size)
-            inner = gating(weights.gate_up[expert](x[rows]))
-            outputs[rows] = weights.down[expert](inner)
-            start += size
-    return outputs

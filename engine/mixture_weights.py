@@ -6,12 +6,15 @@ these names too. Knows how tensors are named, not how they are stored; keeps no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from baton.engine.experts import ExpertWeights
+from baton.engine.experts import Experts, ExpertWeights, ListedExperts
 from baton.engine.latent import LatentWeights
 from baton.engine.mixture_spec import ExpertsSpec, LatentSpec
-from baton.engine.weight_reader import WeightReader
+from baton.engine.weight_reader import Parts, WeightReader
+from baton.runtime.errors import ModelError
 
 _NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # family: place, gate, up, down
 _USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
@@ -24,7 +27,6 @@ def read_expert_weights(
     computed in float32. Raises ModelError as `WeightReader` does."""
     place, gate, up, down = _NAMES.get(family, _USUAL)
     base, exact = f"{layer}{place}.", reader.as_kind(torch.float32)
-    experts = [f"{base}experts.{expert}." for expert in range(spec.count)]
     ffn, shared, shared_ffn = spec.ffn_size, None, spec.shared_ffn_size
     if shared_ffn:
         name = f"{base}shared_experts."
@@ -32,16 +34,38 @@ def read_expert_weights(
             reader.matrix([(f"{name}{gate}", shared_ffn), (f"{name}{up}", shared_ffn)], hidden),
             reader.matrix([(f"{name}{down}", hidden)], shared_ffn),
         )
+    names = [f"{base}experts.{expert}." for expert in range(spec.count)]
+    pairs = [[(f"{name}{gate}", ffn), (f"{name}{up}", ffn)] for name in names]
+    downs = [[(f"{name}{down}", hidden)] for name in names]
     correction = f"{base}gate.e_score_correction_bias"
     return ExpertWeights(
         gate=exact.matrix([(f"{base}gate", spec.count)], hidden),
         correction=exact.vector(correction, spec.count) if spec.correction else None,
-        gate_up=tuple(
-            reader.matrix([(f"{name}{gate}", ffn), (f"{name}{up}", ffn)], hidden)
-            for name in experts
-        ),
-        down=tuple(reader.matrix([(f"{name}{down}", hidden)], ffn) for name in experts),
+        experts=_experts(reader, pairs, downs, hidden, ffn),
         shared=shared,
+    )
+
+
+def _experts(
+    reader: WeightReader, pairs: Sequence[Parts], downs: Sequence[Parts], hidden: int, ffn: int
+) -> Experts:
+    """One matrix each of `pairs` and `downs` for every expert."""
+    if reader.device is None:
+        return ListedExperts(
+            tuple(reader.matrix(pair, hidden) for pair in pairs),
+            tuple(reader.matrix(part, ffn) for part in downs),
+        )
+    if reader.quantizes:
+        raise ModelError(
+            "quantised experts do not run on a GPU yet; set worker.device to cpu, or use the "
+            "model's plain weights"
+        )
+    from baton.engine.experts_triton import StackedExperts
+
+    count = len(downs)
+    return StackedExperts(
+        reader.dense([part for pair in pairs for part in pair], hidden).view(count, -1, hidden),
+        reader.dense([part for parts in downs for part in parts], ffn).view(count, -1, ffn),
     )
 
 

@@ -50,11 +50,16 @@ class WeightReader:
         self._dtype = dtype
         self._form = form
         self._made = made
-        self._device = device
+        self.device = device
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether matrices may come as something other than plain numbers."""
+        return self._form is not None or self._made != "none"
 
     def as_kind(self, dtype: torch.dtype) -> WeightReader:
         """The same files, converted to `dtype`; nothing plain is quantised."""
-        return WeightReader(self._shards, dtype, self._form, device=self._device)
+        return WeightReader(self._shards, dtype, self._form, device=self.device)
 
     def vector(self, name: str, size: int) -> Tensor:
         """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
@@ -89,11 +94,11 @@ class WeightReader:
         )
 
     def _product(self, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-        if self._device is None:
+        if self.device is None:
             return QuantizedMatrix(weight, bias, self._dtype)
         from baton.engine.triton_quantized import TritonQuantized
 
-        return TritonQuantized(weight, bias, self._device)
+        return TritonQuantized(weight, bias, self.device)
 
     def dense(self, parts: Parts, columns: int) -> Tensor:
         """The modules' weights as plain numbers [sum of rows, columns], for whoever does more
@@ -144,7 +149,7 @@ class WeightReader:
 
     def _room(self, shape: tuple[int, ...]) -> Tensor:
         try:
-            return torch.empty(shape, dtype=self._dtype, device=self._device)
+            return torch.empty(shape, dtype=self._dtype, device=self.device)
         except (RuntimeError, TypeError, OverflowError) as error:  # by kind of impossible size
             raise ModelError(
                 f"{self._shards.folder}: the system has no memory for a tensor {list(shape)}: "

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from baton.engine.experts import ExpertWeights, mix, route, run_experts
+from baton.engine.experts import ExpertWeights, ListedExperts, mix, route
 from baton.engine.linear import Matrix
 from baton.engine.mixture_spec import ExpertsSpec
 
@@ -33,8 +33,10 @@ def weights_of(spec, dtype=torch.float32, shared=False):
     return ExpertWeights(
         gate=Matrix(gate),
         correction=None,
-        gate_up=tuple(Matrix(matrix.to(dtype)) for matrix in gate_up),
-        down=tuple(Matrix(matrix.to(dtype)) for matrix in down),
+        experts=ListedExperts(
+            tuple(Matrix(matrix.to(dtype)) for matrix in gate_up),
+            tuple(Matrix(matrix.to(dtype)) for matrix in down),
+        ),
         shared=tuple(Matrix(matrix.to(dtype)) for matrix in both) if shared else None,
     )
 
@@ -171,12 +173,13 @@ def test_every_expert_runs_once_and_idle_ones_not_at_all():
             calls.append((self.expert, len(x)))
             return torch.cat((x, x), dim=-1)
 
-    experts = tuple(Spy(expert) for expert in range(4))
-    weights = ExpertWeights(None, None, experts, (lambda x: x,) * 4, None)
-    x = torch.randn(9, HIDDEN)
-    out = run_experts(x, [2, 0, 7, 0], weights, lambda pair: pair.chunk(2, dim=-1)[0])
-    assert calls == [(0, 2), (2, 7)]
-    assert torch.equal(out, x)
+    listed = ListedExperts(tuple(Spy(expert) for expert in range(4)), (lambda x: x,) * 4)
+    x = torch.randn(5, HIDDEN)
+    chosen = torch.tensor([[2, 0], [0, 2], [2, 3], [3, 2], [2, 0]])
+    out, order = listed.run(x, chosen, lambda pair: pair.chunk(2, dim=-1)[0])
+    assert calls == [(0, 3), (2, 5), (3, 2)]
+    assert chosen.flatten()[order].tolist() == [0] * 3 + [2] * 5 + [3] * 2
+    assert torch.equal(out, x[order // 2])
 
 
 @pytest.mark.parametrize("name", ["sigmoid alone", "v3", "softmax"])

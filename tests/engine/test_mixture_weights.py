@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.experts import ExpertWeights
+from baton.engine.experts import ExpertWeights, ListedExperts
 from baton.engine.latent import LatentWeights
 from baton.engine.spec import read_spec
 from baton.engine.weights import MlpWeights, load_weights
@@ -55,12 +55,53 @@ def test_experts_are_those_of_the_file(references):
     tensors = load_file(reference.folder / "model.safetensors")
     weights = load(reference.folder).layers[1].mlp
     assert isinstance(weights, ExpertWeights)
-    assert (len(weights.gate_up), len(weights.down), weights.shared) == (4, 4, None)
+    assert isinstance(weights.experts, ListedExperts)
+    assert (len(weights.experts.gate_up), len(weights.experts.down)) == (4, 4)
+    assert weights.shared is None
     base = "model.layers.1.block_sparse_moe."
     x = torch.randn(3, 64)
     both = [tensors[f"{base}experts.2.{name}.weight"] for name in ("w1", "w3")]
-    torch.testing.assert_close(weights.gate_up[2](x), x @ torch.cat(both).T)
+    torch.testing.assert_close(weights.experts.gate_up[2](x), x @ torch.cat(both).T)
     torch.testing.assert_close(weights.gate(x), x @ tensors[f"{base}gate.weight"].T)
+
+
+def test_on_a_device_experts_are_stacked(references):
+    pytest.importorskip("triton")
+    folder = references("mixtral").folder
+    tensors = load_file(folder / "model.safetensors")
+    spec, device = read_spec(folder), torch.device("cpu")
+    experts = load_weights(folder, spec, torch.float32, device=device).layers[1].mlp.experts
+    base = "model.layers.1.block_sparse_moe.experts."
+    for expert in range(4):
+        both = torch.cat([tensors[f"{base}{expert}.{name}.weight"] for name in ("w1", "w3")])
+        assert torch.equal(experts.gate_up[expert], both)
+        assert torch.equal(experts.down[expert], tensors[f"{base}{expert}.w2.weight"])
+
+
+def test_quantised_experts_are_refused_on_a_device(references):
+    folder = references("mixtral").folder
+    with pytest.raises(ModelError, match="quantised experts do not run on a GPU"):
+        load_weights(
+            folder,
+            read_spec(folder),
+            torch.float32,
+            quantization="int8",
+            device=torch.device("cpu"),
+        )
+
+
+@pytest.mark.parametrize("made", ["int8", "int4"])
+def test_quantised_experts_compute_nearly_the_same(references, made):
+    folder = references("mixtral").folder
+    x = torch.randn(9, 64)
+    plain = load(folder).layers[0].mlp
+    made_so = load_weights(folder, read_spec(folder), torch.float32, quantization=made)
+    smaller = made_so.layers[0].mlp
+    torch.testing.assert_close(smaller.gate(x), plain.gate(x))  # the choice stays exact
+    for one, two in zip(plain.experts.down, smaller.experts.down, strict=True):
+        inner = torch.randn(5, 96)
+        error = (one(inner) - two(inner)).norm() / one(inner).norm()
+        assert 0 < error < (0.02 if made == "int8" else 0.2)
 
 
 def test_dense_and_sparse_layers(references):
