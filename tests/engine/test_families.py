@@ -131,3 +131,77 @@ def test_a_quantised_text_part_is_refused_too(spec_of):
         (changes["text_config"] if place == "text" else changes)["quantization_config"] = {"a": 1}
         with pytest.raises(ModelError, match="quantization_config"):
             spec_of(**changes)
+
+
+PHI4_MINI = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "embd_pdrop": 0.0,
+    "full_attn_mod": 1,
+    "hidden_size": 3072,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131_072,
+    "mlp_bias": False,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"long_factor": [3.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+    "sliding_window": 262_144,
+    "tie_word_embeddings": True,
+}
+GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "max_position_embeddings": 32_768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rope_local_base_freq": 10_000,
+    "rope_scaling": None,
+    "rope_theta": 1_000_000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+}
+GEMMA2_9B = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 3584,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 8,
+    "query_pre_attn_scalar": 224,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+}
+
+
+def test_files_in_the_form_of_released_models(spec_of):
+    phi = spec_of(**PHI4_MINI)
+    assert (phi.head_dim, phi.rotary_dim, phi.rope.kind) == (128, 96, "longrope")
+    assert (phi.rope.stretch[0], phi.rope.factor, phi.max_context) == (3.0, 32.0, 131_072)
+    assert set(phi.attention.windows) == {0}  # longer than the context
+    assert spec_of(context=4096, **PHI4_MINI).rope.stretch[0] == 1.0
+    gemma = spec_of(**GEMMA3_1B)
+    assert gemma.attention.windows == (*(512, 512, 512, 512, 512, 0) * 4, 512, 512)
+    assert (gemma.rope.theta, gemma.local_rope.theta) == (1e6, 1e4)
+    assert (gemma.attention.scale, gemma.group, gemma.embedding_scale) == (1 / 16, 4, 1152**0.5)
+    gemma = spec_of(**GEMMA2_9B)
+    assert gemma.attention.windows == (4096, 0) * 21
+    assert (gemma.attention.scale, gemma.attention.soft_cap) == (224**-0.5, 50.0)

@@ -45,7 +45,7 @@ def test_tied_head_is_the_embedding(references):
 
 
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("target", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("target", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_source_is_converted(folder, source, target):
     name = "model.layers.0.input_layernorm.weight"
     wanted = load_file(folder / "model.safetensors")[name].to(source).to(target)
@@ -272,3 +272,13 @@ def test_tensors_of_each_family_are_held_to_their_shapes(references, tmp_path, n
         load(folder)
     assert str(folder) in str(missing.value) and tensor in str(missing.value)
     assert str(shape) in str(missing.value)
+
+
+def test_a_value_beyond_float16_is_refused_there_alone(folder):
+    def grow(tensors):
+        tensors["model.layers.0.mlp.up_proj.weight"][1, 2] = 7e4
+
+    edit(folder, grow)
+    load(folder, torch.bfloat16)
+    with pytest.raises(ModelError, match=r"up_proj\.weight .* not finite in float16; .*float32"):
+        load(folder, torch.float16)
