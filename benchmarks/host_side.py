@@ -44,7 +44,7 @@ class HostSide:
     """`count` greedy sequences that decode after prompts of 512 tokens."""
 
     def __init__(self, count: int) -> None:
-        blocks = count * (PROMPT_TOKENS + OUTPUT_TOKENS) // BLOCK_TOKENS
+        blocks = count * ((PROMPT_TOKENS + OUTPUT_TOKENS) // BLOCK_TOKENS + 1)
         config = StepConfig(
             local_prefill_tokens=count * PROMPT_TOKENS,
             max_sequences=count,
@@ -58,6 +58,8 @@ class HostSide:
         while self._scheduler.running < count:  # their prompts
             self._scheduler.admit()
             plan = self._scheduler.plan()
+            if not plan:
+                raise RuntimeError(f"{self._scheduler.running} of {count} sequences have room")
             self._commit(plan, _made_up(plan))
 
     def step(self) -> HostTimes:

@@ -1,8 +1,9 @@
-"""Decode attention that walks the block tables in place, compiled by Numba.
+"""Attention compiled by Numba: decode walks the block tables in place.
 
 Gathering a sequence's blocks costs several times what reading them does (docs/decisions.md);
-here nothing is gathered. Chunks go to `TorchAttention`, whose results these equal up to
-rounding. Needs numba, which is optional; owns nothing but views of the pool.
+here nothing is gathered. A bfloat16 pool goes to `BfloatAttention` where it can; other chunks go
+to `TorchAttention`, whose results all of these equal up to rounding. Needs numba, which is
+optional; owns nothing but views of the pool.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import TorchAttention
+from baton.engine.attention_bf16 import BfloatAttention, usable
 from baton.engine.compiled import compiled, take_threads
 from baton.engine.pool import KvPool
+from baton.engine.rope import rotate
 from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import StepLayout
+from baton.engine.step_layout import ChunkRows, StepLayout
 
 
 class NumbaAttention(TorchAttention):
-    """`TorchAttention` with a compiled decode. A row's result depends on its own sequence
+    """`TorchAttention`, compiled. A decode row's result depends on its own sequence
     alone, bit for bit."""
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
@@ -32,9 +35,32 @@ class NumbaAttention(TorchAttention):
         self._bits = pool.tensor.view(bits).numpy().view(unsigned)
         # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
         self._widen = np.uint32(1 if bits == torch.int32 else 1 << 16)
+        self._fast = BfloatAttention(pool, spec) if usable(pool) else None
         self._warm_up()
 
+    def rotate_and_write(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """As `RotatingAttention`."""
+        if self._fast is not None and angles[0].shape[-1] % 32 == 0:
+            return self._fast.rotate_and_write(layer, queries, keys, values, angles, layout)
+        self.write(layer, rotate(keys, *angles), values, layout)
+        return rotate(queries, *angles)
+
+    def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        if self._fast is not None:
+            return self._fast.chunk(layer, queries, chunk)
+        return super()._chunk(layer, queries, chunk)
+
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        if self._fast is not None:
+            return self._fast.decode(layer, queries, layout.decode_tables, layout.decode_lengths)
         # A job whose scratch memory cannot be had ends without a word: its rows then stay NaN.
         out = torch.full(queries.shape, torch.nan)
         take_threads()
@@ -56,6 +82,9 @@ class NumbaAttention(TorchAttention):
 
     def _warm_up(self) -> None:
         """Compile now, on a copy of the first block, not while the first client waits."""
+        if self._fast is not None:
+            self._fast.warm_up()
+            return
         _, kv_heads, _, _, _, dim = self._bits.shape
         queries = np.zeros((1, kv_heads, dim), dtype=np.float32)
         table = np.zeros((1, 1), dtype=np.int32)

@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 
 from baton.engine.attention import Attention, TorchAttention
+from baton.engine.experts import Gating
 from baton.engine.host_memory import available_bytes, resident_bytes
 from baton.engine.latent import LatentAttention
 from baton.engine.memory_plan import MemoryPlan
+from baton.engine.norms import Norms
 from baton.engine.pool import KvPool, blocks_for
 from baton.engine.quantization import MADE, Made
 from baton.engine.runner import ModelRunner
@@ -96,7 +98,10 @@ def build_runner(
     if deterministic:
         runner = _deterministic(spec, weights, pool, max_context)
     else:
-        runner = ModelRunner(spec, weights, pool, _attention(pool, spec, backend), max_context)
+        attention = _attention(pool, spec, backend)
+        runner = ModelRunner(
+            spec, weights, pool, attention, max_context, *_rows(spec, kind, backend)
+        )
     context = runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, blocks, pool.block_bytes, block_size, context)
     return runner
@@ -136,6 +141,16 @@ def _attention(pool: KvPool, model: ModelSpec, backend: str) -> Attention | Late
     except ImportError as error:
         raise ConfigError(f"attention backend {backend!r} needs numba: {error}") from error
     return NumbaAttention(pool, spec)
+
+
+def _rows(spec: ModelSpec, kind: torch.dtype, backend: str) -> tuple[Gating | None, Norms | None]:
+    """Compiled gates and norms for bfloat16; with float32, torch's own are not much slower."""
+    if backend == "torch" or kind != torch.bfloat16 or find_spec("numba") is None:
+        return None, None
+    from baton.engine.row_kernels import NumbaNorms, silu_gate, warm_up
+
+    warm_up()
+    return (silu_gate if spec.activation == "silu" else None), NumbaNorms()
 
 
 def _deterministic(

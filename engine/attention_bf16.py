@@ -1,0 +1,383 @@
+"""Attention over a bfloat16 pool by the processor's own instruction. Needs numba.
+
+Decode walks the block tables in place: scores of 16 keys at a time, one softmax over all of
+them, values mixed in float32. A chunk packs its keys and values once per KV head, for the tiles
+of `dot_bf16`: queries times keys, a softmax per query, and its weights, rounded to bfloat16 as
+torch's own kernel rounds them, times values. A row's result depends on its own sequence alone,
+bit for bit. Called by `NumbaAttention`, which says when; owns nothing but views of the pool.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.compiled import compiled, take_threads
+from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
+from baton.engine.pool import KvPool
+from baton.engine.softmax_ir import TOKENS, copy, exponentials, highest, mix, narrow, scores, widen
+from baton.engine.spec import AttentionSpec
+from baton.engine.step_layout import ChunkRows, StepLayout
+
+_FAR = 2  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
+_QUERIES = 48  # of a chunk at once: their scores stay in a core's cache
+
+
+def usable(pool: KvPool) -> bool:
+    """Whether the kernels fit this pool and this processor."""
+    tensor = pool.tensor
+    return (
+        tensor.dtype == torch.bfloat16
+        and tensor.shape[-1] % COLUMNS == 0
+        and tensor.shape[-2] % TOKENS == 0
+        and tensor.stride(-1) == 1
+        and supported()
+    )
+
+
+class BfloatAttention:
+    """Decode rows and chunks of a pool that is `usable`."""
+
+    def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
+        self._spec = spec
+        self._pool = pool.tensor  # [block, kv_head, layer, k|v, token, dim]
+        self._bits = pool.tensor.view(torch.int16).numpy().view(np.uint16)
+        self._strides = tuple(2 * stride for stride in pool.tensor.stride()[:5])
+        self._zeros = torch.zeros(COLUMNS)
+
+    def warm_up(self) -> None:
+        """Compile now, on a copy of the first block, not while the first client waits."""
+        queries = torch.zeros(2, self._pool.shape[1], self._pool.shape[5], dtype=torch.bfloat16)
+        table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        self.decode(0, queries[:1], table, length)
+        self.chunk(0, queries, ChunkRows(0, 2, 0, torch.zeros(1, dtype=torch.int64)))
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """As `RotatingAttention`; all [rows, heads or kv_heads, dim], of bfloat16."""
+        cos, sin = (each.contiguous() for each in angles)  # [rows, 1, turned]
+        out = torch.empty(queries.shape, dtype=queries.dtype)
+        take_threads()
+        _rotate(
+            self._pool.data_ptr() + layer * self._strides[2],
+            self._strides,
+            (queries.data_ptr(), 2 * queries.stride(0), 2 * queries.stride(1), queries.shape[1]),
+            (keys.data_ptr(), 2 * keys.stride(0), 2 * keys.stride(1), keys.shape[1]),
+            (values.data_ptr(), 2 * values.stride(0), 2 * values.stride(1)),
+            (cos.data_ptr(), sin.data_ptr(), cos.shape[-1], queries.shape[2]),
+            layout.write_blocks.numpy(),
+            layout.write_slots.numpy(),
+            out.data_ptr(),
+        )
+        return out
+
+    def decode(self, layer: int, queries: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
+        """`queries` [rows, heads, dim] over the first `lengths` int32 [rows] tokens of the
+        blocks in `tables` int32 [rows, width]. Returns queries' shape."""
+        rows, heads, dim = queries.shape
+        queries = queries.contiguous()
+        out = torch.full_like(queries, torch.nan)  # what a job without memory leaves
+        block, head, per_layer, pair, token = self._strides
+        take_threads()
+        _decode(
+            self._pool.data_ptr() + layer * per_layer,
+            (block, head, pair, token),
+            self._pool.shape[1],
+            self._pool.shape[4],
+            dim,
+            queries.data_ptr(),
+            heads,
+            tables.numpy(),
+            lengths.numpy(),
+            self._spec.windows[layer],
+            np.float32(self._spec.scale),
+            np.float32(self._spec.soft_cap),
+            out.data_ptr(),
+        )
+        return out
+
+    def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        """`queries` [tokens, heads, dim] of one slice, after `chunk.start` tokens."""
+        count, heads, dim = queries.shape
+        kv_heads = self._pool.shape[1]
+        queries = queries.contiguous()
+        out = torch.full_like(queries, torch.nan)
+        end = chunk.start + count
+        window = self._spec.windows[layer]
+        skipped = max(0, chunk.start + 1 - window) // COLUMNS if window else 0
+        tiles = -(-end // COLUMNS) - skipped
+        keys = np.empty((kv_heads, tiles, dim // 2, COLUMNS), dtype=np.uint32)
+        values = np.empty((kv_heads, dim // COLUMNS, tiles * COLUMNS // 2, COLUMNS), np.uint32)
+        take_threads()
+        _pack(self._bits, layer, chunk.blocks.numpy(), skipped * COLUMNS, end, keys, values)
+        _chunk(
+            keys,
+            values,
+            queries.data_ptr(),
+            count,
+            heads,
+            dim,
+            chunk.start,
+            skipped,
+            window,
+            np.float32(self._spec.scale),
+            np.float32(self._spec.soft_cap),
+            self._zeros.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+
+def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-def]
+    """Of the scores `first` to `end` of float32 `values`, in place and not yet divided by their
+    sum, which is returned; the others become 0. Their count is a multiple of 16."""
+    if soft_cap > 0:
+        for place in range(first, end):
+            values[place] = soft_cap * math.tanh(values[place] * scale / soft_cap)
+        scale = np.float32(1.0)
+    values[:first] = -np.inf
+    values[end:] = -np.inf
+    at, vectors = values.ctypes.data, values.shape[0] // TOKENS
+    return exponentials(at, vectors, highest(at, vectors), scale)
+
+
+def _mix_tokens(  # type: ignore[no-untyped-def]
+    weights, place, values, by_token, count, ahead, mixed
+):
+    """Add to `mixed` [group, dim] the values of `count` tokens from the address `values` on, by
+    float32 `weights` [group, tokens] from `place` on; values at `ahead` are fetched."""
+    group, dim = mixed.shape
+    into, stride = mixed.ctypes.data, weights.shape[1] * 4
+    at = weights.ctypes.data + place * 4
+    for d in range(0, dim, COLUMNS):
+        for g in range(0, group - 1, 2):
+            to = into + (g * dim + d) * 4
+            weight, value, later = at + g * stride, values + d * 2, ahead + d * 2
+            _mix_two(weight, stride, value, by_token, count, later, to, dim * 4)
+        if group % 2:
+            to = into + ((group - 1) * dim + d) * 4
+            weight, value, later = at + (group - 1) * stride, values + d * 2, ahead + d * 2
+            _mix_one(weight, stride, value, by_token, count, later, to, dim * 4)
+
+
+def _write_mixed(mixed, out):  # type: ignore[no-untyped-def]
+    """Rows of `mix`, in the order of their numbers, as bfloat16 from the address `out` on."""
+    group, dim = mixed.shape
+    ordered = np.empty((group, dim // 32, 16, 2), dtype=np.float32)
+    for g in range(group):
+        for part in range(dim // 32):
+            for i in range(16):
+                ordered[g, part, i, 0] = mixed[g, 32 * part + i]
+                ordered[g, part, i, 1] = mixed[g, 32 * part + 16 + i]
+    narrow(ordered.ctypes.data, out, group * dim // 16, np.float32(1.0))
+
+
+def _walk(  # type: ignore[no-untyped-def]
+    pool,  # address of the layer
+    strides,  # bytes from one block, KV head, k to v, token to the next
+    kv_heads,
+    size,  # tokens of a block
+    dim,
+    queries,  # address of bfloat16 [rows, heads, dim]
+    heads,
+    tables,  # int32 [rows, width]
+    lengths,  # int32 [rows]
+    window,  # tokens; 0: all
+    scale,
+    soft_cap,  # 0: none
+    out,  # address of bfloat16 [rows, heads, dim]
+):
+    """One job per row and KV head."""
+    group = heads // kv_heads
+    by_block, by_head, by_pair, by_token = strides
+    for job in numba.prange(lengths.shape[0] * kv_heads):
+        row, head = job // kv_heads, job % kv_heads
+        offset = (row * heads + head * group) * dim * 2
+        length = lengths[row]
+        first = max(0, length - window) if window else 0
+        start, end = first // TOKENS, (length + TOKENS - 1) // TOKENS
+        width = (end - start) * TOKENS
+        weights = np.empty((group, width), dtype=np.float32)
+        at = weights.ctypes.data
+        mixed = np.zeros((group, dim), dtype=np.float32)
+        tiles = np.empty(end - start, dtype=np.int64)
+        for number in range(end - start):
+            token = (start + number) * TOKENS
+            tiles[number] = pool + tables[row, token // size] * by_block + head * by_head
+            tiles[number] += token % size * by_token
+        for number in range(end - start):
+            ahead = tiles[min(number + _FAR, end - start - 1)]
+            for g in range(group):
+                query, to = queries + offset + g * dim * 2, at + (g * width + number * TOKENS) * 4
+                scores(query, tiles[number], by_token, dim // 32, ahead, to)
+        skip = start * TOKENS
+        for g in range(group):
+            weights[g] /= _weigh(weights[g], first - skip, length - skip, scale, soft_cap)
+        for number in range(end - start):
+            token = max(first - skip, number * TOKENS)
+            count = min(length - skip, (number + 1) * TOKENS) - token
+            values = tiles[number] + by_pair + token % TOKENS * by_token
+            ahead = tiles[min(number + _FAR, end - start - 1)] + by_pair
+            _add(weights, token, values, by_token, count, ahead, mixed)
+        _write(mixed, out + offset)
+
+
+def _rotate_walk(  # type: ignore[no-untyped-def]
+    pool,  # address of the layer
+    strides,  # bytes: of a block, KV head, layer, k to v, token
+    queries,  # address, bytes from row to row and head to head, heads
+    keys,
+    values,  # as far as there
+    angles,  # addresses of bfloat16 cos and sin [rows, turned], turned, dim
+    blocks,  # int64 [rows]
+    slots,
+    out,  # address of bfloat16 [rows, heads, dim]
+):
+    cos, sin, turned, dim = angles
+    parts = 16
+    rows = blocks.shape[0]
+    for part in numba.prange(parts):
+        across, along = np.empty((2, turned), dtype=np.float32)
+        head_values = np.empty(dim, dtype=np.float32)
+        for row in range(part * rows // parts, (part + 1) * rows // parts):
+            widen(cos + row * turned * 2, across.ctypes.data, turned // TOKENS)
+            widen(sin + row * turned * 2, along.ctypes.data, turned // TOKENS)
+            for head in range(queries[3]):
+                at = queries[0] + row * queries[1] + head * queries[2]
+                _turn(at, across, along, head_values, out + (row * queries[3] + head) * dim * 2)
+            token = pool + blocks[row] * strides[0] + slots[row] * strides[4]
+            for head in range(keys[3]):
+                place = token + head * strides[1]
+                _turn(keys[0] + row * keys[1] + head * keys[2], across, along, head_values, place)
+                value = values[0] + row * values[1] + head * values[2]
+                copy(value, place + strides[3], dim // 32)  # 16 pairs at a time
+
+
+def _turn_head(at, across, along, values, out):  # type: ignore[no-untyped-def]
+    """bfloat16 numbers at `at` to `out`, the first of them turned; `values` is room for them."""
+    widen(at, values.ctypes.data, values.shape[0] // TOKENS)
+    half = across.shape[0] // 2
+    for i in range(half):
+        low, high = values[i], values[i + half]
+        values[i] = low * across[i] + high * along[i]
+        values[i + half] = high * across[i + half] + low * along[i + half]
+    narrow(values.ctypes.data, out, values.shape[0] // TOKENS, np.float32(1.0))
+
+
+def _pack_walk(  # type: ignore[no-untyped-def]
+    bits,  # uint16 [block, kv_head, layer, k|v, token, dim]
+    layer,
+    blocks,  # int64 [blocks of the sequence]
+    skipped,  # tokens before the first one packed
+    end,  # tokens
+    keys,  # uint32 [kv_heads, tiles, dim / 2, 64 tokens]: two neighbouring numbers of a token
+    values,  # uint32 [kv_heads, dim / 64, tokens / 2, 64]: a number of two neighbouring tokens
+):
+    """What lies beyond `end` is packed as zeros, whatever it is."""
+    kv_heads, tiles, pairs, columns = keys.shape
+    size = bits.shape[4]
+    for job in numba.prange(kv_heads * tiles):
+        head, number = job // tiles, job % tiles
+        for token in range(columns):
+            place = skipped + number * columns + token
+            if place >= end:
+                keys[head, number, :, token] = 0
+                row, parity = (number * columns + token) // 2, token % 2
+                if parity == 0:
+                    values[head, :, row] = 0
+                continue
+            tile_ = bits[blocks[place // size], head, layer]
+            key = tile_[0, place % size]
+            for pair in range(pairs):
+                low, high = np.uint32(key[2 * pair]), np.uint32(key[2 * pair + 1])
+                keys[head, number, pair, token] = low | (high << np.uint32(16))
+            if token % 2:
+                continue
+            value = tile_[1, place % size]
+            row = (number * columns + token) // 2
+            after = place + 1
+            if after < end:
+                following = bits[blocks[after // size], head, layer, 1, after % size]
+                for d in range(2 * pairs):
+                    low, high = np.uint32(value[d]), np.uint32(following[d])
+                    values[head, d // 64, row, d % 64] = low | (high << np.uint32(16))
+            else:
+                for d in range(2 * pairs):
+                    values[head, d // 64, row, d % 64] = value[d]
+
+
+def _chunk_walk(  # type: ignore[no-untyped-def]
+    keys,  # as packed
+    values,
+    queries,  # address of bfloat16 [tokens, heads, dim]
+    count,  # tokens
+    heads,
+    dim,
+    start,  # position of the first query
+    skipped,  # tiles before the first one packed
+    window,  # tokens; 0: all
+    scale,
+    soft_cap,  # 0: none
+    zeros,  # address of float32 [64]
+    out,  # address of bfloat16 [tokens, heads, dim]
+):
+    """One job per KV head and 48 queries."""
+    kv_heads = keys.shape[0]
+    group = heads // kv_heads
+    parts = (count + _QUERIES - 1) // _QUERIES
+    row_bytes = heads * dim * 2
+    for job in numba.prange(kv_heads * parts):
+        head, part = job // parts, job % parts
+        first = part * _QUERIES
+        rows = min(_QUERIES, count - first)
+        reach = start + first + rows  # tokens that the last of these queries sees
+        low = max(0, start + first + 1 - window) // COLUMNS if window else 0
+        width = ((reach + COLUMNS - 1) // COLUMNS - low) * COLUMNS
+        found = np.empty((rows, width), dtype=np.float32)
+        weights = np.empty((rows, width), dtype=np.uint16)
+        at, narrowed = found.ctypes.data, weights.ctypes.data
+        for g in range(group):
+            offset = first * row_bytes + (head * group + g) * dim * 2
+            for number in range(width // COLUMNS):
+                panel = keys[head, low - skipped + number].ctypes.data
+                for row in range(0, rows, MOST_ROWS):
+                    many, query = min(MOST_ROWS, rows - row), queries + offset + row * row_bytes
+                    to = at + (row * width + number * COLUMNS) * 4
+                    _score_tile(
+                        many, query, row_bytes, panel, panel, dim // 2, zeros, to, width * 4
+                    )
+            for row in range(rows):
+                end = start + first + row + 1 - low * COLUMNS
+                begin = max(0, end - window) if window else 0
+                total = _weigh(found[row], begin, end, scale, soft_cap)
+                place, to = at + row * width * 4, narrowed + row * width * 2
+                narrow(place, to, width // TOKENS, np.float32(1.0) / total)
+            for number in range(dim // COLUMNS):
+                panel = values[head, number].ctypes.data + (low - skipped) * COLUMNS * COLUMNS * 2
+                for row in range(0, rows, MOST_ROWS):
+                    many, weight = min(MOST_ROWS, rows - row), narrowed + row * width * 2
+                    to = out + offset + row * row_bytes + number * COLUMNS * 2
+                    _mix_tile(
+                        many, weight, width * 2, panel, panel, width // 2, zeros, to, row_bytes
+                    )
+
+
+_mix_one, _mix_two = mix(1), mix(2)
+_score_tile, _mix_tile = tile(1, wide=True), tile(1)
+_weigh, _add, _write = compiled(_softmax), compiled(_mix_tokens), compiled(_write_mixed)
+_decode = compiled(_walk, parallel=True)
+_turn = compiled(_turn_head)
+_rotate = compiled(_rotate_walk, parallel=True)
+_pack = compiled(_pack_walk, parallel=True)
+_chunk = compiled(_chunk_walk, parallel=True)

@@ -1,0 +1,288 @@
+"""What bfloat16 kernels need beside products of matrices, as vectors of 16 for Numba.
+
+Scores of one query against 16 keys, exponentials, values mixed by weights, float32 rounded to
+bfloat16 and back. Numba would do these number by number, so they are emitted as LLVM
+instructions. Addresses and strides are int64, in bytes. Knows no model; keeps no state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
+from numba.core import types
+from numba.extending import intrinsic
+
+from baton.engine.dot_bf16 import (
+    BFLOATS,
+    FLOATS,
+    I32,
+    I64,
+    LANES,
+    PAIRS,
+    call,
+    dot,
+    load,
+    prefetch,
+    store,
+)
+
+TOKENS = LANES  # of one call of `scores`
+_FLOAT = ir.FloatType()
+_WORDS = ir.VectorType(I32, LANES)
+_UNARY = ir.FunctionType(FLOATS, [FLOATS])
+_FUSED = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS])
+_LOWEST = -126.0  # exponent of two; below it a weight is nothing
+_HIGHEST = 127.0
+_TERMS = 7  # of the series of 2^f for |f| <= 1/2: an error below 1e-8
+
+
+def _emitted(function: Callable[..., Any]) -> Any:
+    """Untyped for mypy too, which takes numba's decorator for a call with all arguments."""
+    return intrinsic(function)
+
+
+@_emitted
+def scores(  # type: ignore[no-untyped-def]
+    context, query, keys, token_stride, vectors, ahead, out
+):
+    """out[t] = sum over d of query[d] * keys[t, d], float32 [16], for d below 32 * `vectors`.
+    Meanwhile as many keys are fetched from the address `ahead` on."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        query, keys, token_stride, vectors, ahead, out = values
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+
+        def body(step: Any, sums: list[Any]) -> list[Any]:
+            offset = builder.mul(step, I64(64))
+            part = load(builder, builder.add(query, offset), 0, PAIRS)
+            at, later = builder.add(keys, offset), builder.add(ahead, offset)
+            found = []
+            for total in sums:
+                found.append(dot(builder, total, part, load(builder, at, 0, PAIRS)))
+                prefetch(builder, later, 1)
+                at, later = builder.add(at, token_stride), builder.add(later, token_stride)
+            return found
+
+        sums = _loop(builder, vectors, [zero] * TOKENS, body)
+        while len(sums) > 1:  # halves of two vectors become one, until each lane is a token
+            sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
+        store(builder, sums[0], out)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), generate
+
+
+@_emitted
+def highest(context, at, vectors):  # type: ignore[no-untyped-def]
+    """The highest of 16 * `vectors` float32 numbers."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, vectors = values
+        start = ir.Constant(FLOATS, [-math.inf] * LANES)
+
+        def body(step: Any, best: list[Any]) -> list[Any]:
+            value = load(builder, builder.add(at, builder.mul(step, I64(64))), 0, FLOATS)
+            above = builder.fcmp_ordered(">", value, best[0])
+            return [builder.select(above, value, best[0])]
+
+        (best,) = _loop(builder, vectors, [start], body)
+        kind = ir.FunctionType(_FLOAT, [FLOATS])
+        return call(builder, "llvm.vector.reduce.fmax.v16f32", kind, [best])
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@_emitted
+def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-def]
+    """Replace 16 * `vectors` float32 numbers x by exp((x - best) * scale); returns their sum.
+    Minus infinity becomes 0; what is not a number stays so."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, vectors, best, scale = values
+        best = _spread(builder, best)
+        scale = _spread(builder, builder.fmul(scale, ir.Constant(_FLOAT, 1 / math.log(2))))
+
+        def body(step: Any, total: list[Any]) -> list[Any]:
+            place = builder.add(at, builder.mul(step, I64(64)))
+            value = load(builder, place, 0, FLOATS)
+            power = _power_of_two(builder, builder.fmul(builder.fsub(value, best), scale))
+            store(builder, power, place)
+            return [builder.fadd(total[0], power)]
+
+        (total,) = _loop(builder, vectors, [ir.Constant(FLOATS, [0.0] * LANES)], body)
+        for _ in range(4):  # sixteen lanes, eight, four, two, one
+            total = _add_neighbours(builder, total, total)
+        return builder.extract_element(total, I32(0))
+
+    return types.float32(types.int64, types.int64, types.float32, types.float32), generate
+
+
+@_emitted
+def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
+    """out[i] = bfloat16(x[i] * factor) for 16 * `vectors` float32 numbers x."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, out, vectors, factor = values
+        factor = _spread(builder, factor)
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            value = load(builder, builder.add(at, builder.mul(step, I64(64))), 0, FLOATS)
+            rounded = builder.fptrunc(builder.fmul(value, factor), BFLOATS)
+            store(builder, rounded, builder.add(out, builder.mul(step, I64(32))))
+            return []
+
+        _loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.float32), generate
+
+
+@_emitted
+def widen(context, at, out, vectors):  # type: ignore[no-untyped-def]
+    """16 * `vectors` bfloat16 numbers as float32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, out, vectors = values
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            value = load(builder, builder.add(at, builder.mul(step, I64(32))), 0, BFLOATS)
+            wide = builder.fpext(value, FLOATS)
+            store(builder, wide, builder.add(out, builder.mul(step, I64(64))))
+            return []
+
+        _loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
+
+
+@_emitted
+def copy(context, at, out, vectors):  # type: ignore[no-untyped-def]
+    """16 * `vectors` float32 numbers."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, out, vectors = values
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            offset = builder.mul(step, I64(64))
+            value = load(builder, builder.add(at, offset), 0, FLOATS)
+            store(builder, value, builder.add(out, offset))
+            return []
+
+        _loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
+
+
+def mix(queries: int) -> Any:
+    """A Numba function (weights, weights_stride, values, token_stride, tokens, ahead, out,
+    out_stride)
+
+        out[q, d] += sum over t of weights[q, t] * values[t, d]
+
+    for this number of queries and 64 numbers d: weights and out float32, values bfloat16. Of
+    each 32 in out, the 16 with an even d come first, then those with an odd one. Meanwhile as
+    many values are fetched from the address `ahead` on.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        weights, weights_stride, values, token_stride, tokens, ahead, out, out_stride = given
+        rows = [builder.add(out, builder.mul(out_stride, I64(q))) for q in range(queries)]
+        starts = [load(builder, row, 64 * part, FLOATS) for row in rows for part in range(4)]
+
+        def body(token: Any, sums: list[Any]) -> list[Any]:
+            at = builder.add(values, builder.mul(token, token_stride))
+            prefetch(builder, builder.add(ahead, builder.mul(token, token_stride)), 2)
+            parts = [p for half in (0, 64) for p in _widened(builder, at, half)]
+            found = []
+            for q in range(queries):
+                place = builder.add(weights, builder.mul(weights_stride, I64(q)))
+                place = builder.add(place, builder.mul(token, I64(4)))
+                weight = _spread(builder, load(builder, place, 0, _FLOAT))
+                found += [
+                    call(builder, "llvm.fma.v16f32", _FUSED, [weight, part, sums[4 * q + i]])
+                    for i, part in enumerate(parts)
+                ]
+            return found
+
+        sums = _loop(builder, tokens, starts, body)
+        for place, value in enumerate(sums):
+            store(builder, value, rows[place // 4], 64 * (place % 4))
+        return context.get_dummy_value()
+
+    def mixed(  # type: ignore[no-untyped-def]
+        context, weights, weights_stride, values, token_stride, tokens, ahead, out, out_stride
+    ):
+        return types.void(*[types.int64] * 8), generate
+
+    return intrinsic(mixed)
+
+
+def _loop(
+    builder: Any, count: Any, starts: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """Emit `body(step, carried)` for steps 0 to `count` - 1; `count` is at least 1."""
+    before, loop, after = builder.block, *(builder.append_basic_block(n) for n in ("loop", "end"))
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step = builder.phi(I64)
+    step.add_incoming(I64(0), before)
+    carried = [builder.phi(start.type) for start in starts]
+    for phi, start in zip(carried, starts, strict=True):
+        phi.add_incoming(start, before)
+    found = body(step, carried)
+    following = builder.add(step, I64(1))
+    step.add_incoming(following, builder.block)
+    for phi, value in zip(carried, found, strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+    builder.position_at_end(after)
+    return found
+
+
+def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
+    """[l0 + l1, l2 + l3, ..., r0 + r1, ...]"""
+    even, odd = (
+        builder.shuffle_vector(left, right, ir.Constant(_WORDS, list(range(first, 32, 2))))
+        for first in (0, 1)
+    )
+    return builder.fadd(even, odd)
+
+
+def _power_of_two(builder: Any, power: Any) -> Any:
+    """2^x, no more than 2^127: a series for the fraction, the whole part into the exponent."""
+    small = builder.fcmp_ordered("<", power, _all(_LOWEST))
+    large = builder.fcmp_ordered(">", power, _all(_HIGHEST))
+    kept = builder.select(small, _all(_LOWEST), power)
+    kept = builder.select(large, _all(_HIGHEST), kept)
+    whole = call(builder, "llvm.roundeven.v16f32", _UNARY, [kept])
+    rest = builder.fsub(kept, whole)
+    value = _all(math.log(2) ** _TERMS / math.factorial(_TERMS))
+    for term in range(_TERMS - 1, -1, -1):
+        constant = _all(math.log(2) ** term / math.factorial(term))
+        value = call(builder, "llvm.fma.v16f32", _FUSED, [value, rest, constant])
+    exponent = builder.add(builder.fptosi(whole, _WORDS), ir.Constant(_WORDS, [127] * LANES))
+    bits = builder.shl(exponent, ir.Constant(_WORDS, [23] * LANES))
+    return builder.select(small, _all(0.0), builder.fmul(value, builder.bitcast(bits, FLOATS)))
+
+
+def _widened(builder: Any, address: Any, offset: int) -> tuple[Any, Any]:
+    """32 bfloat16 numbers as float32: those at even places, then those at odd ones."""
+    words = load(builder, address, offset, _WORDS)
+    even = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
+    odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
+    return builder.bitcast(even, FLOATS), builder.bitcast(odd, FLOATS)
+
+
+def _all(value: float) -> Any:
+    return ir.Constant(FLOATS, [value] * LANES)
+
+
+def _spread(builder: Any, value: Any) -> Any:
+    one = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, I32(0))
+    nothing = ir.Constant(FLOATS, ir.Undefined)
+    return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * LANES))

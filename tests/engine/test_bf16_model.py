@@ -1,0 +1,130 @@
+"""A whole bfloat16 model on the compiled kernels, against the same model on plain torch."""
+
+import random
+
+import pytest
+import torch
+
+import baton.engine.linear as linear
+from baton.engine.attention_bf16 import BfloatAttention
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.dot_bf16 import supported
+from baton.engine.loading import build_runner
+from baton.engine.row_kernels import NumbaNorms, silu_gate
+from baton.models.random_model import make_shaped_model
+
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+BLOCKS, SIZE, VOCAB = 64, 16, 4096
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_shaped_model(
+        tmp_path_factory.mktemp("bf16"),
+        layers=2,
+        hidden=128,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        ffn=192,
+        vocab=VOCAB,
+        dtype="bfloat16",
+        seed=3,
+    )
+
+
+def runner(folder, **how):
+    made = build_runner(folder, blocks=BLOCKS, block_size=SIZE, **how)
+    made.pool.tensor.fill_(float("nan"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def fast(folder):
+    return runner(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """Weights widened to float32, on plain torch: what rounding is measured against."""
+    return runner(folder, dtype="float32", backend="torch")
+
+
+def prompt(length, seed=0):
+    return random.Random(seed).choices(range(VOCAB), k=length)
+
+
+def blocks(seed=0):
+    return random.Random(seed).sample(range(BLOCKS), 12)
+
+
+def logits(runner, *slices):
+    return torch.cat(runner.all_logits(StepBatch(slices)))
+
+
+def test_the_compiled_parts_are_in_use(fast):
+    assert isinstance(fast.decoder._norms, NumbaNorms)
+    assert fast.decoder._gating is silu_gate
+    assert isinstance(fast.decoder._attention._fast, BfloatAttention)
+    assert linear._compiled(torch.zeros(64, 128, dtype=torch.bfloat16), None) is not None
+
+
+@pytest.mark.parametrize("length", [1, 2, 50, 130])
+def test_logits_are_those_of_float32_up_to_rounding(fast, plain, length):
+    item = Slice(prompt(length), 0, blocks())
+    found, expected = logits(fast, item), logits(plain, item)
+    allowed = 0.06 * expected[:, :1000].std()  # ids above the tokenizer's have a constant bias
+    assert (found - expected).square().mean().sqrt() < allowed
+    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.7
+
+
+def test_whole_chunked_and_one_by_one_agree(fast):
+    tokens, table = prompt(70, seed=4), blocks(4)
+    whole = logits(fast, Slice(tokens, 0, table))
+    spread = whole[:, :1000].std()
+    parts = []
+    for first, end in ((0, 33), (33, 64), (64, 65), (65, 66), (66, 70)):
+        parts.append(logits(fast, Slice(tokens[first:end], first, table)))
+    assert (torch.cat(parts) - whole).square().mean().sqrt() < 0.06 * spread
+
+
+def test_a_decode_row_is_the_same_bits_in_any_batch(fast):
+    starts = [5, 16, 31, 80]
+    tables = [
+        random.Random(9).sample(range(BLOCKS), BLOCKS)[12 * i : 12 * i + 12] for i in range(4)
+    ]
+    for start, table in zip(starts, tables, strict=True):
+        logits(fast, Slice(prompt(start, start), 0, table))
+    slices = [Slice([7 + n], starts[n], tables[n]) for n in range(4)]
+    together = logits(fast, *slices)
+    for row, item in enumerate(slices):
+        assert torch.equal(logits(fast, item)[0], together[row])
+
+
+def test_draws_of_a_mixed_batch(fast):
+    """Decode rows, a chunk that draws, and one that does not, in one step."""
+    first, second, third = (random.Random(2).sample(range(BLOCKS), 36)[i::3] for i in range(3))
+    logits(fast, Slice(prompt(20), 0, first))
+    items = (
+        Slice(prompt(40, 1), 0, second, (Draw(0, 40, GREEDY), Draw(1, 40, GREEDY))),
+        Slice([9], 20, first, (Draw(0, 21, GREEDY),)),
+        Slice(prompt(17, 2), 0, third),
+    )
+    result = fast.run(StepBatch(items))
+    assert [len(drawn) for drawn in result.drawn] == [2, 1, 0]
+    assert not result.broken
+    rows = fast.all_logits(StepBatch(items))
+    assert {drawn.token for drawn in result.drawn[0]} == {int(rows[0][-1].argmax())}
+    assert result.drawn[1][0].token == int(rows[1][-1].argmax())
+
+
+def test_a_sequence_over_bad_kv_is_broken_alone(fast):
+    good, bad = (random.Random(6).sample(range(BLOCKS), 24)[i::2] for i in range(2))
+    for table in (good, bad):
+        logits(fast, Slice(prompt(30), 0, table))
+    fast.pool.tensor[bad[1], 0, 1, 1, 3] = float("nan")
+    draw = (Draw(0, 31, GREEDY),)
+    result = fast.run(StepBatch((Slice([1], 30, bad, draw), Slice([1], 30, good, draw))))
+    assert result.broken == {0}
+    assert [len(drawn) for drawn in result.drawn] == [0, 1]
