@@ -67,7 +67,7 @@ class CudaRunner:
 
     def __init__(self, eager: ModelRunner, graphs: DecodeGraphs) -> None:
         """`graphs` of the same decoder and pool, captured."""
-        self._eager, self._graphs = eager, graphs
+        self._eager, self.graphs = eager, graphs
         self._bounds = Bounds(
             eager.pool.blocks, eager.pool.block_size, eager.spec.vocab_size, eager.max_context
         )
@@ -108,7 +108,7 @@ class CudaRunner:
         return self._eager.all_logits(batch)
 
     def _captured(self, batch: StepBatch) -> bool:
-        return self._graphs.bucket(len(batch.slices)) is not None and all(
+        return self.graphs.bucket(len(batch.slices)) is not None and all(
             len(item.tokens) == 1 and len(item.draws) <= 1 and all(map(drawable, item.draws))
             for item in batch.slices
         )
@@ -124,7 +124,7 @@ class CudaRunner:
             feeds = [None] * len(feeds)
         layout = lay_out(batch, self._bounds)
         draws = [item.draws[0] if item.draws else None for item in batch.slices]
-        return _Running(batch, self._graphs.start(layout, draws, feeds))
+        return _Running(batch, self.graphs.start(layout, draws, feeds))
 
     def _fed_by(self, feed: int) -> bool:
         slices = self._last_batch.slices

@@ -1,0 +1,197 @@
+"""Random models of known shapes, made where they run, and steps over them.
+
+No files are read. `tiny` shapes run the same code on a CPU in seconds. Holds no state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.cuda_runner import CudaRunner
+from baton.engine.device_runner import device_runner
+from baton.engine.linear import Matrix
+from baton.engine.pool import KvPool
+from baton.engine.rope_spec import RopeSpec
+from baton.engine.spec import AttentionSpec, ModelSpec
+from baton.engine.weights import LayerWeights, MlpWeights, Weights
+
+BLOCK_SIZE = 16
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    dim: int
+    ffn: int
+    vocab: int
+    qk_norm: bool
+    tied: bool
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Those that a layer multiplies with, of all layers."""
+        qkv = self.hidden * (self.heads + 2 * self.kv_heads) * self.dim
+        out = self.heads * self.dim * self.hidden
+        return self.layers * (qkv + out + 3 * self.hidden * self.ffn)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token in bfloat16."""
+        return 2 * 2 * self.layers * self.kv_heads * self.dim
+
+    def prefill_flops(self, tokens: int) -> float:
+        """Of a prompt from its first token: matrices, and half of the attention's square."""
+        attention = 2 * self.layers * self.heads * self.dim * tokens * tokens
+        return 2.0 * self.matrix_parameters * tokens + attention
+
+    def decode_bytes(self, rows: int, context: int) -> float:
+        """That a step must read: every matrix, the head's too, and the KV of its rows."""
+        weights = 2 * (self.matrix_parameters + self.hidden * self.vocab)
+        return float(weights + rows * context * self.kv_bytes)
+
+
+SHAPES = {
+    "llama-8b": Shape(32, 4096, 32, 8, 128, 14336, 128_256, False, False),
+    "qwen3-0.6b": Shape(28, 1024, 16, 8, 128, 3072, 151_936, True, True),
+}
+TINY = {
+    "llama-8b": Shape(2, 64, 4, 2, 32, 96, 211, False, False),
+    "qwen3-0.6b": Shape(2, 64, 4, 2, 32, 96, 199, True, True),
+}
+
+
+def spec_of(shape: Shape, context: int) -> ModelSpec:
+    return ModelSpec(
+        family="qwen3" if shape.qk_norm else "llama",
+        layers=shape.layers,
+        hidden_size=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.dim,
+        ffn_size=shape.ffn,
+        vocab_size=shape.vocab,
+        norm_eps=1e-6,
+        max_context=context,
+        rotary_dim=shape.dim,
+        rope=RopeSpec("default", 500_000.0),
+        attention=AttentionSpec(shape.dim**-0.5, (0,) * shape.layers),
+        tied_embeddings=shape.tied,
+        eos_ids=(),
+        qk_norm=shape.qk_norm,
+    )
+
+
+def random_weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> Weights:
+    def matrix(rows: int, columns: int) -> Tensor:
+        made = torch.empty((rows, columns), dtype=dtype, device=device)
+        return made.normal_(0.0, columns**-0.5)
+
+    def norm(size: int) -> Tensor:
+        return torch.rand(size, dtype=dtype, device=device) + 0.5
+
+    layers = tuple(
+        LayerWeights(
+            input_norm=norm(shape.hidden),
+            qkv=Matrix(matrix((shape.heads + 2 * shape.kv_heads) * shape.dim, shape.hidden)),
+            q_norm=norm(shape.dim) if shape.qk_norm else None,
+            k_norm=norm(shape.dim) if shape.qk_norm else None,
+            output=Matrix(matrix(shape.hidden, shape.heads * shape.dim)),
+            attention_norm=None,
+            mlp_norm=norm(shape.hidden),
+            mlp=MlpWeights(
+                gate_up=Matrix(matrix(2 * shape.ffn, shape.hidden)),
+                down=Matrix(matrix(shape.hidden, shape.ffn)),
+            ),
+            output_norm=None,
+        )
+        for _ in range(shape.layers)
+    )
+    embedding = matrix(shape.vocab, shape.hidden)
+    head = embedding if shape.tied else matrix(shape.vocab, shape.hidden)
+    return Weights(embedding, layers, norm(shape.hidden), Matrix(head))
+
+
+def sized_runner(
+    shape: Shape, device: torch.device, *, rows: int, context: int, buckets: tuple[int, ...]
+) -> CudaRunner:
+    """A runner whose pool, full of random numbers, holds `rows` sequences of `context`."""
+    # The interpreter cannot multiply bfloat16; there the same code runs in float32.
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    spec = spec_of(shape, context)
+    weights = random_weights(shape, device, dtype)
+    pool = KvPool(spec, rows * -(-context // BLOCK_SIZE), BLOCK_SIZE, dtype, device)
+    for block in pool.tensor.split(1024):
+        block.normal_(0.0, 0.5)
+    return device_runner(spec, weights, pool, most_rows=max(buckets, default=1), buckets=buckets)
+
+
+def table(row: int, context: int) -> range:
+    """Blocks of sequence `row`."""
+    each = -(-context // BLOCK_SIZE)
+    return range(row * each, (row + 1) * each)
+
+
+def prompt_step(shape: Shape, tokens: int, context: int) -> StepBatch:
+    """A whole prompt in one chunk, and its first token drawn."""
+    chosen = torch.randint(0, shape.vocab, (tokens,)).tolist()
+    return StepBatch((Slice(chosen, 0, table(0, context), (Draw(0, tokens, GREEDY),)),))
+
+
+def decode_step(rows: int, start: int, context: int, fed: bool) -> StepBatch:
+    """One token of each of `rows` sequences, at position `start`."""
+    return StepBatch(
+        tuple(
+            Slice(
+                (0 if fed else 17 + row,),
+                start,
+                table(row, context),
+                (Draw(0, start + 1, GREEDY),),
+                feed=row if fed else None,
+            )
+            for row in range(rows)
+        )
+    )
+
+
+def decode_seconds(runner: CudaRunner, rows: int, start: int, context: int, steps: int) -> float:
+    """Wall time of a step where each is started before the one before it is over."""
+    before = runner.start(decode_step(rows, start, context, fed=False))
+    before.result()
+    begun = time.perf_counter()
+    for step in range(1, steps + 1):
+        after = runner.start(decode_step(rows, start + step, context, fed=True))
+        before.result()
+        before = after
+    before.result()
+    return (time.perf_counter() - begun) / steps
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, repeat: int = 20) -> float:
+    """Median device time of `work`, after three runs that do not count."""
+    for _ in range(3 if device.type == "cuda" else 1):
+        work()
+    times = []
+    for _ in range(repeat if device.type == "cuda" else 1):
+        if device.type == "cuda":
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            work()
+            last.record()
+            last.synchronize()
+            times.append(first.elapsed_time(last) / 1e3)
+        else:
+            begun = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begun)
+    return median(times)

@@ -1,0 +1,276 @@
+"""Parts of `benchmarks.gpu` that measure speed: ceilings, models, attention, a floor.
+
+Each part takes what it may use and returns figures; a part that lacks something skips by name.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from baton.engine.attention_triton import DecodeLimits, TritonAttention
+from baton.engine.batch import Slice, StepBatch
+from baton.engine.pool import KvPool
+from baton.engine.step_layout import Bounds, StepLayout, lay_out
+from benchmarks.gpu_models import (
+    BLOCK_SIZE,
+    SHAPES,
+    TINY,
+    Shape,
+    decode_seconds,
+    prompt_step,
+    seconds_of,
+    sized_runner,
+    spec_of,
+    table,
+)
+from benchmarks.report import Figure, at_least, at_most
+
+
+class Skipped(Exception):
+    """A part that cannot run here, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """`ceilings` are the figures of the part of that name, by their name."""
+
+    device: torch.device
+    dry: bool
+    reference: Path | None = None
+    ceilings: dict[str, float] = field(default_factory=dict)
+
+    def shape(self, name: str) -> Shape:
+        return (TINY if self.dry else SHAPES)[name]
+
+    def ceiling(self, name: str) -> float:
+        if name not in self.ceilings:
+            raise Skipped(f"the ceiling {name} was not measured")
+        return self.ceilings[name]
+
+
+def ceilings(given: Given) -> list[Figure]:
+    """A large copy, bytes read and written; a large product of random bfloat16 matrices."""
+    size = 1 << (12 if given.dry else 31)
+    source = torch.empty(size, dtype=torch.uint8, device=given.device).random_(0, 256)
+    target = torch.empty_like(source)
+    copied = 2 * size / seconds_of(lambda: target.copy_(source), given.device) / 1e9
+    side = 64 if given.dry else 8192
+    a, b = torch.randn(2, side, side, device=given.device).to(torch.bfloat16)
+    product = 2 * side**3 / seconds_of(lambda: a @ b.T, given.device) / 1e12
+    return [Figure("copy_gbps", copied, "GB/s"), Figure("matrix_tflops", product, "TFLOP/s")]
+
+
+def llama_prefill(given: Given) -> list[Figure]:
+    shape = given.shape("llama-8b")
+    lengths = (24, 40) if given.dry else (2048, 8192)
+    runner = sized_runner(shape, given.device, rows=1, context=max(lengths) + 16, buckets=())
+    figures = []
+    for tokens in lengths:
+        batch = prompt_step(shape, tokens, max(lengths) + 16)
+        for _ in range(1 if given.dry else 3):
+            runner.run(batch)
+        times = []
+        for _ in range(1 if given.dry else 7):
+            begun = time.perf_counter()
+            runner.run(batch)  # returns when the drawn token is on the host
+            times.append(time.perf_counter() - begun)
+        seconds = sorted(times)[len(times) // 2]
+        mfu = shape.prefill_flops(tokens) / seconds / 1e12 / given.ceiling("matrix_tflops")
+        name = f"llama8b_prefill_mfu_{tokens}"
+        wanted = tokens == max(lengths)
+        figures.append(at_least(name, mfu, 0.80) if wanted else Figure(name, mfu))
+        figures.append(Figure(f"llama8b_prefill_ms_{tokens}", seconds * 1e3, "ms"))
+    return figures
+
+
+def llama_decode(given: Given) -> list[Figure]:
+    shape = given.shape("llama-8b")
+    context, rows, steps = (48, 3, 2) if given.dry else (4096, 64, 48)
+    runner = sized_runner(
+        shape, given.device, rows=rows, context=context + 64, buckets=(1, 4 if given.dry else 64)
+    )
+    figures = []
+    for batch, target in ((1, 0.75), (rows, 0.85)):
+        decode_seconds(runner, batch, context - 2, context + 64, 2)
+        seconds = decode_seconds(runner, batch, context, context + 64, steps)
+        rate = shape.decode_bytes(batch, context + steps // 2) / seconds / 1e9
+        name = f"llama8b_decode_mbu_bs{batch}_ctx{context}"
+        figures.append(at_least(name, rate / given.ceiling("copy_gbps"), target))
+        figures.append(Figure(name.replace("mbu", "ms"), seconds * 1e3, "ms"))
+    return figures
+
+
+def qwen_decode(given: Given) -> list[Figure]:
+    """The share of a step in which the device waits for the host: what a step takes beyond the
+    bare graph, replayed without a host in between."""
+    shape = given.shape("qwen3-0.6b")
+    context, rows, steps = (48, 3, 2) if given.dry else (1024, 64, 200)
+    bucket = 4 if given.dry else 64
+    wide = context + steps + 64
+    runner = sized_runner(shape, given.device, rows=rows, context=wide, buckets=(1, bucket))
+    figures = []
+    for batch, size in ((1, 1), (rows, bucket)):
+        decode_seconds(runner, batch, context - 4, wide, 2)
+        seconds = decode_seconds(runner, batch, context, wide, steps)
+        bare = seconds_of(lambda size=size: runner.graphs.replay(size), given.device, 50)
+        figures.append(Figure(f"qwen06b_decode_ms_bs{batch}", seconds * 1e3, "ms"))
+        figures.append(Figure(f"qwen06b_graph_ms_bs{batch}", bare * 1e3, "ms"))
+        name, idle = f"qwen06b_idle_share_bs{batch}", 1 - bare / seconds
+        figures.append(at_most(name, idle, 0.02) if batch == rows else Figure(name, idle))
+    eager = sized_runner(shape, given.device, rows=1, context=wide, buckets=())
+    seconds = decode_seconds(eager, 1, context, wide, max(2, steps // 10))
+    figures.append(Figure("qwen06b_eager_ms_bs1", seconds * 1e3, "ms"))
+    return figures
+
+
+def attention(given: Given) -> list[Figure]:
+    """Kernels on the paged pool against torch's best on contiguous tensors, and others' figures
+    on the same chip."""
+    cases = ((1, 1, 40), (3, 1, 40), (1, 32, 0)) if given.dry else _ATTENTION_CASES
+    shape = given.shape("llama-8b")
+    figures = []
+    for rows, tokens, past in cases:
+        name = f"attention_us_{rows}x{tokens}_past{past}"
+        ours = _paged_seconds(given, shape, rows, tokens, past)
+        figures.append(Figure(name, ours * 1e6, "us"))
+        best = _sdpa_seconds(given, shape, rows, tokens, past)
+        figures.append(Figure(f"{name}_over_sdpa", ours / best, "", "torch's best SDPA is 1"))
+        for peer, seconds in _reference(given, rows, tokens, past).items():
+            figures.append(Figure(f"{name}_over_{peer}", ours / seconds, "", f"{peer} is 1"))
+    return figures
+
+
+_ATTENTION_CASES = ((1, 1, 4095), (64, 1, 4095), (1, 2048, 0), (1, 8192, 0))  # rows, tokens, past
+
+
+def _paged_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int) -> float:
+    context = past + tokens
+    spec = spec_of(shape, context)
+    dtype = torch.float32 if given.dry else torch.bfloat16
+    blocks = rows * -(-context // BLOCK_SIZE)
+    pool = KvPool(spec, blocks, BLOCK_SIZE, dtype, given.device)
+    pool.tensor.normal_()
+    backend = TritonAttention(pool, spec.attention, shape.heads, DecodeLimits(rows, context))
+    slices = tuple(Slice([1] * tokens, past, table(row, context)) for row in range(rows))
+    bounds = Bounds(blocks, BLOCK_SIZE, shape.vocab, context)
+    layout: StepLayout = lay_out(StepBatch(slices), bounds)
+    queries = torch.randn(rows * tokens, shape.heads, shape.dim, device=given.device).to(dtype)
+
+    def all_layers() -> None:  # each layer's KV is its own: no cache holds it
+        for layer in range(shape.layers):
+            backend.attend(layer, queries, layout)
+
+    return seconds_of(all_layers, given.device) / shape.layers
+
+
+def _sdpa_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int) -> float:
+    """The fastest of torch's backends that takes it, on KV without blocks."""
+    dtype = torch.float32 if given.dry else torch.bfloat16
+    copies = 1 if tokens > 1 else 4  # so that no cache holds the KV from one call to the next
+    key = [
+        torch.randn(rows, shape.kv_heads, past + tokens, shape.dim, device=given.device).to(dtype)
+        for _ in range(2 * copies)
+    ]
+    query = torch.randn(rows, shape.heads, tokens, shape.dim, device=given.device).to(dtype)
+    found = []
+    for backend in (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ):
+        if backend == SDPBackend.MATH and found:
+            continue  # slow, and its scores need much memory: only where nothing else works
+
+        def attend(backend: SDPBackend = backend) -> None:
+            with sdpa_kernel(backend):
+                for copy in range(copies):
+                    k, v = key[2 * copy], key[2 * copy + 1]
+                    causal = tokens > 1
+                    functional.scaled_dot_product_attention(
+                        query, k, v, is_causal=causal, enable_gqa=True
+                    )
+
+        try:
+            found.append(seconds_of(attend, given.device, 10) / copies)
+        except RuntimeError as refusal:  # a backend that does not take these shapes
+            print(f"SDPA {backend.name} refuses: {str(refusal).splitlines()[0]}")
+    return min(found)
+
+
+def _reference(given: Given, rows: int, tokens: int, past: int) -> dict[str, float]:
+    """Seconds by engine, of the same shape in bfloat16, from the folder of parquet files."""
+    if given.reference is None or given.dry:
+        return {}
+    if find_spec("pyarrow") is None:
+        print("skipped: figures of others: pyarrow is not installed")
+        return {}
+    import pyarrow.parquet as parquet
+
+    kind = "context" if tokens > 1 else "generation"
+    wanted: dict[str, Any] = {
+        "batch_size": rows, "isl": tokens, "num_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
+        "window_size": 0, "step": past,
+    }  # fmt: skip
+    found: dict[str, float] = {}
+    for path in sorted(given.reference.glob(f"*-{kind}_attention_perf.parquet")):
+        filters = [(name, "==", value) for name, value in wanted.items()]
+        times = parquet.read_table(path, filters=filters).column("latency").to_pylist()
+        engine = path.name.split("-")[0]
+        if times:
+            found[engine] = min(times) / 1e3
+        else:
+            print(f"skipped: {engine} has no figure for {rows} x {tokens} after {past}")
+    return found
+
+
+def transformers_floor(given: Given) -> list[Figure]:
+    """`generate` of transformers on a model of the same shape."""
+    if find_spec("transformers") is None:
+        raise Skipped("transformers is not installed")
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape, rows, tokens = given.shape("qwen3-0.6b"), 2 if given.dry else 64, 4 if given.dry else 64
+    config = Qwen3Config(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.dim,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=1,
+    )
+    dtype = torch.float32 if given.dry else torch.bfloat16
+    with given.device:
+        model = Qwen3ForCausalLM(config).to(dtype).eval()
+    prompt = torch.randint(2, shape.vocab, (rows, 16 if given.dry else 1024), device=given.device)
+    mask = torch.ones_like(prompt)
+
+    def seconds(count: int) -> float:
+        begun = time.perf_counter()
+        made = model.generate(
+            prompt,
+            attention_mask=mask,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+        )
+        made.cpu()
+        return time.perf_counter() - begun
+
+    seconds(2)
+    each = (seconds(tokens + 1) - seconds(1)) / tokens
+    return [Figure(f"transformers_qwen06b_decode_ms_bs{rows}", each * 1e3, "ms", "a floor")]
