@@ -14,6 +14,7 @@ PYTHON ?= python3
 REQUIREMENTS ?= requirements/cpu.txt
 PORT ?= 8000
 ONCE ?=
+REFERENCE ?=
 BENCH ?= handoff
 TESTS ?= tests
 
@@ -71,10 +72,12 @@ bench: $(STAMP) ## a benchmark, as JSON in results/ (BENCH=handoff)
 	@mkdir -p results
 	$(BIN)/python -m benchmarks.$(BENCH) --json results/$(BENCH).json
 
-gpu: $(STAMP) ## the tests that need a CUDA device
-	@$(BIN)/python -c 'import torch, sys; \
+gpu: $(LINKS) ## parity and speed on a CUDA device (PYTHON=any that has torch; REFERENCE=FOLDER)
+	@$(PYTHON) -c 'import torch, sys; \
 	    sys.exit(None if torch.cuda.is_available() else "torch sees no CUDA device here")'
-	$(BIN)/python -P -m pytest -m gpu $(TESTS)
+	@mkdir -p results
+	PYTHONPATH=build/typing $(PYTHON) -m benchmarks.gpu --json results/gpu.json \
+	    --table results/gpu.md $(if $(REFERENCE),--reference $(REFERENCE))
 
 $(LINKS):
 	@mkdir -p $(@D)

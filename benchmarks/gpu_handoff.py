@@ -31,7 +31,7 @@ TARGET_GBPS = 1500.0
 
 def _sizes(dry: bool) -> tuple[int, int]:
     """(blocks of a pool, their bytes)"""
-    return (8, 64 << 10) if dry else (512, BLOCK_BYTES)
+    return (4, 16 << 10) if dry else (512, BLOCK_BYTES)
 
 
 def _agent(name: str) -> Any:

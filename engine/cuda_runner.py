@@ -16,6 +16,7 @@ from torch import Tensor
 from baton.engine.batch import Drawn, StepBatch, StepResult, fed
 from baton.engine.decode_graph import DecodeGraphs, GraphStep
 from baton.engine.draw_rules import drawable
+from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
@@ -85,6 +86,14 @@ class CudaRunner:
     @property
     def max_context(self) -> int:
         return self._eager.max_context
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        return self._eager.memory
+
+    @property
+    def numerics(self) -> str:
+        return self._eager.numerics
 
     def start(self, batch: StepBatch) -> Started:
         """Queue or run a step. The result of the step before the last one must be in by then.

@@ -1,0 +1,126 @@
+"""`make gpu` without a GPU: its parts tell what became of them, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from baton.engine.loading import build_runner
+
+FOLDER = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+@pytest.fixture
+def gpu(load) -> ModuleType:
+    return load("gpu")
+
+
+def test_a_dry_run_writes_figures_and_table(tmp_path):
+    file, table = tmp_path / "gpu.json", tmp_path / "gpu.md"
+    line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "ceilings"]
+    done = subprocess.run(
+        [*line, f"--json={file}", f"--table={table}"],
+        cwd=FOLDER,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (part,) = json.loads(file.read_text())["parts"]
+    assert part["state"] == "passed"
+    assert [each["name"] for each in part["figures"]] == ["copy_gbps", "matrix_tflops"]
+    assert "| ceilings | copy_gbps |" in table.read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "said"),
+    [
+        ("raise SystemExit(3)", "failed", "exit code 3"),
+        ("import time; time.sleep(60)", "timed out", "after 2 s"),
+        ("pass", "passed", ""),
+    ],
+)
+def test_what_became_of_a_part_is_told(gpu, monkeypatch, tmp_path, code, state, said):
+    script = tmp_path / "part.py"
+    script.write_text(code)
+    monkeypatch.setattr(gpu, "TESTS", tmp_path)
+    monkeypatch.setattr(gpu, "SCRIPTS", {"kernel_parity": (2, ["part.py"])})
+    given = argparse.Namespace(dry_run=True, reference=None)
+    found = gpu._run("kernel_parity", 2.0, "cpu", tmp_path, given, [])
+    assert (found.state, found.said) == (state, said)
+    assert found.seconds < 20
+
+
+def test_limits_leave_room_within_nine_minutes(gpu):
+    assert sum(gpu._limit(part) for part in gpu.ORDER) <= gpu.TOTAL_S < 540
+
+
+def test_every_part_has_a_function_or_a_script(gpu):
+    for part in gpu.ORDER:
+        assert part in gpu.SCRIPTS or callable(gpu._function(part))
+
+
+def test_the_table_says_what_failed_and_what_holds(gpu, load):
+    report = load("report")
+    figures = [report.asdict(report.at_least("a", 1.0, 2.0, "x"))]
+    table = gpu._table(
+        [
+            gpu.Outcome("one", "passed", 1.0, figures),
+            gpu.Outcome("two", "skipped", 1.0, [], "nixl is not installed"),
+        ]
+    )
+    assert "| one | a | 1 x | limit: at least 2 | no |" in table
+    assert "| two | | skipped | nixl is not installed | |" in table
+
+
+def test_shapes_have_the_sizes_of_their_models(load):
+    models = load("gpu_models")
+    llama, qwen = models.SHAPES["llama-8b"], models.SHAPES["qwen3-0.6b"]
+    assert llama.matrix_parameters + 2 * llama.hidden * llama.vocab == pytest.approx(
+        8.03e9, rel=1e-3
+    )
+    assert qwen.matrix_parameters + qwen.hidden * qwen.vocab == pytest.approx(0.596e9, rel=1e-3)
+    assert llama.kv_bytes == 128 << 10
+    assert llama.prefill_flops(2048) == pytest.approx(
+        2 * llama.matrix_parameters * 2048 + 32 * 4 * 4096 * 2048**2 / 2
+    )
+    assert llama.decode_bytes(64, 4096) == pytest.approx(15e9 + 34.36e9, rel=1e-2)
+
+
+def test_steps_name_the_rows_that_feed_them(load):
+    models = load("gpu_models")
+    first, then = (models.decode_step(3, 40 + n, 64, fed=bool(n)) for n in range(2))
+    assert [item.feed for item in first.slices] == [None] * 3
+    assert [item.feed for item in then.slices] == [0, 1, 2]
+    assert list(then.slices[2].blocks) == [8, 9, 10, 11]
+    assert then.slices[2].start == 41 and then.slices[2].draws[0].position == 42
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_small_model_loads(load, tmp_path, qk_norm):
+    load("gpu_small_model").write_small_model(tmp_path / "model", qk_norm)
+    runner = build_runner(tmp_path / "model", blocks=8)
+    assert runner.spec.qk_norm is qk_norm
+
+
+def test_figures_of_others_are_skipped_without_a_folder(load):
+    speed = load("gpu_speed")
+    given = speed.Given(device=None, dry=False)
+    assert speed._reference(given, 1, 1, 4095) == {}
+    with pytest.raises(speed.Skipped, match="copy_gbps was not measured"):
+        given.ceiling("copy_gbps")
