@@ -16,6 +16,7 @@ from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_buffers import DecodeLimits
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.graph_device import CudaDevice, GraphDevice, HostDevice
+from baton.engine.latent_triton import TritonLatentAttention
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
@@ -23,7 +24,6 @@ from baton.engine.triton_gate import gated
 from baton.engine.triton_norm import TritonNorms
 from baton.engine.triton_sampling import draw_tokens
 from baton.engine.weights import Weights
-from baton.runtime.errors import ModelError
 
 
 def device_runner(
@@ -38,13 +38,17 @@ def device_runner(
     """`weights` and `pool` on one device. Up to `most_rows` decode at once; graphs are captured
     now, for those of `buckets` that they need (none: every step runs eagerly).
 
-    Raises ModelError for models that have no kernels here, ConfigError for a `max_context`
-    that the model does not reach.
+    Raises ConfigError for a `max_context` that the model does not reach.
     """
-    refuse_unsupported(spec)
     context = max_context or spec.max_context
     limits = DecodeLimits(max(most_rows, BUCKETS[-1]), context)
-    attention = TritonAttention(pool, spec.attention, spec.heads, limits)
+    attention: TritonAttention | TritonLatentAttention
+    if spec.latent is None:
+        attention = TritonAttention(pool, spec.attention, spec.heads, limits)
+    else:
+        attention = TritonLatentAttention(
+            pool, spec.latent, spec.heads, spec.attention.scale, limits
+        )
     gating = partial(gated, activation=spec.activation)
     eager = ModelRunner(spec, weights, pool, attention, max_context, gating, TritonNorms())
     graphs = DecodeGraphs(
@@ -57,15 +61,6 @@ def device_runner(
     )
     graphs.capture(buckets)
     return CudaRunner(eager, graphs)
-
-
-def refuse_unsupported(spec: ModelSpec) -> None:
-    """Raises ModelError for what only a CPU computes as yet."""
-    if spec.latent is not None:
-        raise ModelError(
-            f"a {spec.family} model has latent attention, which does not run on a GPU yet; "
-            "set worker.device to cpu"
-        )
 
 
 def _graph_device(device: torch.device) -> GraphDevice:
