@@ -205,3 +205,62 @@ def test_files_in_the_form_of_released_models(spec_of):
     gemma = spec_of(**GEMMA2_9B)
     assert gemma.attention.windows == (4096, 0) * 21
     assert (gemma.attention.scale, gemma.attention.soft_cap) == (224**-0.5, 50.0)
+
+
+# What a released configuration may say that changes no number of an answer.
+HARMLESS = {
+    "_name_or_path",
+    "_sliding_window_pattern",  # layer_types, beside it in the same file, is read
+    "attention_dropout",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "embd_pdrop",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "model_type",  # architectures is read
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "resid_pdrop",
+    "return_dict",
+    "transformers_version",
+    "use_cache",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "mistral-window",
+        "qwen2-window",
+        "qwen3-window",
+        "phi3-longrope",
+        "gemma2",
+        "gemma3",
+    ],
+)
+def test_every_field_of_a_class_in_transformers_is_read_or_known_not_to_matter(
+    references, spec_of, name
+):
+    """A field counts as read if some value of it changes the spec or is refused."""
+    config = references(name).model.config
+    values = {**config.to_dict(), "architectures": [type(references(name).model).__name__]}
+    if name.startswith("qwen"):  # two ways to say which layers have a window
+        values |= {"max_window_layers": 1, "layer_types": None}
+    right = spec_of(**values)
+    ignored = set()
+    for field in values:
+        for junk in ("x", True, 0.3, [3], 5):
+            try:
+                if spec_of(**{**values, field: junk}) != right:
+                    break
+            except ModelError:
+                break
+        else:
+            ignored.add(field)
+    assert ignored <= HARMLESS
