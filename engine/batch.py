@@ -89,7 +89,8 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
     for index, item in enumerate(slices):
         if item.feed is None:
             continue
-        drawn = before.drawn[item.feed] if before and item.feed < len(before.drawn) else ()
+        known = before is not None and 0 <= item.feed < len(before.drawn)
+        drawn = before.drawn[item.feed] if before and known else ()
         lost = before is not None and (item.feed in before.broken or item.feed in before.failed)
         if len(item.tokens) != 1 or not (drawn or lost):
             raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")

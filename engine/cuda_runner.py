@@ -100,10 +100,11 @@ class CudaRunner:
 
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
+        before, self._last = self._last, None  # a step that fails feeds nothing
         if self._captured(batch):
-            begun: Started = self._replay(batch)
+            begun: Started = self._replay(batch, before)
         else:
-            last = self._last.result() if self._last is not None else None
+            last = before.result() if before is not None else None
             begun = _Done(self._eager.run(fed(batch, last)))
         self._last, self._last_batch = begun, batch
         return begun
@@ -122,14 +123,14 @@ class CudaRunner:
             for item in batch.slices
         )
 
-    def _replay(self, batch: StepBatch) -> _Running:
+    def _replay(self, batch: StepBatch, before: Started | None) -> _Running:
         feeds = [item.feed for item in batch.slices]
-        if isinstance(self._last, _Running):
+        if isinstance(before, _Running):
             for row, feed in enumerate(feeds):
                 if feed is not None and not self._fed_by(feed):
                     raise EngineError(f"slice {row}: slice {feed} of the step before drew nothing")
         else:
-            batch = fed(batch, self._last.result() if self._last is not None else None)
+            batch = fed(batch, before.result() if before is not None else None)
             feeds = [None] * len(feeds)
         layout = lay_out(batch, self._bounds)
         draws = [item.draws[0] if item.draws else None for item in batch.slices]

@@ -90,6 +90,8 @@ def _compressed(config: ConfigFields) -> StoredForm:
     if len(groups.values) != 1:
         raise config.error("config_groups", f"{len(groups.values)} groups; only one is supported")
     weights = groups.section(next(iter(groups.values))).section("weights")
+    if config.section("transform_config").values:
+        raise config.error("transform_config", "weights that were rotated are not supported")
     if weights.get("type", "int") != ("float" if layout == "fp8" else "int"):
         raise weights.error("type", f"{weights.get('type')!r} does not go with {name!r}")
     if weights.flag("dynamic", False):

@@ -63,7 +63,8 @@ class ModelRunner:
 
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
-        self._last = run_divided(self._compute, fed(batch, self._last))
+        batch, self._last = fed(batch, self._last), None  # a step that fails feeds nothing
+        self._last = run_divided(self._compute, batch)
         return self._last
 
     def _compute(self, batch: StepBatch) -> StepResult:

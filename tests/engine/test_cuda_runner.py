@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch, StepResult, fed
+from baton.engine.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult, fed
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.graph_device import HostDevice
@@ -236,12 +236,26 @@ def test_results_outlive_the_memory_they_came_from(told):
     assert begun.result() == kept and kept.device_s >= 0
 
 
+@pytest.mark.parametrize("captured", [True, False])
+def test_after_a_step_that_failed_nothing_is_fed(told, captured):
+    """Its slices were others: a token of the step before it would be another sequence's."""
+    runner = told.runner if captured else told.plain
+    blocks = told.prompt(6, 6)
+    runner.run(StepBatch((decode(3, 6, blocks),)))
+    with pytest.raises(EngineError, match="outside the pool"):
+        runner.run(StepBatch((decode(3, 7, [BLOCKS] * len(blocks)),)))
+    with pytest.raises(EngineError, match="drew nothing"):
+        runner.run(StepBatch((decode(0, 7, blocks, feed=0),)))
+
+
 def test_fed_needs_a_draw_to_feed_from():
     batch = StepBatch((Slice([0], 1, [0], feed=0),))
     with pytest.raises(EngineError, match="drew nothing"):
         fed(batch, None)
     with pytest.raises(EngineError, match="drew nothing"):
         fed(batch, StepResult(((),)))
+    with pytest.raises(EngineError, match="slice -1"):
+        fed(StepBatch((Slice([0], 1, [0], feed=-1),)), StepResult(((Drawn(0, 7),),)))
     assert fed(batch, StepResult(((),), 0.0, frozenset({0}))).slices[0].tokens == (0,)
     plain = StepBatch((Slice([4], 1, [0]),))
     assert fed(plain, None) is plain

@@ -111,3 +111,13 @@ def test_rows_that_would_be_misread_are_refused(x):
     panels = Panels(random(64, 32))
     with pytest.raises(ValueError, match="by bfloat16"):
         panels(x)
+
+
+def test_it_is_compiled_before_the_first_call(monkeypatch):
+    fresh = linear_numba.compiled(linear_numba._walk, parallel=True)
+    monkeypatch.setattr(linear_numba, "_multiply", fresh)
+    panels = Panels(random(64, 32), random(64))
+    known = list(fresh.signatures)
+    assert len(known) == 1
+    panels(random(3, 32))
+    assert list(fresh.signatures) == known

@@ -77,6 +77,7 @@ def test_forms(tmp_path, config, form):
         (compressed("marlin-24"), "format: 'marlin-24'"),
         (compressed(groups={}), "config_groups: 0 groups"),
         (compressed(groups={"a": {}, "b": {}}), "config_groups: 2 groups"),
+        (compressed() | {"transform_config": {"config_groups": {"r1": {}}}}, "transform_config"),
         (compressed(num_bits=3), r"group_0\.weights\.num_bits: 3"),
         (compressed(type="float"), "type: 'float' does not go with 'pack-quantized'"),
         (compressed(dynamic=True), "dynamic"),
