@@ -22,8 +22,8 @@ from torch import Tensor
 from baton.engine.quantized_weight import GROUPS, QuantizedWeight, row_parts, unpack_pairs
 
 _PART = 256  # rows of the matrix unpacked at a time
-_FEW_INT8 = 8  # rows of a step; above, unpacking is faster
-_FEW_INT4 = 16
+_FEW_INT8 = 32  # rows of a step; above, unpacking is faster
+_FEW_INT4 = 80
 _TILE = 64  # rows that torch's int4 kernel packs together, on AVX-512
 
 Product = Callable[[Tensor], Tensor]
@@ -202,7 +202,7 @@ def _pack_tiles(codes: Tensor) -> Tensor:
 @cache
 def _tiles_work() -> bool:
     """Whether torch has the kernel, numba is here, and the packed order is the one that ours
-    reads: byte i of a column holds rows i and 32 + i, byte 16 + i rows 16 + i and 48 + i."""
+    reads: byte i of a column holds rows i and 32 + i of the tile."""
     operators = torch.ops.aten
     if find_spec("numba") is None or not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
         return False
@@ -211,6 +211,6 @@ def _tiles_work() -> bool:
         packed = operators._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     except RuntimeError:  # a build of torch without it
         return False
-    quarters = codes.view(2, 4, _TILE // 4, 32).permute(0, 3, 1, 2)  # [tile, in, quarter, row]
-    pairs = quarters[:, :, :2] | (quarters[:, :, 2:] << 4)
+    halves = codes.view(2, 2, _TILE // 2, 32).permute(1, 0, 3, 2)  # [half, tile, in, row]
+    pairs = halves[0] | (halves[1] << 4)
     return torch.equal(packed.flatten(), pairs.flatten())

@@ -5,7 +5,7 @@ import baton.engine.linear_quantized as linear_quantized
 from baton.engine.linear_quantized import JoinedMatrix, QuantizedMatrix
 from baton.engine.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 
-ROWS = [1, 5, 40]
+ROWS = [1, 5, 100]  # few and many, for every form
 
 
 def fp8(weight, group):
@@ -86,7 +86,8 @@ def test_every_int4_code_is_unpacked_by_both_ways():
     product = QuantizedMatrix(weight)
     assert type(product._product).__name__ == "_Tiles4"
     values = weight.dequantized(torch.bfloat16)
-    torch.testing.assert_close(product(torch.eye(64).bfloat16()), values.T, rtol=0.01, atol=0.02)
+    many = product(torch.eye(64).bfloat16().repeat(2, 1))
+    torch.testing.assert_close(many, values.T.repeat(2, 1), rtol=0.01, atol=0.02)
     few = torch.cat([product(row) for row in torch.eye(64).bfloat16().split(8)])
     torch.testing.assert_close(few, values.T, rtol=0.01, atol=0.02)
 
