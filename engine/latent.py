@@ -24,6 +24,8 @@ from baton.engine.rope import rotate
 from baton.engine.step_layout import StepLayout
 
 _FOLDED_ROWS = 1024  # queries x heads that share one mask
+_MASK_NUMBERS = 1 << 25  # the most that a mask may have
+_EXPANDED_NUMBERS = 1 << 26  # keys and values that exist at a time
 _NORM_EPS = 1e-6  # of the two inner norms, whatever `rms_norm_eps` says
 
 Angles = tuple[Tensor, Tensor]  # of `Rotary.angles`
@@ -122,7 +124,8 @@ class LatentAttention:
         width]. Returns [rows, heads, value_dim]."""
         absorbed = absorb(self._spec, queries, up)
         mixed, rows = torch.empty_like(absorbed), len(queries)
-        together = max(1, _FOLDED_ROWS // queries.shape[1])
+        folded = min(_FOLDED_ROWS, _MASK_NUMBERS // len(known))
+        together = max(1, folded // queries.shape[1])
         for first in range(0, rows, together):
             end = min(first + together, rows)
             seen = known[: len(known) - rows + end]
@@ -152,7 +155,15 @@ class LatentAttention:
         return mixed.view(parts, rows, -1, width).transpose(0, 1).reshape(rows, heads, width)
 
     def _expanded(self, queries: Tensor, known: Tensor, up: Tensor) -> Tensor:
-        """As `_absorbed`, by keys and values of every head."""
+        """As `_absorbed`, by keys and values of every head; some heads at a time, so that a long
+        prefix does not take a multiple of its memory in the pool."""
+        heads, numbers = queries.shape[1], len(known) * up.shape[1]
+        together = max(1, _EXPANDED_NUMBERS // numbers)
+        parts = [slice(first, first + together) for first in range(0, heads, together)]
+        return torch.cat([self._of_heads(queries[:, p], known, up[p]) for p in parts], dim=1)
+
+    def _of_heads(self, queries: Tensor, known: Tensor, up: Tensor) -> Tensor:
+        """`_expanded` of the heads that `queries` and `up` have."""
         spec = self._spec
         tokens, (rows, heads, _) = len(known), queries.shape
         latent, shared = known.tensor_split((spec.rank,), dim=-1)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from baton.engine import latent
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.latent import (
     LatentAttention,
@@ -90,6 +91,20 @@ def test_chunk_is_attention_written_out(pool, up, rows, start):
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("rows", [11, 20])
+def test_memory_is_bounded_by_computing_in_parts(pool, up, rows, monkeypatch):
+    """A few heads at a time where a chunk is expanded, a few rows where it is absorbed."""
+    blocks = table(50 + rows)
+    queries = torch.randn(rows, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
+    layout = step(Slice([1] * rows, 50, blocks))
+    whole = attention(pool).attend(LAYER, queries, up, layout)
+    monkeypatch.setattr(latent, "_EXPANDED_NUMBERS", 3 * 70 * 28)  # three heads, then one
+    monkeypatch.setattr(latent, "_MASK_NUMBERS", 2 * HEADS * 61)  # two rows
+    parts = attention(pool).attend(LAYER, queries, up, layout)
+    tolerance = 1e-6 if pool.tensor.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(parts, whole, rtol=0, atol=tolerance)
+
+
 def mixed_step():
     order = torch.randperm(BLOCKS).tolist()
     lengths = [(1, 0), (1, 8), (1, 40), (5, 3), (30, 9)]
@@ -100,10 +115,10 @@ def test_a_sequence_does_not_depend_on_the_batch_beyond_rounding(pool, up):
     slices = mixed_step()
     layout = step(*slices)
     queries = torch.randn(len(layout.tokens), HEADS, SPEC.query_dim).to(pool.tensor.dtype)
-    latent = attention(pool)
-    together = latent.attend(LAYER, queries, up, layout)
+    ours = attention(pool)
+    together = ours.attend(LAYER, queries, up, layout)
     for item, (first, end) in zip(slices, layout.spans, strict=True):
-        alone = latent.attend(LAYER, queries[first:end], up, step(item))
+        alone = ours.attend(LAYER, queries[first:end], up, step(item))
         tolerance = 1e-6 if pool.tensor.dtype == torch.float32 else 2e-2
         torch.testing.assert_close(alone, together[first:end], rtol=0, atol=tolerance)
 
@@ -112,14 +127,14 @@ def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, up):
     slices = mixed_step()
     layout = step(*slices)
     queries = torch.randn(len(layout.tokens), HEADS, SPEC.query_dim).to(pool.tensor.dtype)
-    latent = attention(pool)
-    before = latent.attend(LAYER, queries, up, layout)
+    ours = attention(pool)
+    before = ours.attend(LAYER, queries, up, layout)
     used = torch.zeros(BLOCKS, SIZE, dtype=torch.bool)
     for item in slices:
         for position in range(item.start + len(item.tokens)):
             used[item.blocks[position // SIZE], position % SIZE] = True
     pool.tensor.masked_fill_(~used[:, None, None, :, None], float("nan"))
-    assert torch.equal(latent.attend(LAYER, queries, up, layout), before)
+    assert torch.equal(ours.attend(LAYER, queries, up, layout), before)
 
 
 def test_large_scores_do_not_overflow(pool, up):
@@ -168,13 +183,13 @@ def plain_weights(query_rank=None):
 def test_products_depend_on_the_distance_of_positions_alone(references, query_rank, interleaved):
     """What rotation is for: moved by 7 positions together, a sequence's output stays."""
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE)
-    latent = attention(pool, LatentSpec(32, 8, 12, 16, query_rank, interleaved))
+    ours = attention(pool, LatentSpec(32, 8, 12, 16, query_rank, interleaved))
     weights, x = plain_weights(query_rank), torch.randn(9, HIDDEN)
     layout, rotary = step(Slice([1] * 9, 0, table(9))), Rotary(RopeSpec("default", 1e4), 8)
 
     def output(positions):
         angles = rotary.angles(positions, torch.float32)
-        return latent(LAYER, weights, x, angles, layout)
+        return ours(LAYER, weights, x, angles, layout)
 
     here, moved = output(torch.arange(9)), output(torch.arange(9) + 7)
     torch.testing.assert_close(here, moved, rtol=0, atol=1e-5)

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 import torch
+import torch.nn.functional as functional
 from safetensors.torch import load_file, save_file
 
+from baton.engine.batch import Slice
 from baton.engine.experts import ExpertWeights, ListedExperts
 from baton.engine.latent import LatentWeights
 from baton.engine.spec import read_spec
@@ -175,3 +177,36 @@ def test_layers_that_predict_further_tokens_are_ignored_and_no_others(copied):
     load(copied("deepseek-v3", add(3)))
     with pytest.raises(ModelError, match=r"layers\.4\.eh_proj"):
         load(copied("deepseek-v3-plain", add(4)))
+
+
+def in_blocks(weight, size):
+    """As DeepSeek-V3 is released: FP8 with one scale for each block of `size` x `size`, of which
+    the last may be cut."""
+    rows, columns = weight.shape
+    filled = functional.pad(weight, (0, -columns % size, 0, -rows % size))
+    blocks = filled.view(filled.shape[0] // size, size, -1, size)
+    scales = blocks.abs().amax(dim=(1, 3)).clamp(min=1e-12) / 448
+    stored = (blocks / scales[:, None, :, None]).view_as(filled)[:rows, :columns]
+    return stored.to(torch.float8_e4m3fn).contiguous(), scales
+
+
+def test_a_model_in_blocks_of_fp8_computes_nearly_the_same(copied, references, story, prompts):
+    """All products but the gate's, 40 rows of latents (two blocks and a half) among them."""
+
+    def change(tensors):
+        for name in [name for name in tensors if "_proj" in name]:
+            stored, scales = in_blocks(tensors[name], 16)
+            tensors |= {name: stored, f"{name}_scale_inv": scales}
+
+    folder = copied("deepseek-v3", change)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (folder / "config.json").write_text(json.dumps(config))
+    up = load(folder).layers[0].qkv.up
+    exact = load(references("deepseek-v3").folder).layers[0].qkv.up
+    assert 0 < (up - exact).norm() / exact.norm() < 0.04
+    tokens, told = prompts(40), story(folder)
+    (logits,) = told.logits(Slice(tokens, 0, told.blocks(40)))
+    wanted = references("deepseek-v3").logits(tokens)
+    error = (logits - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    assert 0 < error.median() < 0.3
