@@ -23,7 +23,7 @@ from baton.engine.softmax_ir import TOKENS, copy, exponentials, highest, mix, na
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows, StepLayout
 
-_FAR = 2  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
+_FAR = 4  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
 _QUERIES = 48  # of a chunk at once: their scores stay in a core's cache
 
 
