@@ -110,6 +110,7 @@ class _Rows8:
 
 class _CompiledFp8:
     def __init__(self, weight: QuantizedWeight) -> None:
+        _compile_now()
         self._codes = weight.codes.view(torch.uint8)
         self._scales = weight.scales
         self._group = weight.group
@@ -150,6 +151,7 @@ class _Tiles4:
             for rows in row_parts(weight.rows, weight.columns, _TILE)
         ]
         self._packed = torch.cat(packed)  # uint8 [rows, in / 2], in no order of rows
+        _compile_now()
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] <= _FEW_INT4:
@@ -167,13 +169,25 @@ class _Tiles4:
         part = x.new_empty((columns, min(_PART, count)))
         for first in range(0, count, _PART):
             rows = slice(first, min(first + _PART, count))
-            plain = part if rows.stop - first == part.shape[1] else part[:, : rows.stop - first]
+            if rows.stop - first < part.shape[1]:
+                part = x.new_empty((columns, rows.stop - first))
             pairs = self._pairs[:, rows].to(torch.float32)
             scales, shifts = (pairs[:, :, which].contiguous().numpy() for which in range(2))
             own = tiles[first // _TILE : rows.stop // _TILE].numpy()
-            unpack_tiles(own, scales, shifts, self._group, _bits(plain))
-            out[:, rows] = x @ plain
+            unpack_tiles(own, scales, shifts, self._group, _bits(part))
+            out[:, rows] = x @ part
         return out
+
+
+@cache
+def _compile_now() -> None:
+    """While the model loads, not while the first client waits."""
+    from baton.engine.unpack_numba import unpack_fp8, unpack_tiles
+
+    out, scales = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, 64).numpy()
+    codes = torch.zeros(1, 64, 32, dtype=torch.uint8).numpy()
+    unpack_tiles(codes, scales, scales, 64, _bits(out))
+    unpack_fp8(codes[0], scales, 32, _bits(out))
 
 
 def _bits(plain: Tensor) -> object:

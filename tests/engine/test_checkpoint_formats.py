@@ -122,6 +122,7 @@ def compressed_config(form, **weights):
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
 
 
+MODULES = ("_proj.weight", "_proj_with_mqa.weight")
 SHUFFLED = torch.randperm(64, generator=torch.Generator().manual_seed(5))
 GROUPS = {"strategy": "group", "group_size": 32}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
@@ -210,7 +211,7 @@ def quantized_model(folder, source, name):
     quantized = shutil.copytree(source, folder / "quantized")
     tensors, values = load_file(plain / "model.safetensors"), {}
     kept = dict(tensors)
-    for module in [key.removesuffix(".weight") for key in tensors if "_proj.weight" in key]:
+    for module in [key.removesuffix(".weight") for key in tensors if key.endswith(MODULES)]:
         parts, values[f"{module}.weight"] = pack(kept.pop(f"{module}.weight"))
         kept.update({f"{module}.{part}": tensor for part, tensor in parts.items()})
     save_file(
@@ -276,6 +277,16 @@ def test_a_model_computes_with_the_values_of_its_codes(qwen3, tmp_path, story, p
     (found,) = ours.logits(Slice(tokens, 0, ours.blocks(30)))
     (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(30)))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-moe"])
+def test_experts_and_latents_are_read_in_fp8_blocks(references, tmp_path, story, prompts, family):
+    quantized, plain = quantized_model(tmp_path, references(family).folder, "fp8-blocks")
+    tokens = prompts(20)
+    ours, theirs = story(quantized), story(plain)
+    (found,) = ours.logits(Slice(tokens, 0, ours.blocks(20)))
+    (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(20)))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_modules_that_are_left_plain_or_differ_are_multiplied_one_by_one(
