@@ -22,6 +22,8 @@ host_us_per_step_256  what a decode step of 256 sequences (each after 512 tokens
                       outside the model's own math: the decode scheduler's plan, the step's checks,
                       arrays and set-up of draws (`runner.prepare`), the scheduler's commit, each
                       token appended to its sequence (`benchmarks.host_side`)
+deterministic_cost    step of 8 sequences with 512 tokens each under the `deterministic` setting,
+                      over the same step without it; no limit
 
 Of a few calls of one kind in a row the fastest counts, for steps and ceilings alike: a neighbour's
 moment is no property of either. The threads of an idle OpenMP team spin for some ten
@@ -45,6 +47,7 @@ import torch
 from baton.deploy.plan import SHORT_SPIN
 from baton.engine.batch import Draw, Slice, StepBatch
 from baton.engine.loading import build_runner
+from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
 from baton.models.random_model import embedded_model
 from baton.runtime.sampling import SamplingParams
@@ -57,6 +60,7 @@ PROMPT_TOKENS = 1024
 CONTEXT_TOKENS = 512
 SHORT_TOKENS = 16
 BATCH = 32
+STRICT_BATCH = 8
 HOST_BATCH = 256
 BLOCK_TOKENS = 16
 ROUNDS = 7
@@ -82,6 +86,7 @@ class Rounds:
     mbu_many: list[float] = field(default_factory=list)
     typical_one: list[float] = field(default_factory=list)
     typical_many: list[float] = field(default_factory=list)
+    strict: list[float] = field(default_factory=list)
     plan: list[float] = field(default_factory=list)  # seconds, as the next two
     prepare: list[float] = field(default_factory=list)
     commit: list[float] = field(default_factory=list)
@@ -96,9 +101,19 @@ class Bench:
         self._runner = build_runner(
             folder, blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16"
         )
+        self._strict = build_runner(
+            folder,
+            blocks=blocks * STRICT_BATCH // BATCH,
+            block_size=BLOCK_TOKENS,
+            dtype="bfloat16",
+            deterministic=True,
+        )
         self.spec = self._runner.spec
         self._runner.pool.tensor.normal_()
+        self._strict.pool.tensor.normal_()
         self._order = random.Random(0).sample(range(blocks), blocks)
+        few = self._strict.pool.blocks
+        self._strict_order = random.Random(1).sample(range(few), few)
         self._ceilings = Ceilings()
         self._host = HostSide(HOST_BATCH)
         self.rounds = Rounds()
@@ -109,6 +124,7 @@ class Bench:
             self._prefill(found)
             self._decode(found)
             self._host_side(found)
+            self._deterministic(found)
 
     def _prefill(self, found: Rounds) -> None:
         rates = [self._ceilings.linear_flops()]
@@ -140,13 +156,21 @@ class Bench:
         found.prepare.append(best.prepare_s)
         found.commit.append(best.commit_s)
 
+    def _deterministic(self, found: Rounds) -> None:
+        batch = self._sequences(STRICT_BATCH, CONTEXT_TOKENS, self._strict_order)
+        free, strict = [], []
+        for _ in range(STEPS):
+            free.append(self._step(batch))
+            strict.append(self._step(batch, self._strict))
+        found.strict.append(min(strict) / min(free))
+
     def _steps(self, sequences: int, context: int) -> list[float]:
         batch = self._sequences(sequences, context)
         return [self._step(batch) for _ in range(STEPS)]
 
-    def _step(self, batch: StepBatch) -> float:
+    def _step(self, batch: StepBatch, runner: ModelRunner | None = None) -> float:
         start = time.perf_counter()
-        result = self._runner.run(batch)
+        result = (runner or self._runner).run(batch)
         took = time.perf_counter() - start
         assert not result.broken
         return took
@@ -156,12 +180,12 @@ class Bench:
         blocks = self._order[: PROMPT_TOKENS // BLOCK_TOKENS]
         return StepBatch((Slice(tokens, 0, blocks, (Draw(0, PROMPT_TOKENS, GREEDY),)),))
 
-    def _sequences(self, count: int, context: int) -> StepBatch:
-        each = context // BLOCK_TOKENS + 1
+    def _sequences(self, count: int, context: int, order: Sequence[int] | None = None) -> StepBatch:
+        each, order = context // BLOCK_TOKENS + 1, order or self._order
         draws = (Draw(0, context + 1, GREEDY),)
         return StepBatch(
             tuple(
-                Slice([number], context, self._order[number * each : (number + 1) * each], draws)
+                Slice([number], context, order[number * each : (number + 1) * each], draws)
                 for number in range(count)
             )
         )
@@ -197,6 +221,7 @@ def figures(rounds: Rounds, threads: int) -> list[Figure]:
         at_least("decode_mbu_bs32_ctx512", statistics.median(rounds.mbu_many), 0.6),
         at_most("decode_step_ratio_bs32_ctx16", statistics.median(ratios), 1.35),
         at_most("host_us_per_step_256", statistics.median(host), 1500.0, "us"),
+        Figure("deterministic_cost", statistics.median(rounds.strict), "", _spread(rounds.strict)),
         Figure("decode_mbu_bs1_typical", statistics.median(rounds.typical_one)),
         Figure("decode_mbu_bs32_ctx512_typical", statistics.median(rounds.typical_many)),
         _rate("bf16_linear_gflops", rounds.linear, "GF/s", matrix_unit()),

@@ -31,7 +31,7 @@ def test_it_writes_its_figures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(file.read_text())
     figures = {figure["name"]: figure for figure in written["figures"]}
-    assert figures.keys() >= NAMED
+    assert figures.keys() >= {*NAMED, "deterministic_cost"}
     assert all("limit" in figures[name]["beside"] for name in NAMED)
     assert all(figure["value"] > 0 for figure in figures.values())
     assert figures["rounds"]["value"] == 1
