@@ -108,7 +108,8 @@ def split_of(  # type: ignore[no-untyped-def]
 
 
 # fmt: off
-@triton.jit
+# A value of its own kind for each batch would be compiled while clients wait.
+@triton.jit(do_not_specialize=["stride_table", "capacity"])
 def decode_kernel(  # type: ignore[no-untyped-def]
     mixed_out,  # float32 [rows, heads, capacity, DIM], or the result itself with capacity 1
     weights_out,  # float32 [rows, heads, capacity]
@@ -154,7 +155,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
 # fmt: on
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "programs"])
 def merge_kernel(  # type: ignore[no-untyped-def]
     out,  # [rows, heads, DIM]
     mixed_in,  # float32 [rows, heads, capacity, DIM]

@@ -48,7 +48,7 @@ def row_tile(start, places, held, DIM: tl.constexpr, DIM_PAD: tl.constexpr):  # 
         return tl.load(cells, mask=held[:, None] & (dims < DIM)[None, :], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table", "capacity"])
 def latent_kernel(  # type: ignore[no-untyped-def]
     mixed_out,  # float32 [rows, HEADS, capacity, RANK], or the result itself with capacity 1
     weights_out,  # float32 [rows, HEADS, capacity]

@@ -78,7 +78,8 @@ def plan_prefill(chunks: Sequence[Chunk], tables: Tensor, group: int, tiles: Til
 
 
 # fmt: off
-@triton.jit
+# A value of its own kind for each batch would be compiled while clients wait.
+@triton.jit(do_not_specialize=["stride_table"])
 def prefill_kernel(  # type: ignore[no-untyped-def]
     out,  # [rows, heads, DIM]
     queries,  # [rows, heads, DIM]
