@@ -10,6 +10,7 @@ Unproven: not yet run on a GPU. The caller owns the buffers of the partial resul
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ from baton.engine.triton_tile import (
 
 LEAST_SPLIT = 128  # tokens; a shorter split costs more in the merge than it brings
 MOST_SPLITS = 64
-_WAVES = 3  # programs that a multiprocessor holds at a time, roughly
+_HELD = 3  # programs that a multiprocessor holds at a time
+_USUAL = 4096  # tokens of a sequence, where nothing is known but that it may be longer
+_BEGIN = 128  # tokens that a program could read in the time that it needs to begin and to end
 _PER_TURN = 16  # splits merged at a time
 
 
@@ -60,17 +63,24 @@ class Partials:
     weights: Tensor  # [rows, heads, capacity]: log2 of the sum of its exponentials
 
 
+@lru_cache(maxsize=4096)
 def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> Splits:
-    """Enough programs to fill the device, no split under `LEAST_SPLIT` tokens."""
-    wanted = -(-processors * _WAVES // max(rows * kv_heads, 1))
-    useful = max(longest // LEAST_SPLIT, 1)
-    return Splits(max(min(wanted, useful, MOST_SPLITS), 1))
+    """Splits by count. All programs take about as long, in waves of as many as the device holds:
+    the fewest splits that are within a tenth of the best number of waves times their length."""
+    counts = range(1, max(min(longest // LEAST_SPLIT, MOST_SPLITS), 1) + 1)
+    tokens = min(longest, _USUAL)
+    costs = [
+        -(-rows * kv_heads * count // (processors * _HELD)) * (tokens / count + _BEGIN)
+        for count in counts
+    ]
+    good = 1.1 * min(costs)
+    return Splits(next(n for n, cost in zip(counts, costs, strict=True) if cost <= good))
 
 
 def fixed_splits(rows: int, kv_heads: int, longest: int, processors: int, tokens: int) -> Splits:
     """Splits of `tokens` each, in as many programs as help."""
-    programs = -(-processors * _WAVES // max(rows * kv_heads, 1))
-    return Splits(max(min(programs, -(-longest // tokens)), 1), tokens)
+    programs = choose_splits(rows, kv_heads, longest, processors).programs
+    return Splits(min(programs, -(-longest // tokens)), tokens)
 
 
 def decode_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:

@@ -118,12 +118,19 @@ def attend_stretch(  # type: ignore[no-untyped-def]
     dims = tl.arange(0, DIM_PAD)
     for begin in range(low, high, TOKENS):
         tokens = begin + tl.arange(0, TOKENS)
-        held = (tokens >= oldest) & (tokens < high) if MASKED else tokens >= 0
-        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=held, other=0)
+        if MASKED:
+            held = (tokens >= oldest) & (tokens < high)
+            blocks = tl.load(table + tokens // BLOCK_SIZE, mask=held, other=0)
+        else:
+            blocks = tl.load(table + tokens // BLOCK_SIZE)
         places = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token
         cells = places[:, None] + dims[None, :]
-        if MASKED or DIM != DIM_PAD:
+        if MASKED:
             there = held[:, None] & (dims < DIM)[None, :]
+            key = tl.load(keys + cells, mask=there, other=0.0)
+            value = tl.load(values + cells, mask=there, other=0.0)
+        elif DIM != DIM_PAD:
+            there = (dims < DIM)[None, :]
             key = tl.load(keys + cells, mask=there, other=0.0)
             value = tl.load(values + cells, mask=there, other=0.0)
         else:

@@ -33,8 +33,8 @@ def test_there_is_room_for_the_splits_of_every_batch(tokens):
 
 
 def test_rows_that_are_not_split_need_no_room():
-    buffers = DecodeBuffers(DecodeLimits(400, 3000), SHAPE, CPU)
-    splits, partials = buffers.of(400)
+    buffers = DecodeBuffers(DecodeLimits(4000, 3000), SHAPE, CPU)
+    splits, partials = buffers.of(4000)
     assert splits.direct
     assert partials.mixed.numel() == partials.weights.numel() == 0
 
