@@ -16,6 +16,7 @@ from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
 __all__ = [
+    "Done",
     "Draw",
     "Drawn",
     "Engine",
@@ -23,6 +24,7 @@ __all__ = [
     "Slice",
     "StepBatch",
     "StepHandle",
+    "Started",
     "StepResult",
     "fed",
 ]
@@ -96,6 +98,24 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
             raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")
         slices[index] = replace(item, tokens=(drawn[0].token if drawn else 0,), feed=None)
     return StepBatch(tuple(slices))
+
+
+class Started(Protocol):
+    """A step that a runner has started, and that may not be over."""
+
+    def result(self) -> StepResult:
+        """Wait for it. Raises what the device raised."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was over when its runner's `start` returned."""
+
+    found: StepResult
+
+    def result(self) -> StepResult:
+        return self.found
 
 
 class StepHandle(Protocol):

@@ -8,12 +8,11 @@ returns. Knows no queue; one thread at a time calls `start`, another may wait fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from threading import Lock
 
 from torch import Tensor
 
-from baton.engine.batch import Drawn, StepBatch, StepResult, fed
+from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed
 from baton.engine.decode_graph import DecodeGraphs, GraphStep
 from baton.engine.draw_rules import drawable
 from baton.engine.memory_plan import MemoryPlan
@@ -24,47 +23,39 @@ from baton.engine.step_layout import Bounds, lay_out
 from baton.runtime.errors import EngineError
 
 
-class Started(Protocol):
-    """A step that was started, and may not be over."""
-
-    def result(self) -> StepResult:
-        """Wait for it. Raises what the device raised."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    found: StepResult
-
-    def result(self) -> StepResult:
-        return self.found
-
-
 class _Running:
-    """A graph's step. The result is kept: the memory it comes from is used again."""
+    """A graph's step. The result is kept: the memory it comes from is used again. Whoever waits
+    for the step and the thread that starts the one after the next may both ask."""
 
     def __init__(self, batch: StepBatch, step: GraphStep) -> None:
         self._batch = batch
         self._step: GraphStep | None = step
         self._found: StepResult | None = None
+        self._lock = Lock()
 
     def result(self) -> StepResult:
-        if self._found is None:
-            assert self._step is not None
-            tokens, finite, seconds = self._step.wait()
-            rows = zip(self._batch.slices, tokens, finite, strict=True)
-            drawn = tuple(
-                tuple(Drawn(draw.choice, token) for draw in item.draws) if good else ()
-                for item, token, good in rows
-            )
-            broken = frozenset(row for row, good in enumerate(finite) if not good)
-            self._found = StepResult(drawn, seconds, broken)
-            self._step = None
-        return self._found
+        with self._lock:
+            if self._found is None:
+                assert self._step is not None
+                self._found = self._read(self._step)
+                self._step = None
+            return self._found
+
+    def _read(self, step: GraphStep) -> StepResult:
+        tokens, finite, seconds = step.wait()
+        rows = zip(self._batch.slices, tokens, finite, strict=True)
+        drawn = tuple(
+            tuple(Drawn(draw.choice, token) for draw in item.draws) if good else ()
+            for item, token, good in rows
+        )
+        broken = frozenset(row for row, good in enumerate(finite) if not good)
+        return StepResult(drawn, seconds, broken)
 
 
 class CudaRunner:
     """Runs steps as `ModelRunner` does, and may have two of them under way."""
+
+    overlaps = True
 
     def __init__(self, eager: ModelRunner, graphs: DecodeGraphs) -> None:
         """`graphs` of the same decoder and pool, captured."""
@@ -72,6 +63,7 @@ class CudaRunner:
         self._bounds = Bounds(
             eager.pool.blocks, eager.pool.block_size, eager.spec.vocab_size, eager.max_context
         )
+        self.memory: MemoryPlan | None = None  # set by who sized the pool
         self._last: Started | None = None
         self._last_batch = StepBatch(())
 
@@ -88,10 +80,6 @@ class CudaRunner:
         return self._eager.max_context
 
     @property
-    def memory(self) -> MemoryPlan | None:
-        return self._eager.memory
-
-    @property
     def numerics(self) -> str:
         return self._eager.numerics
 
@@ -105,7 +93,7 @@ class CudaRunner:
             begun: Started = self._replay(batch, before)
         else:
             last = before.result() if before is not None else None
-            begun = _Done(self._eager.run(fed(batch, last)))
+            begun = Done(self._eager.run(fed(batch, last)))
         self._last, self._last_batch = begun, batch
         return begun
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import Attention
-from baton.engine.batch import Drawn, StepBatch, StepResult, fed
+from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed
 from baton.engine.decoder import Decoder
 from baton.engine.divided_step import run_divided
 from baton.engine.draw_plan import DrawPlan, plan_draws
@@ -30,6 +30,8 @@ from baton.runtime.errors import ConfigError
 
 class ModelRunner:
     """Runs steps. `max_context` in tokens; 0 means the model's own."""
+
+    overlaps = False
 
     def __init__(
         self,
@@ -55,6 +57,10 @@ class ModelRunner:
         self.decoder = Decoder(spec, weights, attention, gating, norms)
         self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
+
+    def start(self, batch: StepBatch) -> Started:
+        """As `run`: the step is over when this returns."""
+        return Done(self.run(batch))
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepResult:

@@ -3,7 +3,8 @@
     event loop ── submit ──▶ bounded queue ──▶ device thread ── call_soon_threadsafe ──▶ future
 
 The loop that submits is the loop that awaits. The device thread alone touches the model and
-writes the pool; it ends with `close`.
+writes the pool; it ends with `close`. Where steps outlive their start (a GPU), a second thread
+waits for results, and the device thread starts the next step meanwhile.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from baton.engine.batch import StepBatch, StepResult
+from baton.engine.batch import Started, StepBatch, StepResult
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
-from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
 from baton.runtime.errors import BatonError, DeviceLost, EngineError
 
@@ -37,6 +38,29 @@ class _Step:
 class _Copy:
     source: int
     target: int
+
+
+class Runner(Protocol):
+    """Who runs the steps of a `TorchEngine`: `ModelRunner`, or `CudaRunner`."""
+
+    overlaps: bool  # whether `start` may return before the step is over
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def pool(self) -> KvPool: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def memory(self) -> MemoryPlan | None: ...
+
+    @property
+    def numerics(self) -> str: ...
+
+    def start(self, batch: StepBatch) -> Started: ...
 
 
 class TorchHandle:
@@ -60,7 +84,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         *,
         threads: int = 0,
         queue_steps: int = 256,
@@ -73,8 +97,15 @@ class TorchEngine:
         self._jobs: queue.Queue[_Step | _Copy | None] = queue.Queue(maxsize=queue_steps)
         self._closed = False
         self._failure: Exception | None = None  # of a copy; the device thread's alone
-        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
-        self._thread.start()
+        # One waits here while another is waited for: a third would write over their results.
+        self._under_way: queue.Queue[tuple[_Step, Started] | None] = queue.Queue(maxsize=1)
+        self._threads_running = [threading.Thread(target=self._serve, name="device", daemon=True)]
+        if runner.overlaps:
+            self._threads_running.append(
+                threading.Thread(target=self._deliver_results, name="results", daemon=True)
+            )
+        for thread in self._threads_running:
+            thread.start()
 
     @property
     def spec(self) -> ModelSpec:
@@ -121,9 +152,10 @@ class TorchEngine:
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._jobs.put, None, timeout=_CLOSE_S)
-        await asyncio.to_thread(self._thread.join, _CLOSE_S)
-        if self._thread.is_alive():
-            raise EngineError(f"the device thread did not end within {_CLOSE_S} s")
+        for thread in self._threads_running:
+            await asyncio.to_thread(thread.join, _CLOSE_S)
+            if thread.is_alive():
+                raise EngineError(f"the {thread.name} thread did not end within {_CLOSE_S} s")
 
     def _put(self, job: _Step | _Copy) -> None:
         if self._closed:
@@ -142,6 +174,8 @@ class TorchEngine:
                 self._copy(job)
             else:
                 self._step(job)
+        if self._runner.overlaps:
+            self._under_way.put(None)
 
     def _copy(self, job: _Copy) -> None:
         try:
@@ -150,14 +184,34 @@ class TorchEngine:
             self._failure = error
 
     def _step(self, job: _Step) -> None:
-        result: StepResult | None = None
+        started: Started | None = None
         failure: Exception | None = self._failure
         if failure is None:
             try:
-                result = self._runner.run(job.batch)
+                started = self._runner.start(job.batch)
             except Exception as error:  # told to who awaits the step
                 failure = error
-        _deliver(job.loop, lambda: _settle(job.future, result, failure))
+        if started is None:
+            _deliver(job.loop, lambda: _settle(job.future, None, failure))
+        elif self._runner.overlaps:
+            self._under_way.put((job, started))
+        else:
+            _finish(job, started)
+
+    def _deliver_results(self) -> None:
+        """The results thread: waits, while the device thread starts the next step."""
+        while (step := self._under_way.get()) is not None:
+            _finish(*step)
+
+
+def _finish(job: _Step, started: Started) -> None:
+    result: StepResult | None = None
+    failure: Exception | None = None
+    try:
+        result = started.result()
+    except Exception as error:  # told to who awaits the step
+        failure = error
+    _deliver(job.loop, lambda: _settle(job.future, result, failure))
 
 
 def _settle(

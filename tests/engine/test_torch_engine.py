@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch, StepResult
+from baton.engine.batch import Done, Draw, SamplingParams, Slice, StepBatch, StepResult
 from baton.engine.loading import build_engine, build_runner
 from baton.engine.torch_engine import TorchEngine
 from baton.runtime.errors import DeviceLost, EngineError
@@ -22,13 +22,15 @@ class Gate:
         self.error = None
         self.steps = []
 
-    def run(self, batch):
+    overlaps = False
+
+    def start(self, batch):
         assert self.go.wait(20)
         self.threads.add(threading.current_thread().name)
         self.steps.append(batch)
         if self.error:
             raise self.error
-        return StepResult(((),) * len(batch.slices))
+        return Done(StepResult(((),) * len(batch.slices)))
 
 
 @pytest.fixture
@@ -173,3 +175,72 @@ def test_a_loop_that_is_gone_harms_nobody():
 
     asyncio.run(later())
     assert len(gate.steps) == 2
+
+
+class Overlapping(Gate):
+    """Starts at once, like a device; each step's result waits to be let through."""
+
+    overlaps = True
+
+    def __init__(self):
+        super().__init__()
+        self.results, self.stumbles = [], 0
+
+    def start(self, batch):
+        self.steps.append(batch)
+        self.threads.add(threading.current_thread().name)
+        if self.error:
+            raise self.error
+        return Waiting(self, len(self.steps))
+
+
+class Waiting:
+    def __init__(self, gate, step):
+        self.gate, self.step = gate, step
+
+    def result(self):
+        assert self.gate.go.wait(20)
+        self.gate.results.append((self.step, threading.current_thread().name))
+        if self.step == self.gate.stumbles:
+            raise RuntimeError("the device stumbled")
+        return StepResult(((),), float(self.step))
+
+
+async def started(gate, count):
+    for _ in range(500):
+        if len(gate.steps) >= count:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_the_next_step_starts_while_one_runs():
+    gate = Overlapping()
+    gate.stumbles = 3
+    engine = TorchEngine(gate)
+    handles = [engine.submit(STEP) for _ in range(5)]
+    await started(gate, 3)
+    await asyncio.sleep(0.1)
+    # One is waited for, one is queued behind it; the third keeps the device thread waiting.
+    assert len(gate.steps) == 3 and not gate.results
+    gate.go.set()
+    assert [(await handles[n].result()).device_s for n in (0, 1, 3, 4)] == [1.0, 2.0, 4.0, 5.0]
+    with pytest.raises(EngineError, match="the device stumbled"):
+        await handles[2].result()
+    await engine.close()
+    assert gate.threads == {"device"}
+    assert [step for step, _ in gate.results] == [1, 2, 3, 4, 5]
+    assert {name for _, name in gate.results} == {"results"}
+
+
+async def test_a_step_that_cannot_start_fails_alone():
+    gate = Overlapping()
+    gate.go.set()
+    engine = TorchEngine(gate)
+    assert (await engine.submit(STEP).result()).device_s == 1.0
+    gate.error = EngineError("out of bounds")
+    with pytest.raises(EngineError, match="out of bounds"):
+        await engine.submit(STEP).result()
+    gate.error = None
+    await engine.submit(STEP).result()
+    await engine.close()
+    assert not [each for each in threading.enumerate() if each.name in ("device", "results")]
