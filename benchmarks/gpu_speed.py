@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from baton.engine.attention_triton import DecodeLimits, TritonAttention
+from baton.engine.attention_triton import TritonAttention
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
+from baton.engine.decode_buffers import DecodeLimits
 from baton.engine.pool import KvPool
 from baton.engine.step_layout import Bounds, StepLayout, lay_out
 from benchmarks.gpu_models import (
