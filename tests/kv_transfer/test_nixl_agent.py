@@ -14,102 +14,12 @@ from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
 from baton.runtime.errors import ConfigError, ReadFailed
+from baton.simulation.scripted_nixl import ScriptedAgent
 
 BLOCKS = 8
 BLOCK_BYTES = 64
 PEER = b"P" * 16
 DEADLINE_S = 30.0
-
-
-class Handle:
-    def __init__(self, log: list[str], what: str) -> None:
-        self.log = log
-        self.what = what
-        self.state = "PROC"
-        self.stubborn = False
-
-    def release(self) -> None:
-        self.log.append(f"release {self.what}")
-        if self.stubborn:
-            raise RuntimeError("still active")
-
-
-class ScriptedAgent:
-    """Stands in for nixl_agent. `posted` are the READs in order; their states are set by the
-    test; `first_state` is what posting answers."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.posted: list[Handle] = []
-        self.first_state: str | Exception = "PROC"
-        self.fail: set[str] = set()
-        self.polls = 0
-        self.polled = threading.Event()
-        self.descriptors: dict[Any, np.ndarray] = {}
-        self.indices: list[tuple[list[int], list[int]]] = []
-        self.threads: set[str] = set()
-
-    def _call(self, name: str) -> None:
-        self.threads.add(threading.current_thread().name)
-        if name in self.fail:
-            raise RuntimeError(f"{name} is scripted to fail")
-
-    def create_backend(self, name: str, options: dict[str, str]) -> None:
-        self._call("create_backend")
-
-    def register_memory(self, regions: list[tuple[int, int, int, str]], kind: str) -> str:
-        self._call("register_memory")
-        return "registered"
-
-    def deregister_memory(self, registered: str) -> None:
-        self.log.append("deregister")
-
-    def get_agent_metadata(self) -> bytes:
-        return b"metadata"
-
-    def prep_xfer_dlist(self, name: Any, rows: np.ndarray, kind: str) -> Handle:
-        self._call("prep_xfer_dlist" if name == "NIXL_INIT_AGENT" else "prep_peer")
-        self.descriptors[name] = rows
-        return Handle(self.log, f"blocks of {name}")
-
-    def add_remote_agent(self, metadata: bytes) -> str:
-        self._call("add_remote_agent")
-        return metadata.decode()
-
-    def remove_remote_agent(self, name: str) -> None:
-        self.log.append(f"remove {name}")
-        self._call("remove_remote_agent")
-
-    def make_prepped_xfer(
-        self, kind: str, local: Handle, own: Any, remote: Handle, far: Any
-    ) -> Any:
-        self._call("make_prepped_xfer")
-        assert kind == "READ"  # I1: nothing is ever written into a peer
-        self.indices.append((list(own), list(far)))
-        self.posted.append(Handle(self.log, f"read {len(self.posted)}"))
-        return self.posted[-1]
-
-    def transfer(self, handle: Handle) -> str:
-        if isinstance(self.first_state, Exception):
-            raise self.first_state
-        return self.first_state
-
-    def check_xfer_state(self, handle: Handle) -> str:
-        if handle.state == "raise":
-            raise ConnectionError("remote disconnected")
-        return handle.state
-
-    def get_new_notifs(self) -> dict[str, list[bytes]]:
-        self.polls += 1
-        self.polled.set()
-        self._call("get_new_notifs")
-        return {}
-
-    def wait_polls(self, count: int) -> None:
-        """Until the thread has gone round `count` times more."""
-        for _ in range(count):
-            self.polled.clear()
-            assert self.polled.wait(DEADLINE_S), "the thread stands still"
 
 
 Made = tuple[NixlAgent, ScriptedAgent]
