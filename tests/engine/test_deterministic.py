@@ -142,6 +142,7 @@ def test_workers_are_named_by_their_bits(qwen3):
     first = numerics()
     assert len(first) == 32
     assert numerics(block_size=10) == first
+    assert numerics(block_size=1) == first  # a small pool, and so a short proof
     assert numerics(dtype="bfloat16") != first
     named = {
         model_fingerprint(qwen3.folder, numerics=name)

@@ -1,0 +1,59 @@
+"""A worker that runs for weeks: ten thousand steps leave the process as large as it was.
+
+400 steps by default, so that the test is short; BATON_LONG_RUN_STEPS=10000 runs them all.
+"""
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.loading import build_runner
+
+STEPS = int(os.environ.get("BATON_LONG_RUN_STEPS", "400"))
+WARM_UP = 100
+BATCH = 64
+BLOCK, TABLE = 8, 6  # tokens in a block, blocks of a sequence
+LIMIT_BYTES = 1 << 20
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def step(number):
+    """64 sequences of every length, each a token further than in the step before; four draw by
+    seed, the others greedily, and one computes a prompt in a chunk."""
+    slices = []
+    for sequence in range(BATCH):
+        place = (number + 3 * sequence) % (BLOCK * TABLE - 12)
+        tokens = [(number * 7 + sequence) % 199]
+        if number % BATCH == sequence:
+            tokens *= 2 + sequence % 8
+        seeded = sequence % 16 == 0
+        params = SamplingParams(temperature=float(seeded), seed=sequence, top_p=0.9)
+        blocks = range(sequence * TABLE, (sequence + 1) * TABLE)
+        slices.append(Slice(tokens, place, blocks, (Draw(0, place + len(tokens), params),)))
+    return StepBatch(tuple(slices))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_steps_leave_nothing_behind(references, deterministic):
+    folder = references("llama-biased").folder
+    runner = build_runner(
+        folder, blocks=BATCH * TABLE, block_size=BLOCK, deterministic=deterministic
+    )
+    runner.pool.tensor.zero_()
+    for number in range(WARM_UP):
+        runner.run(step(number))
+    gc.collect()
+    before = resident_bytes()
+    for number in range(WARM_UP, WARM_UP + STEPS):
+        result = runner.run(step(number))
+        assert not result.broken
+    gc.collect()
+    assert resident_bytes() - before < LIMIT_BYTES

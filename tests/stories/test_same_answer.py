@@ -1,0 +1,152 @@
+"""Real schedulers and handoffs over real engines of a small bf16 model: the same request gives
+the same tokens wherever and beside whomever it runs, and memory that runs out ends one request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from baton.engine.batch import StepBatch, StepResult
+from baton.engine.blocks import BlockPool
+from baton.engine.loading import build_engine
+from baton.engine.torch_engine import TorchEngine
+from baton.kv_transfer.memory_mover import MemoryMover
+from baton.kv_transfer.mover import PoolView
+from baton.models.random_model import embedded_model
+from baton.proto import worker_pb2
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.runtime.wire import ModelLimits
+from baton.simulation.client import Client, Request
+from baton.simulation.cluster import Cluster
+
+BLOCK = 8
+STEP = {"prefill_tokens": 48, "chunk_tokens": 24, "local_prefill_tokens": 16}
+CHOOSER = random.Random(3)
+PROMPT = [CHOOSER.randrange(200) for _ in range(61)]
+
+
+class RealCluster(Cluster):
+    """A cluster whose engines compute the model of `folder`."""
+
+    def __init__(self, folder: Path, **step: int) -> None:
+        self._folder = folder
+        self.engines: list[TorchEngine] = []
+        settings: dict[str, Any] = {**STEP, "expected_growth_tokens": 16, **step}
+        handoff = HandoffConfig(lease_s=5.0, mover="memory")
+        super().__init__(
+            Config(pool=PoolConfig(block_size=BLOCK), step=StepConfig(**settings), handoff=handoff)
+        )
+
+    def limits(self) -> ModelLimits:
+        numerics = {engine.numerics for engine in self.engines}
+        assert len(numerics) == 1  # every worker computes the same bits
+        return ModelLimits(
+            self.engines[0].spec.vocab_size, 400, numerics.pop(), "bfloat16", b"cluster key"
+        )
+
+    def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
+        engine = build_engine(
+            self._folder,
+            blocks=blocks,
+            block_size=BLOCK,
+            dtype="bfloat16",
+            threads=1,
+            deterministic=True,
+        )
+        self.engines.append(engine)
+        array, boot_id = engine.pool.bytes_view(), self.new_id()
+        mover = MemoryMover(PoolView(array, engine.pool.slabs), boot_id, self.exchange)
+        return boot_id, engine, BlockPool(blocks, BLOCK), array, mover
+
+    async def close(self) -> None:
+        await super().close()
+        for engine in self.engines:
+            await engine.close()
+
+
+@pytest.fixture
+async def made() -> AsyncIterator[list[RealCluster]]:
+    clusters: list[RealCluster] = []
+    yield clusters
+    for cluster in clusters:
+        await cluster.close()
+
+
+def start(made: list[RealCluster], *, blocks: int = 120, **step: int) -> Client:
+    cluster = RealCluster(embedded_model(), **step)
+    made.append(cluster)
+    cluster.add_prefill("prefill-0", 64)
+    cluster.add_decode("decode-0", blocks)
+    return Client(cluster, "decode-0")
+
+
+def ask(client: Client, prompt: list[int] = PROMPT, local: bool = False) -> Request:
+    return client.submit(prompt, max_tokens=24, temperature=1.0, seed=11, local=local)
+
+
+async def tokens(request: Request) -> list[int]:
+    await request.finished(60)
+    assert request.end().end == worker_pb2.LENGTH
+    return request.tokens()
+
+
+async def test_alone_in_a_crowd_here_and_there(made: list[RealCluster]) -> None:
+    client = start(made)
+    alone = await tokens(ask(client, local=True))
+    assert len(set(alone)) > 5
+    assert await tokens(ask(client, local=True)) == alone  # from this worker's cache
+    assert await tokens(ask(client)) == alone  # half of it in the cache, the rest sent for
+
+    client = start(made, chunk_tokens=40)
+    crowd = [ask(client, [n, *PROMPT[: 5 * n]], local=n % 2 == 0) for n in range(1, 9)]
+    assert await tokens(ask(client)) == alone  # prefilled elsewhere, in other chunks
+    assert await tokens(ask(client, local=True)) == alone
+    for other in crowd:
+        await tokens(other)
+    await made[1].quiet()
+
+
+async def test_preempted_and_computed_again(made: list[RealCluster]) -> None:
+    alone = await tokens(ask(start(made), local=True))
+    client = start(made, blocks=19, expected_growth_tokens=1)
+    old = ask(client, [7, *PROMPT], local=True)
+    young = ask(client, local=True)
+    assert await tokens(young) == alone
+    await tokens(old)
+    assert made[1].decode["decode-0"].worker.audit()["preemptions"] > 0
+    await made[1].quiet()
+
+
+async def test_a_prompt_that_memory_is_too_short_for_fails_alone(
+    made: list[RealCluster],
+) -> None:
+    """On the decode worker no step with this prompt's tokens finds memory; the others', which
+    share its steps, do."""
+    client = start(made)
+    expected = await tokens(ask(client, local=True))
+    runner: Any = made[0].decode["decode-0"].engine._runner  # type: ignore[attr-defined]
+    compute, large = runner._compute, [5] * 60
+
+    def short(batch: StepBatch) -> StepResult:
+        if any(list(item.tokens) == large[: len(item.tokens)] for item in batch.slices):
+            raise MemoryError("no room for activations")
+        return compute(batch)
+
+    runner._compute = short
+    good = [ask(client, [n, *PROMPT], local=True) for n in (1, 2)]
+    bad = ask(client, large, local=True)
+    again = ask(client, local=True)
+    await bad.finished(60)
+    assert bad.end().end == worker_pb2.FAILED
+    assert bad.end().failure.code == "OutOfMemory"
+    assert "no room for activations" in bad.end().failure.detail
+    for request in good:
+        assert len(await tokens(request)) == 24
+    assert await tokens(again) == expected
+    await made[0].quiet()
