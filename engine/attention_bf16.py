@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.compiled import compiled, take_threads
+from baton.engine.compiled import compiled, keep, take_threads
 from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
 from baton.engine.pool import KvPool
 from baton.engine.softmax_ir import TOKENS, copy, exponentials, highest, mix, narrow, scores, widen
@@ -181,6 +181,7 @@ def _write_mixed(mixed, out):  # type: ignore[no-untyped-def]
                 ordered[g, part, i, 0] = mixed[g, 32 * part + i]
                 ordered[g, part, i, 1] = mixed[g, 32 * part + 16 + i]
     narrow(ordered.ctypes.data, out, group * dim // 16, np.float32(1.0))
+    keep(ordered)
 
 
 def _walk(  # type: ignore[no-untyped-def]
@@ -371,6 +372,8 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
                     _mix_tile(
                         many, weight, width * 2, panel, panel, width // 2, zeros, to, row_bytes
                     )
+        keep(found)
+        keep(weights)
 
 
 _mix_one, _mix_two = mix(1), mix(2)

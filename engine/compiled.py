@@ -12,6 +12,8 @@ from typing import Any
 
 import numba
 import torch
+from numba import types
+from numba.extending import intrinsic
 
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
 _SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
@@ -33,6 +35,15 @@ def compiled(function: Callable[..., None], *, parallel: bool = False, strict: b
         return jit(cache=True)
     except RuntimeError:
         return jit(cache=False)
+
+
+def _keep(_typing: Any, array: Any) -> Any:
+    """Inside compiled functions: `array` is not freed before. Numba frees an array after its
+    last use, and does not count what is done with its address (`array.ctypes.data`)."""
+    return types.void(array), lambda context, *_rest: context.get_dummy_value()
+
+
+keep: Any = intrinsic(_keep)
 
 
 def take_threads() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.compiled import compiled, take_threads
+from baton.engine.compiled import compiled, keep, take_threads
 from baton.engine.decoder import torch_gating
 from baton.engine.dot_bf16 import LANES, supported
 from baton.engine.norms import TorchNorms
@@ -172,6 +172,7 @@ def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def]
         for i in range(size):
             gate[i] *= up[i] / (np.float32(1.0) + powers[i])
         narrow(gate.ctypes.data, out + row * size * 2, size // LANES, np.float32(1.0))
+        keep(gate)
 
 
 _normalize, _float32, _bfloat16 = compiled(_norm_row), compiled(_read), compiled(_read_bfloat)

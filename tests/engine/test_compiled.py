@@ -1,9 +1,33 @@
+import os
+import subprocess
+import sys
+
 import numba
 import numpy as np
+import pytest
 import torch
 
 import baton.engine.compiled as module
-from baton.engine.compiled import compiled, take_threads
+from baton.engine.compiled import compiled, keep, take_threads
+from baton.engine.dot_bf16 import supported
+
+# Every kernel that hands on the address of an array of its own, with arrays of many sizes.
+KERNELS = """
+import torch
+from types import SimpleNamespace
+from baton.engine.attention_bf16 import BfloatAttention
+from baton.engine.row_kernels import silu_gate
+from baton.engine.spec import AttentionSpec
+from baton.engine.step_layout import ChunkRows
+tensor = torch.randn(40, 1, 1, 2, 16, 128).to(torch.bfloat16)
+attention = BfloatAttention(SimpleNamespace(tensor=tensor), AttentionSpec(0.1, (0,)))
+table, queries = torch.arange(40), torch.randn(640, 8, 128).to(torch.bfloat16)
+whole = attention.chunk(0, queries, ChunkRows(0, 640, 0, table))
+assert whole.isfinite().all()
+last = attention.decode(0, queries[-1:], table[None].int(), torch.tensor([640]).int())
+torch.testing.assert_close(last[0], whole[-1], rtol=0, atol=0.01)
+assert silu_gate(torch.randn(100, 8192).to(torch.bfloat16)).isfinite().all()
+"""
 
 
 def _fill(out):
@@ -56,3 +80,28 @@ def test_threads_are_those_of_torch(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
     take_threads()
     assert numba.get_num_threads() == module._THREADS
+
+
+def test_an_array_lives_until_it_is_no_longer_kept():
+    @numba.njit
+    def addresses(size):
+        one = np.empty(size)
+        first = one.ctypes.data
+        other = np.empty(size)
+        second = other.ctypes.data
+        keep(one)
+        keep(other)
+        return first, second
+
+    for size in (10, 1000, 100_000):
+        first, second = addresses(size)
+        assert first != second
+
+
+@pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+def test_kernels_use_no_memory_that_they_gave_back():
+    """With this setting memory that is freed is unmapped, and a use of it ends the process."""
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4096"}
+    command = [sys.executable, "-P", "-c", KERNELS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
