@@ -55,6 +55,9 @@ class BfloatAttention:
         table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
         self.decode(0, queries[:1], table, length)
         self.chunk(0, queries, ChunkRows(0, 2, 0, torch.zeros(1, dtype=torch.int64)))
+        none, no_rows = torch.zeros(0, dtype=torch.int64), queries[:0]
+        layout = StepLayout(none, none, none, none, table, length, (), ())
+        self.rotate_and_write(0, no_rows, no_rows, no_rows, (no_rows, no_rows), layout)
 
     def rotate_and_write(
         self,

@@ -188,3 +188,17 @@ def test_rotate_and_write(case, rows, turned):
         backend = NumbaAttention(case.pool, case.spec)
         out = backend.rotate_and_write(1, queries, keys, values, angles, layout)
         close(out, rotate(queries.float(), *(each.float() for each in angles)))
+
+
+def test_warming_up_compiles_the_rotation_and_writes_nothing(monkeypatch):
+    fresh = attention_bf16.compiled(attention_bf16._rotate_walk, parallel=True)
+    monkeypatch.setattr(attention_bf16, "_rotate", fresh)
+    case = Case("plain")
+    before, fast = case.pool.tensor.clone(), case.fast()
+    fast.warm_up()
+    known = list(fresh.signatures)
+    assert len(known) == 1 and torch.equal(case.pool.tensor, before)
+    layout, keys = case.decodes([3, 20]), torch.randn(2, 2, case.dim).to(torch.bfloat16)
+    turn = torch.ones(2, 1, 32).to(torch.bfloat16)
+    fast.rotate_and_write(0, case.queries(2), keys, keys, (turn, turn), layout)
+    assert list(fresh.signatures) == known
