@@ -82,7 +82,7 @@ def _mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> 31)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _finish(  # type: ignore[no-untyped-def]
     partial_ptr, seed_ptr, sum_ptr, slabs, parts, count, BLOCK: tl.constexpr
 ):

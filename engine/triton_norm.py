@@ -85,7 +85,7 @@ def _launch(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,

@@ -220,7 +220,7 @@ def _multiplied(x, w, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.dot(x, w.to(x.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product(  # type: ignore[no-untyped-def]
     x_ptr,
     value_ptr,

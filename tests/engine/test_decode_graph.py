@@ -113,3 +113,12 @@ def test_tables_are_sent_only_when_they_changed(graphs, monkeypatch):
     started(graphs, Slice([1], 5, [3, 8]), slices[1])
     assert graphs._tables[:2, :3].tolist() == [[3, 8, 0], [5, 6, 7]]
     assert np.array_equal(graphs._sent, graphs._tables[:2, :3].numpy())
+
+
+def test_a_replay_for_measuring_repeats_the_step(graphs):
+    """It feeds on what was drawn last, as the step itself would again."""
+    slices = [Slice([n], 0, [n]) for n in range(2)]
+    started(graphs, *slices)
+    started(graphs, *slices, feeds=[0, 1])
+    graphs.replay(2)
+    assert graphs._results[0, :2].tolist() == [3, 4]
