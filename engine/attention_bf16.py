@@ -69,6 +69,8 @@ class BfloatAttention:
         layout: StepLayout,
     ) -> Tensor:
         """As `RotatingAttention`; all [rows, heads or kv_heads, dim], of bfloat16."""
+        for given in (queries, keys, values, *angles):
+            assert given.dtype == torch.bfloat16 and given.stride(-1) == 1
         cos, sin = (each.contiguous() for each in angles)  # [rows, 1, turned]
         out = torch.empty(queries.shape, dtype=queries.dtype)
         take_threads()

@@ -1,13 +1,19 @@
 """How this engine's Numba functions are compiled, and how many threads they take.
 
 Needs numba, which is optional: only modules that need it themselves import this one. Keeps no
-state beyond the count of threads that numba started with.
+state beyond the count of threads that numba started with and numba's own cache folder.
+
+Numba takes cached code for current while the function's own file is unchanged, though it holds
+code of other modules too. So every version of this engine's compiled sources has a folder.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from hashlib import blake2b
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -37,6 +43,17 @@ def compiled(function: Callable[..., None], *, parallel: bool = False, strict: b
         return jit(cache=False)
 
 
+def cache_folder(sources: Path, base: Path) -> Path:
+    """Under `base`, the folder of the code that numba compiles from the modules in `sources`."""
+    digest = blake2b(digest_size=8, person=b"baton-kernels")
+    digest.update(f"{numba.__version__} {_parallel_is_safe()}".encode())
+    for path in sorted(sources.glob("*.py")):
+        text = path.read_bytes()
+        if b"numba" in text or b"llvmlite" in text:
+            digest.update(text)
+    return base / f"kernels-{digest.hexdigest()}"
+
+
 def _keep(_typing: Any, array: Any) -> Any:
     """Inside compiled functions: `array` is not freed before. Numba frees an array after its
     last use, and does not count what is done with its address (`array.ctypes.data`)."""
@@ -62,3 +79,12 @@ def _importable(name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
+
+
+_settings: Any = numba.config
+if not _settings.CACHE_DIR:  # the user's own choice, by NUMBA_CACHE_DIR, stands
+    _settings.CACHE_DIR = str(cache_folder(Path(__file__).parent, _user_cache()))

@@ -69,9 +69,11 @@ def prove(runner: ModelRunner) -> str:
     (whole,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
     pieces = list(_in_pieces(runner, tokens, first, second))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    (alone,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
-    torch.set_num_threads(threads)
+    try:
+        torch.set_num_threads(1)
+        (alone,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
+    finally:
+        torch.set_num_threads(threads)
     runner.pool.tensor[: 2 * needed].zero_()
     if not torch.equal(torch.cat(pieces), whole) or not torch.equal(alone, whole):
         raise ConfigError(

@@ -13,6 +13,8 @@ from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
+from baton.runtime.errors import OutOfMemory
+
 
 def map_memory(size_bytes: int) -> mmap:
     """Anonymous pages: aligned, zero, and taken from the system when first written. Raises
@@ -24,6 +26,10 @@ def map_memory(size_bytes: int) -> mmap:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor that keeps its memory. Raises as `map_memory` does."""
-    memory = map_memory(prod(shape) * dtype.itemsize)
+    """A tensor that keeps its memory. Raises OutOfMemory."""
+    size_bytes = prod(shape) * dtype.itemsize
+    try:
+        memory = map_memory(size_bytes)
+    except (OSError, OverflowError) as error:
+        raise OutOfMemory(f"the system gives no {size_bytes} bytes for a matrix") from error
     return torch.frombuffer(memory, dtype=dtype).view(shape)

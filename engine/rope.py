@@ -35,6 +35,7 @@ class Rotary:
         self._dim = dim
         frequencies, self.attention_factor = _frequencies(rope, dim)
         self._frequencies = frequencies.to(device) if device else frequencies  # [dim / 2]
+        self._exponents = _exponents(dim).to(self._frequencies.device)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin) of int64 `positions` [tokens], each [tokens, 1, dim]; the sine's first
@@ -55,7 +56,7 @@ class Rotary:
         length = (positions + 1).clamp(min=rope.original_context).to(torch.float32)
         stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
         theta = rope.theta * stretch ** (dim / (dim - 2))
-        return 1.0 / (theta[:, None] ** _exponents(dim).to(positions.device))
+        return 1.0 / (theta[:, None] ** self._exponents)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

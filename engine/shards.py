@@ -69,7 +69,10 @@ class Shards:
         self._progress = progress
         self._lock = threading.Lock()
         for path in shard_files(folder):
-            self._tensors.update((tensor.name, tensor) for tensor in read_header(path))
+            for tensor in read_header(path):
+                if tensor.name in self._tensors:
+                    raise tensor.error(f"is in {self._tensors[tensor.name].path.name} as well")
+                self._tensors[tensor.name] = tensor
             with path.open("rb") as file:
                 # A private mapping counts as writable, which torch asks for; nothing writes.
                 self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import baton.engine.compiled as module
-from baton.engine.compiled import compiled, keep, take_threads
+from baton.engine.compiled import cache_folder, compiled, keep, take_threads
 from baton.engine.dot_bf16 import supported
 
 # Every kernel that hands on the address of an array of its own, with arrays of many sizes.
@@ -105,3 +105,31 @@ def test_kernels_use_no_memory_that_they_gave_back():
     command = [sys.executable, "-P", "-c", KERNELS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_change_in_any_compiled_source_asks_for_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "kernel.py").write_text("import numba")
+    (tmp_path / "part.py").write_text("from llvmlite import ir")
+    (tmp_path / "plain.py").write_text("import torch")
+    before = cache_folder(tmp_path, tmp_path / "base")
+    assert before.parent == tmp_path / "base"
+    (tmp_path / "plain.py").write_text("import torch, math")
+    assert cache_folder(tmp_path, tmp_path / "base") == before
+    (tmp_path / "part.py").write_text("from llvmlite import ir, binding")
+    after = cache_folder(tmp_path, tmp_path / "base")
+    assert after != before
+    monkeypatch.setattr(module, "_SAFE_LAYERS", ("numba.no_such_layer",))
+    assert cache_folder(tmp_path, tmp_path / "base") != after
+
+
+def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path):
+    say = "import numba; import baton.engine.compiled; print(numba.config.CACHE_DIR)"
+
+    def told(**changes):
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)} | changes
+        command = [sys.executable, "-P", "-c", say]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert told(NUMBA_CACHE_DIR="").startswith(f"{tmp_path}/baton/kernels-")
+    assert told(NUMBA_CACHE_DIR=str(tmp_path / "own")) == str(tmp_path / "own")

@@ -6,6 +6,7 @@ import torch
 
 import baton.engine.huge_pages as huge_pages
 from baton.engine.huge_pages import map_memory, zeros
+from baton.runtime.errors import OutOfMemory
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -30,3 +31,5 @@ def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch):
 def test_too_much_is_refused():
     with pytest.raises((OSError, OverflowError)):
         map_memory(1 << 62)
+    with pytest.raises(OutOfMemory, match="no 4611686018427387904 bytes"):
+        zeros((1 << 60,), torch.float32)

@@ -139,3 +139,12 @@ def test_a_kind_that_nobody_knows_is_named_when_it_is_read(tmp_path):
         Shards(tmp_path).open("odd"),
     ):
         pass
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    for number in (1, 2):
+        save_file({"twice": torch.ones(2) * number}, tmp_path / f"part-{number}.safetensors")
+    places = {"twice": "part-1.safetensors", "other": "part-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ModelError, match=r"part-2\.safetensors: tensor twice .* part-1"):
+        Shards(tmp_path)
