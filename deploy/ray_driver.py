@@ -34,7 +34,8 @@ class WorkerActor:
         self._folder = Path(folder)
         self._name = name
         self._failed: Exception | None = None
-        threading.Thread(target=self._tend, daemon=True).start()
+        self._thread = threading.Thread(target=self._tend, daemon=True)
+        self._thread.start()
 
     def check(self) -> str:
         """The job's name; raises what keeps this actor from its work."""

@@ -198,6 +198,8 @@ def test_an_actor_starts_a_missing_keeper_and_ends_with_the_instance(
     assert wait_for(lambda: len(spawned) == 2)
     assert actor.check() == "decode-0"
     lives[0] = False
+    actor._thread.join(10)  # else it goes on by the next test's rules
+    assert not actor._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -224,6 +226,7 @@ def test_an_actor_tells_what_stopped_it_unless_the_instance_is_over(
             actor.check()
     else:
         assert actor.check() == "decode-0"
+    actor._thread.join(10)
     assert asked == ["decode-0"]  # it does not try for ever
 
 
