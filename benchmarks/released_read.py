@@ -78,7 +78,7 @@ class Scene:
         while state == "PROC" and time.monotonic() - begun < seconds:
             try:
                 state = self.agent.check_xfer_state(handle)
-            except Exception as error:
+            except Exception as error:  # what NIXL raises is the finding
                 state = type(error).__name__
         return state, time.monotonic() - begun
 
@@ -111,7 +111,7 @@ def leave(scene: Scene, handle: Any, way: str) -> str:
         if way == "peer_removed":
             scene.remote.release()
             scene.agent.remove_remote_agent(scene.name)
-    except Exception as error:
+    except Exception as error:  # what NIXL raises is the finding
         return f"{type(error).__name__}: {error}"
     return "ok"
 

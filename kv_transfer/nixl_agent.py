@@ -156,7 +156,7 @@ class NixlAgent:
                 _every_block(pool.base_address, pool.block_bytes, pool.num_blocks, pool.device_id),
                 pool.memory,
             )
-        except Exception as error:
+        except Exception as error:  # NIXL's bindings raise classes of their own
             raise ReadFailed(f"NIXL cannot reach {_short(pool.boot_id)}: {error}") from error
         self._peers[pool.boot_id] = _Peer(pool.boot_id, name, blocks)
 
@@ -223,7 +223,7 @@ class NixlAgent:
     def _run(self, started: Future[bytes]) -> None:
         try:
             self._open()
-        except Exception as error:
+        except Exception as error:  # given to whoever waits for the start
             started.set_exception(error)
             return
         started.set_result(self._agent.get_agent_metadata())
@@ -259,7 +259,7 @@ class NixlAgent:
                 self._command(self._commands.get_nowait())
         except queue.Empty:
             pass  # all have run
-        except Exception:
+        except Exception:  # of one command; the others and the polls go on
             log.exception("a command of the NIXL thread failed")
         self._flights = [
             flight
@@ -279,7 +279,7 @@ class NixlAgent:
         failure: ReadFailed | None = None
         try:
             state = ask(flight.handle)
-        except Exception as error:
+        except Exception as error:  # NIXL says so that the READ failed
             failure = _failed(error)
         else:
             if state == "PROC":
@@ -304,14 +304,14 @@ class NixlAgent:
     def _release(self, handle: Any) -> None:
         try:
             handle.release()
-        except Exception as error:
+        except Exception as error:  # the READ is over all the same
             log.warning("NIXL did not release a handle", why=str(error))
 
     def _release_peer(self, peer: _Peer) -> None:
         self._release(peer.blocks)
         try:
             self._agent.remove_remote_agent(peer.name)
-        except Exception as error:
+        except Exception as error:  # the peer is gone all the same
             log.warning("NIXL did not remove a peer", why=str(error))
 
     def _close(self) -> None:
