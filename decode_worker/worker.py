@@ -94,7 +94,11 @@ class DecodeWorker:
 
     def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Session]:
         attachment, lost = self._sessions.attach(hello)
-        return self._welcome(lost), attachment
+        welcome = self._limits.welcome(
+            self.worker_id, self.boot_id, "decode", self._pool.block_size, self._pool.total
+        )
+        welcome.lost.extend(lost)
+        return welcome, attachment
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
@@ -289,17 +293,3 @@ class DecodeWorker:
     def _deadline_passed(self, request: Request) -> None:
         self._requests.deadline_passed(request)
         self._after_ends()
-
-    def _welcome(self, lost: list[str]) -> worker_pb2.WorkerWelcome:
-        return worker_pb2.WorkerWelcome(
-            worker_id=self.worker_id,
-            boot_id=self.boot_id,
-            role="decode",
-            model_fingerprint=self._limits.fingerprint,
-            kv_dtype=self._limits.kv_dtype,
-            block_size=self._pool.block_size,
-            max_context=self._limits.max_context,
-            total_blocks=self._pool.total,
-            vocab_size=self._limits.vocab_size,
-            lost=lost,
-        )

@@ -111,18 +111,10 @@ class PrefillWorker:
     def attach(
         self, hello: worker_pb2.RouterHello
     ) -> tuple[worker_pb2.WorkerWelcome, PrefillSession]:
-        welcome = worker_pb2.WorkerWelcome(
-            worker_id=self.worker_id,
-            boot_id=self.boot_id,
-            role="prefill",
-            model_fingerprint=self._limits.fingerprint,
-            kv_dtype=self._limits.kv_dtype,
-            block_size=self._pool.block_size,
-            max_context=self._limits.max_context,
-            total_blocks=self._pool.total,
-            vocab_size=self._limits.vocab_size,
-            lost=[resume.request_id for resume in hello.resume],
+        welcome = self._limits.welcome(
+            self.worker_id, self.boot_id, "prefill", self._pool.block_size, self._pool.total
         )
+        welcome.lost.extend(resume.request_id for resume in hello.resume)
         return welcome, PrefillSession()
 
     def load(self) -> worker_pb2.Load:

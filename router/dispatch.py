@@ -255,11 +255,13 @@ class Dispatcher:
         request = submission.generation.request
         started_s = time.perf_counter()
         tokens = submission.tokens()
+        begun = any(map(_accepted, submission.generation.choices))
         need = Need(
             tokens=len(tokens),
             output_tokens=min(request.max_tokens, EXPECTED_OUTPUT_TOKENS),
             sequences=len(submission.choices),
             avoid=submission.avoid,
+            numbers=submission.generation.numbers if begun else None,
         )
         placement = place(
             need,
@@ -286,6 +288,7 @@ class Dispatcher:
         except (LinkClosed, Overloaded) as error:
             return error
         submission.link = link
+        submission.generation.numbers = placement.decode.numbers
         _note_placed(link, tokens)
         if placement.candidates:
             first = self._fleet.link(placement.candidates[0].worker_id)

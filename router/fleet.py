@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from baton.router.dialer import Dialer
-from baton.router.placement import WorkerView
+from baton.router.placement import Numbers, WorkerView
 from baton.router.radix_index import RadixIndex
 from baton.router.validation import Limits
 from baton.router.worker_link import Bearer, WorkerLink
@@ -40,6 +40,7 @@ class Fleet:
         self._boot_id = secrets.token_bytes(16)
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
         self.index = RadixIndex()
 
     async def run(self, bearer: Bearer) -> None:
@@ -47,6 +48,7 @@ class Fleet:
         try:
             while True:
                 self._follow(self._registry.workers(), bearer)
+                self._tell_mixture()
                 self.index.sweep()
                 await asyncio.sleep(POLL_S)
         finally:
@@ -74,6 +76,22 @@ class Fleet:
                 )
                 self._links[worker_id] = link
                 self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
+
+    def _tell_mixture(self) -> None:
+        """Say so, once for each such fleet, where decode workers would answer differently."""
+        found: dict[Numbers, list[str]] = {}
+        for link in self._links.values():
+            if link.up and link.welcome is not None and link.record.role == "decode":
+                numbers = (link.welcome.model_fingerprint, link.welcome.kv_dtype)
+                found.setdefault(numbers, []).append(link.worker_id)
+        if len(found) > 1 and found != self._mixture:
+            log.warning(
+                "decode workers compute different numbers: answers depend on the worker",
+                workers={" ".join(numbers): names for numbers, names in found.items()},
+                remedy="the same model, settings and kind of machine for all; until then an "
+                "answer that has begun goes on among workers of its own kind alone",
+            )
+        self._mixture = found
 
     def _drop(self, worker_id: str) -> None:
         del self._links[worker_id]

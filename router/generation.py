@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.router.generation_request import GenerationRequest
+from baton.router.placement import Numbers
 from baton.runtime.errors import BatonError, DeadlineExceeded
 
 Finish = Literal["stop", "length"]
@@ -50,6 +51,7 @@ class Generation:
         self.deadline_s = deadline_s
         self.choices = [Choice() for _ in range(request.choices)]
         self.cached_tokens = 0
+        self.numbers: Numbers | None = None  # of the worker that has it, or had it last
         self.migrations = 0
         self.over = False
         self.error: BatonError | None = None

@@ -26,6 +26,10 @@ MAX_WAITING = 512  # requests that wait for credit on one decode worker
 BUSY_RETRY_S = 1.0
 
 
+# Model fingerprint and kind of KV: what workers have in common that compute the same tokens.
+Numbers = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker, as the router sees it now. `shape` is what two pools must share for a
@@ -49,6 +53,10 @@ class WorkerView:
     draining: bool = False
 
     @property
+    def numbers(self) -> Numbers:
+        return self.shape[:2]
+
+    @property
     def block_size(self) -> int:
         return self.shape[2]
 
@@ -59,12 +67,15 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is to be placed: prompt and accepted tokens, and the output that may still come."""
+    """What is to be placed: prompt and accepted tokens, and the output that may still come.
+    `numbers` are those that the accepted tokens were computed with, None where there are none:
+    other workers would go on with another answer, and are none for this request."""
 
     tokens: int
     output_tokens: int
     sequences: int = 1
     avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request; a last resort
+    numbers: Numbers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,13 @@ def place(
     decoders = [worker for worker in usable if worker.role == "decode"]
     if not decoders:
         return Unavailable("no decode worker is there: start one, or wait for its start")
+    if need.numbers is not None:
+        decoders = [worker for worker in decoders if worker.numbers == need.numbers]
+        if not decoders:
+            return Unavailable(
+                "no decode worker is left that computes as the one that began this answer "
+                f"(fingerprint {need.numbers[0]}, KV in {need.numbers[1]}): ask again, or start one"
+            )
     fitting = [worker for worker in decoders if _blocks(need, worker) <= worker.total_blocks]
     if not fitting:
         largest = max(worker.total_blocks * worker.block_size for worker in decoders)

@@ -33,6 +33,22 @@ class ModelLimits:
     def root(self, salt: bytes) -> bytes:
         return identity.root(self.key, self.fingerprint, self.kv_dtype, salt=salt)
 
+    def welcome(
+        self, worker_id: str, boot_id: bytes, role: str, block_size: int, total_blocks: int
+    ) -> worker_pb2.WorkerWelcome:
+        """What a worker tells a router of itself; the requests that it lost are the caller's."""
+        return worker_pb2.WorkerWelcome(
+            worker_id=worker_id,
+            boot_id=boot_id,
+            role=role,
+            model_fingerprint=self.fingerprint,
+            kv_dtype=self.kv_dtype,
+            block_size=block_size,
+            max_context=self.max_context,
+            total_blocks=total_blocks,
+            vocab_size=self.vocab_size,
+        )
+
 
 def sampling_params(message: worker_pb2.Sampling, vocab_size: int) -> SamplingParams:
     """Raises InvalidRequest naming the value that is out of range."""

@@ -61,6 +61,7 @@ class FakeFleet:
         self.links = {name: FakeLink(name) for name in names}
         self.waiting = 0
         self.total_blocks = 100
+        self.fingerprints: dict[str, str] = {}  # where they are not "f"
 
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)
@@ -72,7 +73,7 @@ class FakeFleet:
                 link.boot_id,
                 "decode",
                 "h:1",
-                ("f", "d", 16),
+                (self.fingerprints.get(link.worker_id, "f"), "d", 16),
                 total_blocks=self.total_blocks,
                 free_blocks=self.total_blocks,
                 waiting=self.waiting,
@@ -193,6 +194,53 @@ async def test_a_loss_goes_on_with_the_accepted_tokens() -> None:
     scene.give(output(2, 12, attempt=1))  # the dead one's late word
     scene.give(output(2, 13, attempt=2), number=1)
     assert [each[0] for each in await texts(generation)] == [10, 11, 13]
+
+
+async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with() -> None:
+    scene = Scene("decode-0", "decode-1", "decode-2")
+    scene.fleet.fingerprints = {"decode-1": "other kernels"}
+    generation = await scene.start()
+    scene.give(output(0, 10))
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "dead")
+    await scene.settle_down()
+    assert not scene.link(1).submits()  # the lower id, which would have been chosen
+    assert [submit.attempt for submit in scene.link(2).submits()] == [2]
+    scene.link(2).up = False
+    scene.dispatcher.lost(scene.link(2), None, "dead too")
+    await asyncio.sleep(scene.dispatcher.place_wait_s + 0.1)
+    assert [each.token for each in await generation.next()] == [10]
+    with pytest.raises(Unavailable, match=r"as the one that began .*\(fingerprint f, KV in d\)"):
+        await generation.next()
+    assert not scene.link(1).submits() and len(scene.dispatcher) == 0
+
+
+async def test_every_choice_stays_once_one_has_begun() -> None:
+    scene = Scene("decode-0", "decode-1", "decode-2")
+    scene.fleet.fingerprints = {"decode-1": "other kernels"}
+    await scene.start(choices=2)
+    scene.give(output(0, 10, choice=1))
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "dead")
+    await scene.settle_down()
+    assert not scene.link(1).submits() and len(scene.link(2).submits()) == 2
+
+
+async def test_an_answer_that_has_not_begun_may_go_anywhere() -> None:
+    scene = Scene("decode-0", "decode-1", "decode-2")
+    scene.fleet.fingerprints = {"decode-1": "g", "decode-2": "f"}
+    await scene.start()
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "dead")
+    await scene.settle_down()
+    assert len(scene.link(1).submits()) == 1
+    again = output(0, 10, attempt=2)
+    scene.give(again, number=1)  # from here on it is an answer of the other numbers
+    scene.link(1).up = False
+    scene.dispatcher.lost(scene.link(1), None, "dead")
+    await scene.settle_down()
+    assert not scene.link(2).submits()
+    await scene.dispatcher.close()
 
 
 async def test_an_end_that_was_lost_is_known_by_the_tokens() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
 from baton.router.fleet import Fleet
@@ -160,6 +161,30 @@ async def test_views_tell_what_each_worker_holds(scene: Scene, eventually: Any) 
     assert held_blocks == {"decode-0": 2, "decode-1": 1, "decode-2": 0}  # another model's KV
     other_tenant = scene.fleet.views(tokens, b"t")
     assert [view.held_blocks for view in other_tenant] == [0, 0, 0]
+
+
+async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
+    scene: Scene, eventually: Any
+) -> None:
+    with capture_logs() as told:
+        scene.add("decode-0", 1)
+        scene.add("decode-1", 2)
+        scene.add("prefill-0", 3, model_fingerprint="g")  # placement passes it over
+        await eventually(lambda: len(scene.names()) == 3)
+        await asyncio.sleep(0.1)
+        assert not [line for line in told if line["log_level"] == "warning"]
+        scene.add("decode-2", 4, model_fingerprint="g")
+        scene.add("decode-3", 5, kv_dtype="e")
+        await eventually(lambda: len(scene.names()) == 5)
+        await asyncio.sleep(0.1)
+    warnings = [line for line in told if line["log_level"] == "warning"]
+    assert all("different numbers" in line["event"] for line in warnings)
+    assert warnings[-1]["workers"] == {
+        "f d": ["decode-0", "decode-1"],
+        "g d": ["decode-2"],
+        "f e": ["decode-3"],
+    }
+    assert len(warnings) <= 2  # one for each fleet that was seen
 
 
 async def test_limits_are_those_of_the_smallest(scene: Scene, eventually: Any) -> None:

@@ -36,6 +36,17 @@ def test_the_holder_of_the_prefix_is_preferred() -> None:
     assert [worker.worker_id for worker in ranked] == ["prefill-1", "prefill-0"]
 
 
+def test_an_answer_goes_on_only_where_its_numbers_are_computed() -> None:
+    begun = replace(NEED, numbers=("g", "float32"))
+    near, own = replace(D0, held_blocks=50), replace(D1, shape=("g", "float32", 32))
+    assert placed(place(NEED, [near, own], "auto", 64)).decode is near
+    assert placed(place(begun, [near, own], "auto", 64)).decode is own  # whatever its blocks' size
+    found = place(begun, [near, replace(own, draining=True)], "auto", 64)
+    assert isinstance(found, Unavailable) and "fingerprint g, KV in float32" in str(found)
+    other_kind = replace(own, shape=("g", "bfloat16", 16))
+    assert isinstance(place(begun, [near, other_kind], "auto", 64), Unavailable)
+
+
 def test_load_outweighs_a_small_prefix() -> None:
     busy = replace(D1, held_blocks=3, running=40)
     assert placed(place(NEED, [D0, busy], "auto", 64)).decode is D0

@@ -90,6 +90,21 @@ def test_tokens_are_held_against_the_vocabulary() -> None:
     assert caught.value.field == "prompt"
 
 
+def test_a_welcome_tells_the_limits_and_whose_they_are() -> None:
+    limits = ModelLimits(VOCAB, 10, "fingerprint", "float32", b"key")
+    assert limits.welcome("decode-3", b"boot", "decode", 16, 40) == worker_pb2.WorkerWelcome(
+        worker_id="decode-3",
+        boot_id=b"boot",
+        role="decode",
+        model_fingerprint="fingerprint",
+        kv_dtype="float32",
+        block_size=16,
+        max_context=10,
+        total_blocks=40,
+        vocab_size=VOCAB,
+    )
+
+
 def test_each_salt_has_a_root_of_its_own() -> None:
     limits = ModelLimits(VOCAB, 10, "fingerprint", "float32", b"key")
     roots = {limits.root(b""), limits.root(b"a"), limits.root(b"b")}
