@@ -16,7 +16,7 @@ from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import numpy as np
 
 from baton.kv_transfer import checksum, greeting
-from baton.kv_transfer.mover import PoolView
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
@@ -81,7 +81,7 @@ class IdleFetch:
         pool = np.frombuffer(memory, dtype=np.uint8).reshape(blocks, block_bytes)
         pool[:] = 1  # every page is there before anything is timed
         self._mover = NixlMover(
-            PoolView(pool, common.kv_heads), self._own, self._config.read_threads
+            HostPool(pool, common.kv_heads), self._own, self._config.read_threads
         )
         mine = greeting.build("idle-fetch", self._mover.describe(), common)
         theirs = await self._stub.Greet(mine, metadata=self._metadata, timeout=5)

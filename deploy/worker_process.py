@@ -24,12 +24,12 @@ from baton.decode_worker.first_contact import FirstContact
 from baton.decode_worker.peers import GrpcPeers
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
+from baton.deploy.pool_memory import local_pool
 from baton.engine.blocks import BlockPool
 from baton.engine.fingerprint import model_fingerprint
 from baton.engine.loading import build_engine
 from baton.engine.torch_engine import TorchEngine
-from baton.kv_transfer import checksum, greeting
-from baton.kv_transfer.mover import PoolView
+from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.service import HandoffService
 from baton.prefill_worker.worker import PrefillWorker
@@ -87,7 +87,6 @@ def run_worker(
         quantization=settings.quantization,
         progress=LoadProgress(),
     )
-    checksum.warm_up()
     log.info(
         "model loaded",
         model=model_folder.name,
@@ -153,9 +152,8 @@ async def _serve(boot: Boot, engine: TorchEngine) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     config = boot.config
-    view = PoolView(engine.pool.bytes_view(), engine.spec.kv_heads)
     read_threads = config.handoff.read_threads if boot.role == "decode" else 1
-    mover = NixlMover(view, boot.boot_id, read_threads)
+    mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
     pool = BlockPool(engine.pool.blocks, config.pool.block_size)
     limits = _limits(boot, engine)
     below = _Below(boot, engine, pool, mover, limits)

@@ -67,8 +67,12 @@ class KvPool:
 
     def bytes_view(self) -> NDArray[np.uint8]:
         """The same memory as uint8 [blocks, block_bytes], C-contiguous, where the host has it."""
-        flat = self.tensor[: self.blocks].view(torch.uint8).view(self.blocks, self.block_bytes)
-        return cast(NDArray[np.uint8], flat.numpy())
+        return cast(NDArray[np.uint8], self.bytes_tensor().numpy())
+
+    def bytes_tensor(self) -> torch.Tensor:
+        """The same memory as uint8 [blocks, block_bytes], contiguous, wherever it lies."""
+        flat = self.tensor[: self.blocks].view(torch.uint8)
+        return flat.view(self.blocks, self.block_bytes)
 
     def as_pairs(self) -> KvPool:
         """A latent pool's own memory, as if every row were its token's key and value both:

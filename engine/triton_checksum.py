@@ -37,7 +37,8 @@ def block_checksums(pool: Tensor, blocks: Tensor, seeds: Tensor, slabs: int) -> 
     sums = torch.empty((count, slabs), dtype=torch.int64, device=pool.device)
     if count:
         partial = torch.empty((2, count, slabs, parts), dtype=torch.int64, device=pool.device)
-        _sum_parts[(parts, slabs, count)](
+        # Blocks on the first axis, the only one of more than 65,535 programs.
+        _sum_parts[(count, slabs, parts)](
             pool.view(torch.int64), blocks, seeds, partial, slab_words, PART=_PART, BLOCK=_BLOCK
         )
         block = triton.next_power_of_2(parts)
@@ -55,8 +56,8 @@ def _sum_parts(  # type: ignore[no-untyped-def]
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    part, slab, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    slabs, parts, count = tl.num_programs(1), tl.num_programs(0), tl.num_programs(2)
+    place, slab, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count, slabs, parts = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
     seed = tl.load(seed_ptr + place).to(tl.uint64, bitcast=True)
     start = word_ptr + (tl.load(block_ptr + place) * slabs + slab) * slab_words
     products = tl.zeros((BLOCK,), dtype=tl.uint64)

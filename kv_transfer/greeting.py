@@ -1,13 +1,14 @@
 """The greeting of two workers: who they are, whether their pools fit, where the bytes are.
 
 Pure. `check` names everything that differs at once, so that an operator repairs it in one go.
-A tensor-parallel size or rank may differ; nothing else may.
+A tensor-parallel size or rank may differ, and the kind of memory; nothing else may.
 """
 
 from __future__ import annotations
 
 from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
 from baton.kv_transfer.layout import LAYOUT_VERSION
+from baton.kv_transfer.local_pool import MEMORY_KINDS
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible
@@ -91,6 +92,11 @@ def peer_pool(theirs: handoff_pb2.Greeting) -> PeerPool:
         )
     if not pool.num_blocks or not pool.block_bytes:
         raise Incompatible(f"worker {theirs.worker_id} describes an empty pool")
+    if pool.memory not in MEMORY_KINDS:
+        known = " and ".join(MEMORY_KINDS)
+        raise Incompatible(
+            f"worker {theirs.worker_id} has a pool in {pool.memory!r}: known are {known}"
+        )
     if pool.base_address + pool.num_blocks * pool.block_bytes >= 1 << 64:
         raise Incompatible(f"worker {theirs.worker_id} describes a pool beyond 64-bit addresses")
     return PeerPool(

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.kv_transfer import checksum
-from baton.kv_transfer.mover import PeerPool, PoolView
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.mover import PeerPool
 from baton.runtime.errors import ReadFailed
 
 KIND = "memory"
@@ -140,15 +141,14 @@ class MemoryMover:
 
     kind = KIND
 
-    def __init__(self, view: PoolView, boot_id: bytes, exchange: MemoryExchange) -> None:
-        checksum.words_of(view.array, view.slabs)
-        self.slabs = view.slabs
+    def __init__(self, pool: HostPool, boot_id: bytes, exchange: MemoryExchange) -> None:
+        self.slabs = pool.slabs
         self.holds = 0  # leases that ask for progress
-        self._array = view.array
+        self._array = pool.array
         self._boot_id = boot_id
         self._exchange = exchange
         self._peers: dict[bytes, PeerPool] = {}
-        exchange.join(boot_id, view.array)
+        exchange.join(boot_id, pool.array)
 
     def describe(self) -> PeerPool:
         blocks, block_bytes = self._array.shape

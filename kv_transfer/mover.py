@@ -17,21 +17,9 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class PoolView:
-    """The local pool as plain memory: what a mover registers and a checksum reads.
-
-    `array` is the pool's bytes, shape [blocks, block_bytes], uint8, C-contiguous, and shares
-    memory with the engine's tensor. `slabs` is the number of KV head slabs of a block, each
-    block_bytes / slabs long.
-    """
-
-    array: NDArray[np.uint8]
-    slabs: int
-
-
-@dataclass(frozen=True, slots=True)
 class PeerPool:
-    """A peer's pool, as it describes itself in its greeting."""
+    """A peer's pool, as it describes itself in its greeting. `memory` and `device_id` are NIXL's
+    names of where it lies, the device as the peer counts; it need not be what the own one is."""
 
     boot_id: bytes
     mover: str

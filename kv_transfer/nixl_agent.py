@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.local_pool import DRAM, LocalPool, place_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError, ReadFailed
@@ -91,10 +93,11 @@ def load_bindings() -> Any:
 
 
 class NixlAgent:
-    """The agent of one pool, `array` [blocks, block_bytes], which must outlive it."""
+    """The agent of one pool, which must outlive it."""
 
-    def __init__(self, array: NDArray[np.uint8], name: str) -> None:
-        self._array = array
+    def __init__(self, pool: LocalPool, name: str) -> None:
+        """Raises ConfigError if NIXL is not there, or cannot reach the pool's memory."""
+        self._pool = pool
         self._name = name
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(MAX_COMMANDS)
         self._forgets: deque[bytes] = deque()  # at most one for each connected peer
@@ -178,14 +181,16 @@ class NixlAgent:
         landed: Landed | None,
         ended: Ended,
     ) -> None:
-        """Post a READ; `ended` is called once, when no byte of it can land any more. It is
-        posted in pieces, and `landed` told of each as it lands: where a READ is a copy by this
-        thread, what `landed` looks at is still in the cache."""
+        """Post a READ; `ended` is called once, when no byte of it can land any more. Into host
+        memory it is posted in pieces, and `landed` told of each as it lands: where a READ is a
+        copy by this thread, what `landed` looks at is still in the cache."""
         peer = self._peers.get(boot_id)
         if peer is None:
             ended(ReadFailed(f"{_short(boot_id)} is not connected"))
             return
-        step = max(1, PIECE_BYTES // self._array.shape[1])
+        step = max(1, PIECE_BYTES // self._pool.block_bytes)
+        if self._pool.memory != DRAM:
+            step = max(1, len(local))
         firsts = range(0, len(local), step)
         reading = _Reading(landed, ended, pieces=len(firsts))
         theirs, ours = (np.asarray(blocks, dtype=np.int32) for blocks in (remote, local))
@@ -239,16 +244,26 @@ class NixlAgent:
         self._close()
 
     def _open(self) -> None:
+        pool = self._pool
+        prepare_ucx(pool.memory, os.environ)
         bindings = load_bindings()
+        pool.enter_thread()
         config = bindings.nixl_agent_config(backends=[], enable_prog_thread=False)
         self._agent = bindings.nixl_agent(self._name, config)
         self._agent.create_backend("UCX", {})
-        base, size = self._array.ctypes.data, self._array.nbytes
-        self._registered = self._agent.register_memory([(base, size, 0, "")], "DRAM")
-        blocks, block_bytes = self._array.shape
-        self._blocks = self._agent.prep_xfer_dlist(
-            "NIXL_INIT_AGENT", _every_block(base, block_bytes, blocks, 0), "DRAM"
-        )
+        region = (pool.address, pool.blocks * pool.block_bytes, pool.device_id, "")
+        try:
+            self._registered = self._agent.register_memory([region], pool.memory)
+        except Exception as error:  # NIXL's bindings raise classes of their own
+            if pool.memory == DRAM:
+                raise
+            raise ConfigError(
+                f"NIXL cannot register the KV pool in {place_name(pool.memory, pool.device_id)} "
+                f"({type(error).__name__}): its UCX must have been built with CUDA, and UCX_TLS, "
+                "where it is set, must name cuda_copy and cuda_ipc; or set worker.device to cpu"
+            ) from error
+        own = _every_block(pool.address, pool.block_bytes, pool.blocks, pool.device_id)
+        self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, pool.memory)
 
     def _turn(self) -> None:
         """Wait for commands, at most until the next poll is due; run them; poll."""

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer import checksum
-from baton.kv_transfer.mover import PeerPool, PoolView
+from baton.kv_transfer.local_pool import DRAM, LocalPool
+from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.runtime.errors import ReadFailed
 
@@ -58,15 +58,17 @@ class NixlMover:
 
     kind = KIND
 
-    def __init__(self, view: PoolView, boot_id: bytes, read_threads: int = 1) -> None:
+    def __init__(self, pool: LocalPool, boot_id: bytes, read_threads: int = 1) -> None:
         """Where a READ is a copy by this host (CMA, TCP), several threads copy and sum faster
-        than one. Peers read through the first agent; the others only read."""
-        checksum.words_of(view.array, view.slabs)
-        self.slabs = view.slabs
-        self._array = view.array
+        than one. Peers read through the first agent; the others only read. Into a device's
+        memory one thread reads: it copies nothing itself."""
+        self.slabs = pool.slabs
+        self._pool = pool
+        if pool.memory != DRAM:
+            read_threads = 1
         self._boot_id = boot_id
         names = [boot_id.hex(), *(f"{boot_id.hex()}-{n}" for n in range(1, read_threads))]
-        self._agents = [NixlAgent(view.array, name) for name in names]
+        self._agents = [NixlAgent(pool, name) for name in names]
         self._agent = self._agents[0]
         self._turns = itertools.cycle(self._agents)
         self._peers: dict[bytes, PeerPool] = {}
@@ -74,22 +76,24 @@ class NixlMover:
         self._sum_calls = asyncio.Semaphore(MAX_CHECKSUM_CALLS)
 
     def describe(self) -> PeerPool:
-        blocks, block_bytes = self._array.shape
+        pool = self._pool
         return PeerPool(
             boot_id=self._boot_id,
             mover=KIND,
             metadata=self._agent.metadata,
-            base_address=self._array.ctypes.data,
-            block_bytes=block_bytes,
-            num_blocks=blocks,
+            base_address=pool.address,
+            block_bytes=pool.block_bytes,
+            num_blocks=pool.blocks,
+            device_id=pool.device_id,
+            memory=pool.memory,
         )
 
     async def connect(self, peer: PeerPool) -> None:
         if peer.boot_id in self._peers:
             return
-        if peer.block_bytes != self._array.shape[1]:
+        if peer.block_bytes != self._pool.block_bytes:
             raise ReadFailed(
-                f"blocks of {peer.block_bytes} bytes do not fit into {self._array.shape[1]}"
+                f"blocks of {peer.block_bytes} bytes do not fit into {self._pool.block_bytes}"
             )
         for agent in self._agents:
             await self._connect(agent, peer)
@@ -134,7 +138,7 @@ class NixlMover:
         seeds: Sequence[int] | None = None,
     ) -> NixlRead:
         peer = self.peer(boot_id)
-        check_blocks(remote, peer.num_blocks, local, len(self._array))
+        check_blocks(remote, peer.num_blocks, local, self._pool.blocks)
         if seeds is not None and len(seeds) != len(local):
             raise ReadFailed(f"{len(seeds)} seeds do not fit {len(local)} blocks")
         read = NixlRead(summed=seeds is not None)
@@ -145,9 +149,7 @@ class NixlMover:
         def landed(first: int, end: int) -> None:
             """In the agent's thread, as `ended`: it sums what has just landed."""
             assert sums is not None and seeds is not None
-            sums[first:end] = checksum.checksums(
-                self._array, local[first:end], seeds[first:end], self.slabs
-            )
+            sums[first:end] = self._pool.sums(local[first:end], seeds[first:end])
 
         def ended(failure: ReadFailed | None) -> None:
             _call(loop, lambda: read.end(failure, sums))
@@ -162,7 +164,7 @@ class NixlMover:
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         async with self._sum_calls:
             return await asyncio.get_running_loop().run_in_executor(
-                self._summing, checksum.checksums, self._array, blocks, seeds, self.slabs
+                self._summing, self._pool.sums, blocks, seeds
             )
 
     def hold_progress(self) -> None:

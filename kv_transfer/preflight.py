@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from baton.kv_transfer.mover import Mover, PeerPool, PoolView
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import BatonError, ReadFailed
 
@@ -148,7 +149,7 @@ def make_mover(blocks: int, block_bytes: int) -> tuple[NixlMover, np.ndarray[Any
     """A mover on a pool of its own. Block i is filled with bytes i + 1 (mod 256)."""
     pool = np.zeros((blocks, block_bytes), dtype=np.uint8)
     pool += (np.arange(blocks) + 1).astype(np.uint8)[:, None]
-    return NixlMover(PoolView(pool, slabs=1), secrets.token_bytes(16)), pool
+    return NixlMover(HostPool(pool, slabs=1), secrets.token_bytes(16)), pool
 
 
 async def serve(blocks: int, block_bytes: int) -> None:

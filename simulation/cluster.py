@@ -19,8 +19,8 @@ from baton.decode_worker.peers import HandoffLink
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
-from baton.kv_transfer.mover import PoolView
 from baton.prefill_worker.worker import GranterLink, PrefillWorker
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.config import Config
@@ -174,7 +174,7 @@ class Cluster:
         engine = HashEngine(
             array, block_size=size, slabs=SLABS, vocab_size=VOCAB, step_s=self._step_s
         )
-        mover = MemoryMover(PoolView(array, SLABS), boot_id, self.exchange)
+        mover = MemoryMover(HostPool(array, SLABS), boot_id, self.exchange)
         return boot_id, engine, BlockPool(blocks, size), array, mover
 
 

@@ -42,6 +42,8 @@ class ScriptedAgent:
         self.polls = 0
         self.polled = threading.Event()
         self.descriptors: dict[Any, NDArray[np.uint64]] = {}
+        self.memory: dict[Any, str] = {}  # of the descriptors of that name
+        self.regions: list[tuple[int, int, int, str]] = []
         self.indices: list[tuple[list[int], list[int]]] = []
         self.threads: set[str] = set()
 
@@ -55,6 +57,7 @@ class ScriptedAgent:
 
     def register_memory(self, regions: list[tuple[int, int, int, str]], kind: str) -> str:
         self._call("register_memory")
+        self.regions += regions
         return "registered"
 
     def deregister_memory(self, registered: str) -> None:
@@ -66,6 +69,7 @@ class ScriptedAgent:
     def prep_xfer_dlist(self, name: Any, rows: NDArray[np.uint64], kind: str) -> Handle:
         self._call("prep_xfer_dlist" if name == "NIXL_INIT_AGENT" else "prep_peer")
         self.descriptors[name] = rows
+        self.memory[name] = kind
         return Handle(self.log, f"blocks of {name}")
 
     def add_remote_agent(self, metadata: bytes) -> str:

@@ -10,8 +10,8 @@ import pytest
 from baton.decode_worker.first_contact import FirstContact
 from baton.engine.blocks import BlockPool, Hold
 from baton.kv_transfer import preflight
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
-from baton.kv_transfer.mover import PoolView
 from baton.kv_transfer.preflight import PreflightFailed
 from baton.runtime import metrics
 
@@ -22,8 +22,8 @@ class Bench:
     def __init__(self, floor_gbps: float = 0.0, blocks: int = 16) -> None:
         self.exchange = MemoryExchange()
         self.pool = BlockPool(blocks, 4)
-        own = MemoryMover(PoolView(np.zeros((blocks, 64), np.uint8), 2), OWN, self.exchange)
-        peer = MemoryMover(PoolView(np.ones((4, 64), np.uint8), 2), PEER, self.exchange)
+        own = MemoryMover(HostPool(np.zeros((blocks, 64), np.uint8), 2), OWN, self.exchange)
+        peer = MemoryMover(HostPool(np.ones((4, 64), np.uint8), 2), PEER, self.exchange)
         self.mover, self.peer = own, peer.describe()
         self.contact = FirstContact(own, self.pool, floor_gbps)
 

@@ -13,8 +13,8 @@ from baton.decode_worker.first_contact import FirstContact
 from baton.decode_worker.peers import GrpcPeers
 from baton.engine.blocks import BlockPool
 from baton.kv_transfer import greeting
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
-from baton.kv_transfer.mover import PoolView
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Unavailable, WorkerLost
 from baton.runtime.grpc_links import open_server
@@ -33,7 +33,7 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
         self.restart(b"1" * 16)
 
     def mover(self, boot_id: bytes) -> MemoryMover:
-        return MemoryMover(PoolView(np.zeros((8, 64), np.uint8), 2), boot_id, self.exchange)
+        return MemoryMover(HostPool(np.zeros((8, 64), np.uint8), 2), boot_id, self.exchange)
 
     def restart(self, boot_id: bytes) -> None:
         self.boot_id = boot_id

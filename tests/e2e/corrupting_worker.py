@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from baton.deploy import worker_process
 from baton.deploy.cli import main
 from baton.kv_transfer.checksum import checksums
-from baton.kv_transfer.mover import PoolView
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 
 
 class CorruptingMover(NixlMover):
     """Spoils the first block of every tenth READ, the very first included, once it has landed."""
 
-    def __init__(self, view: PoolView, boot_id: bytes, read_threads: int = 1) -> None:
-        super().__init__(view, boot_id, read_threads)
-        self._bytes = view.array
+    def __init__(self, pool: HostPool, boot_id: bytes, read_threads: int = 1) -> None:
+        super().__init__(pool, boot_id, read_threads)
+        self._bytes = pool.array
         self._reads = 0
 
     def read(

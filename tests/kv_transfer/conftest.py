@@ -18,8 +18,8 @@ from hypothesis import settings
 
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.granter import Computed, GrantReport, grant
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
-from baton.kv_transfer.mover import PoolView
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2
@@ -118,8 +118,8 @@ class Stage:
         self.granted = random.integers(0, 256, shape, dtype=np.uint8)
         self.own = np.zeros(shape, dtype=np.uint8)
         self.exchange = MemoryExchange(decide)
-        self.granter = MemoryMover(PoolView(self.granted, SLABS), GRANTER, self.exchange)
-        self.reader = MemoryMover(PoolView(self.own, SLABS), READER, self.exchange)
+        self.granter = MemoryMover(HostPool(self.granted, SLABS), GRANTER, self.exchange)
+        self.reader = MemoryMover(HostPool(self.own, SLABS), READER, self.exchange)
         self.quarantined: list[tuple[list[int], asyncio.Future[None]]] = []
         self.first: list[handoff_pb2.FirstTokens] = []
         self.grants: list[asyncio.Task[GrantReport]] = []

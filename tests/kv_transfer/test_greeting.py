@@ -51,6 +51,17 @@ def test_each_difference_is_named_with_both_values(field: str, value: Any) -> No
     assert f"{field} {here!r} here, {there!r} there" in str(caught.value)
 
 
+def test_memory_of_another_kind_fits() -> None:
+    host = dataclasses.replace(POOL, memory="DRAM", device_id=0)
+    greeting.check(hello(), hello(host))
+    greeting.check(hello(host), hello())
+
+
+def test_an_unknown_kind_of_memory_is_refused() -> None:
+    with pytest.raises(Incompatible, match="'TAPE': known are DRAM and VRAM"):
+        greeting.peer_pool(hello(dataclasses.replace(POOL, memory="TAPE")))
+
+
 def test_all_differences_are_named_at_once() -> None:
     other = hello(dataclasses.replace(POOL, mover="memory"), kv_dtype="float32", layers=9)
     with pytest.raises(Incompatible, match="kv_dtype.*layers.*mover"):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from baton.kv_transfer.checksum import reference
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryMover
-from baton.kv_transfer.mover import PoolView
 from baton.runtime.errors import ReadFailed
 
 
@@ -139,7 +139,7 @@ def test_sums_are_the_algorithms_and_take_their_time(lab: Any) -> None:
 def test_slabs_that_do_not_divide_a_block_are_refused(lab: Any) -> None:
     stage = lab.Stage()
     with pytest.raises(ValueError, match="8-byte words"):
-        MemoryMover(PoolView(stage.own, slabs=7), b"x" * 16, stage.exchange)
+        MemoryMover(HostPool(stage.own, slabs=7), b"x" * 16, stage.exchange)
 
 
 @pytest.mark.parametrize("checksum_s", [0.001, 0.01, 0.2])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from baton.kv_transfer import nixl_agent
+from baton.kv_transfer.local_pool import DevicePool, HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
 from baton.runtime.errors import ConfigError, ReadFailed
@@ -39,11 +42,27 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedAgent:
 
 @pytest.fixture
 def made(scripted: ScriptedAgent) -> Iterator[Made]:
-    pool = np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8)
-    agent = NixlAgent(pool, "name")
+    agent = NixlAgent(host_pool(), "name")
     yield agent, scripted
     agent.stop()
     assert not agent._thread.is_alive()
+
+
+def host_pool() -> HostPool:
+    return HostPool(np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8), 1)
+
+
+def device_pool(entered: list[str] | None = None) -> DevicePool:
+    """Of addresses alone: nothing here may touch them."""
+
+    def enter() -> None:
+        if entered is not None:
+            entered.append(threading.current_thread().name)
+
+    def summing(blocks: Sequence[int], seeds: Sequence[int]) -> Any:
+        raise AssertionError("no sums were asked for")
+
+    return DevicePool(7 << 40, BLOCKS, BLOCK_BYTES, 1, 2, summing, enter)
 
 
 def peer(boot_id: bytes = PEER, name: bytes = b"peer") -> PeerPool:
@@ -97,6 +116,61 @@ def test_descriptors_cover_both_whole_pools_without_a_row_per_block(made: Made) 
     (own,) = fake.descriptors["NIXL_INIT_AGENT"].tolist()
     assert own[1:] == [BLOCK_BYTES, 0, BLOCK_BYTES, BLOCKS]
     assert agent.metadata == b"metadata"
+
+
+def test_a_devices_pool_is_registered_and_described_as_what_it_is(
+    scripted: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", raising=False)
+    entered: list[str] = []
+    agent = NixlAgent(device_pool(entered), "name")
+    there(agent, lambda: agent.connect(peer()))
+    agent.stop()
+    assert entered == ["nixl-name"]  # where NIXL is called, once
+    assert scripted.regions == [(7 << 40, BLOCKS * BLOCK_BYTES, 2, "")]
+    own = scripted.descriptors["NIXL_INIT_AGENT"].tolist()
+    assert own == [[7 << 40, BLOCK_BYTES, 2, BLOCK_BYTES, BLOCKS]]
+    # a peer's pool is of the peer's kind, whatever the own one is
+    assert scripted.memory == {"NIXL_INIT_AGENT": "VRAM", "peer": "DRAM"}
+    assert os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
+
+
+def test_a_host_reads_a_devices_pool(made: Made) -> None:
+    agent, fake = made
+    far = dataclasses.replace(peer(), memory="VRAM", device_id=6)
+    there(agent, lambda: agent.connect(far))
+    assert fake.memory == {"NIXL_INIT_AGENT": "DRAM", "peer": "VRAM"}
+    assert fake.descriptors["peer"][0, 2] == 6
+
+
+@pytest.mark.parametrize(("pool", "pieces"), [(host_pool(), 2), (device_pool(), 1)])
+def test_only_a_host_reads_in_pieces(
+    scripted: ScriptedAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    pool: HostPool | DevicePool,
+    pieces: int,
+) -> None:
+    monkeypatch.setattr(nixl_agent, "PIECE_BYTES", BLOCK_BYTES)
+    scripted.first_state = "DONE"
+    agent = NixlAgent(pool, "name")
+    there(agent, lambda: agent.connect(peer()))
+    assert start_read(agent).wait() is None
+    agent.stop()
+    assert len(scripted.posted) == pieces
+
+
+def test_memory_that_nixl_cannot_register_is_named_with_a_remedy(scripted: ScriptedAgent) -> None:
+    scripted.fail.add("register_memory")
+    with pytest.raises(ConfigError, match="VRAM of device 2.*UCX_TLS.*worker.device to cpu"):
+        NixlAgent(device_pool(), "name")
+
+
+def test_nixl_itself_takes_no_hosts_memory_for_a_devices() -> None:
+    pytest.importorskip("nixl")
+    host = host_pool()
+    lying = dataclasses.replace(device_pool(), address=host.address, device_id=0)
+    with pytest.raises(ConfigError, match="VRAM of device 0"):
+        NixlAgent(lying, "name")
 
 
 def test_a_read_that_is_done_when_posted(made: Made) -> None:
@@ -314,7 +388,7 @@ def test_too_many_commands_are_refused_not_queued(
 
 
 def test_stopping_releases_everything_in_order(scripted: ScriptedAgent) -> None:
-    agent = NixlAgent(np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8), "name")
+    agent = NixlAgent(host_pool(), "name")
     there(agent, lambda: agent.connect(peer()))
     agent.stop()
     assert scripted.log == [
@@ -328,7 +402,7 @@ def test_stopping_releases_everything_in_order(scripted: ScriptedAgent) -> None:
 def test_stopping_with_a_read_under_way_leaves_the_memory_registered(
     scripted: ScriptedAgent,
 ) -> None:
-    agent = NixlAgent(np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8), "name")
+    agent = NixlAgent(host_pool(), "name")
     there(agent, lambda: agent.connect(peer()))
     ended = start_read(agent)
     agent.stop()
@@ -339,7 +413,7 @@ def test_stopping_with_a_read_under_way_leaves_the_memory_registered(
 def test_a_failing_start_is_raised_where_it_was_asked_for(scripted: ScriptedAgent) -> None:
     scripted.fail.add("register_memory")
     with pytest.raises(RuntimeError, match="register_memory"):
-        NixlAgent(np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8), "name")
+        NixlAgent(host_pool(), "name")
 
 
 def test_missing_bindings_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

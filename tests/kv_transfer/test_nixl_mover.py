@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from baton.kv_transfer.checksum import reference
-from baton.kv_transfer.mover import PeerPool, PoolView
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 from baton.kv_transfer.preflight import described, first_json, measure
 from baton.runtime.errors import ReadFailed
@@ -46,7 +47,7 @@ async def pool_server() -> AsyncIterator[tuple[asyncio.subprocess.Process, PeerP
 @asynccontextmanager
 async def own_mover() -> AsyncIterator[tuple[NixlMover, np.ndarray]]:
     pool = np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8)
-    mover = NixlMover(PoolView(pool, slabs=8), OWN, read_threads=2)
+    mover = NixlMover(HostPool(pool, slabs=8), OWN, read_threads=2)
     try:
         yield mover, pool
     finally:

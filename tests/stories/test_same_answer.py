@@ -16,8 +16,8 @@ from baton.engine.batch import StepBatch, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.loading import build_engine
 from baton.engine.torch_engine import TorchEngine
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryMover
-from baton.kv_transfer.mover import PoolView
 from baton.models.random_model import embedded_model
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
@@ -61,7 +61,7 @@ class RealCluster(Cluster):
         )
         self.engines.append(engine)
         array, boot_id = engine.pool.bytes_view(), self.new_id()
-        mover = MemoryMover(PoolView(array, engine.pool.slabs), boot_id, self.exchange)
+        mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
         return boot_id, engine, BlockPool(blocks, BLOCK), array, mover
 
     async def close(self) -> None:

@@ -1,0 +1,115 @@
+"""The local pool as a mover sees it: plain memory on some device, and who sums its blocks.
+
+    HostPool      NumPy sums what the host's memory holds
+    DevicePool    memory of a GPU; whoever made it gives the sums, so that no KV leaves the device
+
+Knows no tensors and no NIXL. The memory belongs to the engine and outlives the mover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.kv_transfer import checksum
+
+DRAM, VRAM = "DRAM", "VRAM"  # NIXL's names of the kinds of memory
+MEMORY_KINDS = (DRAM, VRAM)
+
+# from blocks and their seeds to uint64 [blocks, slabs], as `checksum.checksums`
+Summing = Callable[[Sequence[int], Sequence[int]], NDArray[np.uint64]]
+
+# UCX reads a GPU's memory over TCP where it sees no NVLink, unless told; a user's own word stays.
+_UCX_FOR_DEVICES = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
+
+
+class LocalPool(Protocol):
+    """`blocks` of `block_bytes` each from `address` on, without gaps; a block has `slabs` KV head
+    slabs of equal length."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def slabs(self) -> int: ...
+
+    @property
+    def memory(self) -> str:
+        """DRAM or VRAM."""
+        ...
+
+    @property
+    def device_id(self) -> int:
+        """Of VRAM: the device's number in this process."""
+        ...
+
+    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        """As `checksum.checksums`; several threads may ask at once. Holds no GIL for long."""
+        ...
+
+    def enter_thread(self) -> None:
+        """Called once in each thread that will touch the memory, before it does."""
+        ...
+
+
+class HostPool:
+    """A pool in host memory: `array` uint8 [blocks, block_bytes], C-contiguous."""
+
+    memory, device_id = DRAM, 0
+
+    def __init__(self, array: NDArray[np.uint8], slabs: int) -> None:
+        """Raises ValueError if a slab is not a whole number of words."""
+        checksum.words_of(array, slabs)
+        self.array = array
+        self.slabs = slabs
+        self.blocks, self.block_bytes = array.shape
+        self.address = int(array.ctypes.data)
+
+    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        return checksum.checksums(self.array, blocks, seeds, self.slabs)
+
+    def enter_thread(self) -> None:
+        return  # any thread may
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePool:
+    """A pool in a GPU's memory. `summing` computes `checksum.CHECKSUM_ALGORITHM` there; `enter`
+    makes the device current in the calling thread, which CUDA wants of each."""
+
+    address: int
+    blocks: int
+    block_bytes: int
+    slabs: int
+    device_id: int
+    summing: Summing
+    enter: Callable[[], None]
+    memory: str = VRAM
+
+    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        return self.summing(blocks, seeds)
+
+    def enter_thread(self) -> None:
+        self.enter()
+
+
+def prepare_ucx(memory: str, environ: MutableMapping[str, str]) -> None:
+    """What UCX must find in the environment before it starts, for a pool in `memory`."""
+    if memory == VRAM:
+        for name, value in _UCX_FOR_DEVICES.items():
+            environ.setdefault(name, value)
+
+
+def place_name(memory: str, device_id: int) -> str:
+    """For people: "DRAM", "VRAM of device 1"."""
+    return memory if memory == DRAM else f"{memory} of device {device_id}"
