@@ -201,6 +201,7 @@ def _engine_parity(given: Any) -> list[Figure]:
             write_small_model(model, qk_norm)
             line = [sys.executable, "-P", str(TESTS / "device_story.py"), str(model)]
             line += [f"--device={given.device.type}", f"--steps={2 if given.dry else 24}"]
+            line += ["--sized"] if qk_norm else []
             done = subprocess.run(line, stdout=subprocess.PIPE, text=True, timeout=300)
             if done.returncode not in (0, 1) or not done.stdout:
                 raise RuntimeError(f"{line} ended with {done.returncode}")

@@ -23,6 +23,7 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "host": "router.host",
     "port": "router.port",
     "placement": "router.placement",
+    "device": "worker.device",
     "dtype": "worker.dtype",
     "blocks": "pool.blocks",
     "quantization": "worker.quantization",
@@ -89,6 +90,9 @@ def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.Argume
     command.add_argument("--host", help="the router's address (router.host)")
     command.add_argument("--port", help="the router's port (router.port)")
     command.add_argument("--placement", choices=("auto", "disaggregated", "local"))
+    command.add_argument(
+        "--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (worker.device)"
+    )
     command.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     command.add_argument(
         "--quantization", choices=("none", "int8", "int4"),

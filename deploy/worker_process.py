@@ -26,6 +26,7 @@ from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
 from baton.deploy.pool_memory import local_pool
 from baton.engine.blocks import BlockPool
+from baton.engine.device_choice import device_label
 from baton.engine.fingerprint import model_fingerprint
 from baton.engine.loading import build_engine
 from baton.engine.torch_engine import TorchEngine
@@ -86,10 +87,14 @@ def run_worker(
         deterministic=settings.deterministic,
         quantization=settings.quantization,
         progress=LoadProgress(),
+        device=settings.device,
+        most_rows=config.step.max_sequences,
+        step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
     )
     log.info(
         "model loaded",
         model=model_folder.name,
+        device=device_label(engine.pool.tensor.device),
         seconds=round(time.monotonic() - started, 2),
         kv_blocks=engine.pool.blocks,
         kv_tokens=engine.pool.blocks * config.pool.block_size,
@@ -161,7 +166,9 @@ async def _serve(boot: Boot, engine: TorchEngine) -> None:
     admin = AdminServer(config.worker.host, config.worker.admin_port, role.worker.audit)
     record = await _listen(boot, role.server, admin)
     if engine.memory is not None:
-        record = replace(record, memory=engine.memory.line())
+        device = engine.pool.tensor.device
+        where = "" if device.type == "cpu" else f"{device_label(device)}: "
+        record = replace(record, memory=where + engine.memory.line())
     tasks = [
         asyncio.create_task(role.worker.run()),
         asyncio.create_task(_announce(boot.registry, record)),

@@ -34,6 +34,16 @@ from baton.runtime.errors import ConfigError
 _KINDS = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def check_readable(pool: KvPool) -> None:
+    """Raise ConfigError unless this folder's kernels read the pool's kind of number."""
+    if pool.tensor.dtype not in _KINDS:
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _KINDS)
+        raise ConfigError(
+            f"the KV pool is of {pool.tensor.dtype}: these kernels read {kinds}; "
+            "set worker.dtype or pool.dtype to one of them"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     arrays: StepArrays
@@ -58,13 +68,8 @@ class TritonAttention:
     ) -> None:
         """`heads`: query heads. Raises ConfigError if the pool's numbers are of a kind that the
         kernels do not read, or the buffers do not fit."""
+        check_readable(pool)
         _, kv_heads, _, _, _, dim = pool.tensor.shape
-        if pool.tensor.dtype not in _KINDS:
-            kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _KINDS)
-            raise ConfigError(
-                f"the KV pool is of {pool.tensor.dtype}: these kernels read {kinds}; "
-                "set worker.dtype or pool.dtype to one of them"
-            )
         self._pool = pool
         self._spec = spec
         self._group = heads // kv_heads
@@ -102,15 +107,17 @@ class TritonAttention:
         step, kv, spec = self._prepared(layout), self._layer(layer), self._spec
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         features: dict[str, Any] = {"window": spec.windows[layer], "soft_cap": spec.soft_cap}
-        if rows := step.arrays.lengths.shape[0]:
-            given = (out[:rows], queries[:rows], kv, step.arrays.tables, step.arrays.lengths)
+        rows = step.arrays.lengths.shape[0]
+        most = rows if self._buffers is None else self._buffers.limits.rows
+        for first in range(0, rows, max(most, 1)):
+            part = slice(first, min(first + most, rows))
+            tables, lengths = step.arrays.tables[part], step.arrays.lengths[part]
+            given = (out[part], queries[part], kv, tables, lengths)
             if self._buffers is None:
                 single_attention(*given, spec.scale, tiles=self._tiles, **features)
             else:
-                tiles = self._decode_tiles
-                decode_attention(
-                    *given, *self._buffers.of(rows), spec.scale, tiles=tiles, **features
-                )
+                buffers, tiles = self._buffers.of(len(lengths)), self._decode_tiles
+                decode_attention(*given, *buffers, spec.scale, tiles=tiles, **features)
         prefill_attention(out, queries, kv, step.plan, spec.scale, tiles=self._tiles, **features)
         return out
 

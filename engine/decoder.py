@@ -42,7 +42,10 @@ class Decoder:
         """`gating` and `norms` None: torch's own."""
         self._spec = spec
         self._weights = weights
-        self._attention = attention
+        # Decided once: to ask a Protocol in each layer of each step costs more than the call.
+        self._latent = attention if isinstance(attention, LatentAttention) else None
+        self._attention = None if isinstance(attention, LatentAttention) else attention
+        self._rotating = attention if isinstance(attention, RotatingAttention) else None
         self._gating = gating or partial(torch_gating, activation=spec.activation)
         self._norms = norms or TorchNorms()
         device = weights.embedding.device
@@ -90,10 +93,10 @@ class Decoder:
         angles: Angles,
         layout: StepLayout,
     ) -> Tensor:
-        if isinstance(self._attention, LatentAttention):
+        if self._latent is not None:
             assert isinstance(layer.qkv, LatentWeights)
-            return layer.output(self._attention(index, layer.qkv, x, angles, layout))
-        assert not isinstance(layer.qkv, LatentWeights)
+            return layer.output(self._latent(index, layer.qkv, x, angles, layout))
+        assert self._attention is not None and not isinstance(layer.qkv, LatentWeights)
         spec = self._spec
         qkv = layer.qkv(x)
         qkv = qkv.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
@@ -101,9 +104,9 @@ class Decoder:
         queries, keys, values = torch.split(qkv, sizes, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
-        if isinstance(self._attention, RotatingAttention):
+        if self._rotating is not None:
             given = (queries, keys, values, angles, layout)
-            queries = self._attention.rotate_and_write(index, *given)
+            queries = self._rotating.rotate_and_write(index, *given)
         else:
             queries, keys = rotate(queries, *angles), rotate(keys, *angles)
             self._attention.write(index, keys, values, layout)

@@ -15,6 +15,7 @@ import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.attention_triton import check_readable
 from baton.engine.decode_buffers import DecodeBuffers, DecodeLimits, DecodeShape
 from baton.engine.latent import LatentAttention, absorb, expansion_pays, release
 from baton.engine.mixture_spec import LatentSpec
@@ -58,7 +59,9 @@ class TritonLatentAttention(LatentAttention):
         *,
         deterministic: bool = False,
     ) -> None:
-        """Raises ConfigError if the buffers do not fit."""
+        """Raises ConfigError if the pool's numbers are of a kind that the kernels do not read, or
+        the buffers do not fit."""
+        check_readable(pool)
         super().__init__(pool, spec, heads, scale)
         self._always_absorb = deterministic
         self._tiles = latent_tiles(heads, pool.tensor.dtype)

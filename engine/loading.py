@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from baton.engine.attention import Attention, TorchAttention
-from baton.engine.cuda_runner import CudaRunner
+from baton.engine.device_choice import chosen_device
 from baton.engine.experts import Gating
 from baton.engine.host_memory import available_bytes, resident_bytes
 from baton.engine.latent import LatentAttention
@@ -48,6 +48,8 @@ def build_engine(
     quantization: str = "none",
     progress: Progress | None = None,
     device: str = "cpu",
+    most_rows: int = 256,
+    step_tokens: int = 512,
 ) -> TorchEngine:
     """Load the model of `folder` and start its device thread.
 
@@ -56,19 +58,27 @@ def build_engine(
     few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
     torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`: see
     `deterministic_runner`. `quantization`: what plain weights become, "int8" or "int4".
-    `progress`: see `load_weights`. `device` "cuda": one GPU; "auto": that where torch sees one.
+    `progress`: see `load_weights`. `device`: see `chosen_device`; on a GPU decode steps of up to
+    `most_rows` are captured, and memory is kept for a step of `step_tokens`.
     Raises ModelError and ConfigError naming the remedy.
     """
     if threads:
         torch.set_num_threads(threads)
-    if on_gpu(device):
-        given = (blocks, block_size, dtype, max_context, memory_fraction)
+    chosen = chosen_device(device)
+    if chosen.type == "cuda":
+        from baton.engine.gpu_loading import GpuOptions, gpu_runner
+
         if deterministic or backend != "auto":
             raise ConfigError(
                 "worker.deterministic and other attention backends are for a CPU: set "
                 "worker.device to cpu, or leave them as they are"
             )
-        return TorchEngine(_gpu_runner(folder, *given, quantization, progress), threads=threads)
+        kind = _dtype(folder, read_spec(folder, max_context), dtype)
+        options = GpuOptions(
+            blocks, block_size, max_context, memory_fraction, most_rows, step_tokens
+        )
+        on_gpu = gpu_runner(folder, chosen, kind, options, _made(quantization), progress)
+        return TorchEngine(on_gpu, threads=threads, device=chosen)
     runner = build_runner(
         folder,
         blocks=blocks,
@@ -115,46 +125,6 @@ def build_runner(
         )
     context = runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, blocks, pool.block_bytes, block_size, context)
-    return runner
-
-
-def on_gpu(device: str) -> bool:
-    """Whether a device of that name is a GPU. Raises ConfigError for an unknown name, or a GPU
-    that is not there."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device {device!r}: give auto, cpu or cuda")
-    there = device != "cpu" and torch.cuda.is_available()
-    if device == "cuda" and not there:
-        raise ConfigError("device 'cuda': torch sees no CUDA device here; give auto or cpu")
-    return there
-
-
-def _gpu_runner(
-    folder: Path,
-    blocks: int,
-    block_size: int,
-    dtype: str,
-    max_context: int,
-    memory_fraction: float,
-    quantization: str,
-    progress: Progress | None,
-) -> CudaRunner:
-    """As `build_runner`, with all of it on the GPU."""
-    from baton.engine.device_runner import device_runner
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    spec = read_spec(folder, max_context)
-    kind = _dtype(folder, spec, dtype)
-    before, _ = torch.cuda.mem_get_info(device)
-    weights = load_weights(folder, spec, kind, progress, _made(quantization), device)
-    free, _ = torch.cuda.mem_get_info(device)
-    fraction = 0.0 if blocks else memory_fraction
-    blocks = blocks or blocks_for(spec, block_size, kind, int(memory_fraction * free))
-    pool = KvPool(spec, blocks, block_size, kind, device)
-    runner = device_runner(spec, weights, pool, max_context=max_context)
-    runner.memory = MemoryPlan(
-        before - free, free, fraction, blocks, pool.block_bytes, block_size, runner.max_context
-    )
     return runner
 
 

@@ -22,6 +22,7 @@ class MemoryPlan:
     block_bytes: int
     block_size: int  # tokens
     max_context: int  # tokens
+    beside_bytes: int = 0  # of a GPU: decode buffers, graphs, a step's numbers; not in the pool
 
     @property
     def pool_bytes(self) -> int:
@@ -43,8 +44,11 @@ class MemoryPlan:
 
     def line(self) -> str:
         share = f" x {self.fraction:g}" if self.fraction else ", blocks as set"
+        free = _size(self.free_bytes)
+        if self.beside_bytes:
+            free = f"({free} - {_size(self.beside_bytes)} of buffers, graphs and a step)"
         return (
-            f"weights {_size(self.weights_bytes)}; free {_size(self.free_bytes)}{share}: "
+            f"weights {_size(self.weights_bytes)}; free {free}{share}: "
             f"pool {_size(self.pool_bytes)} = {self.blocks:,} blocks of "
             f"{_size(self.block_bytes)} = {self.tokens:,} tokens = {self.sequences:,} sequences "
             f"of {self.sequence_tokens:,}"

@@ -89,10 +89,13 @@ class TorchEngine:
         threads: int = 0,
         queue_steps: int = 256,
         step_timeout_s: float = 300.0,
+        device: torch.device | None = None,
     ) -> None:
-        """`threads` for the device thread's arithmetic; 0 leaves torch's own choice."""
+        """`threads` for the device thread's arithmetic; 0 leaves torch's own choice. `device`: the
+        GPU that the thread's kernels are launched on, if it is one."""
         self._runner = runner
         self._threads = threads
+        self._device = device
         self._step_timeout_s = step_timeout_s
         self._jobs: queue.Queue[_Step | _Copy | None] = queue.Queue(maxsize=queue_steps)
         self._closed = False
@@ -169,6 +172,8 @@ class TorchEngine:
         """The device thread."""
         if self._threads:
             torch.set_num_threads(self._threads)
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
         while (job := self._jobs.get()) is not None:
             if isinstance(job, _Copy):
                 self._copy(job)

@@ -142,7 +142,8 @@ def _fused(
     block_n = 64 if block_m < 64 else 32  # more sums than that find no registers
     blocks_k = depth // block_k
     columns = triton.cdiv(width, block_n)
-    # Depends on the matrix alone, so that a row's sum does not depend on how many rows there are.
+    # Depends on the matrix alone. The tiles do not: a row's last bits differ with how many rows
+    # stand beside it, and again beyond `_FUSED_ROWS`.
     split = max(1, min(_PROGRAMS // triton.cdiv(width, 64), blocks_k // 4))
     each = triton.cdiv(blocks_k, split)
     split = triton.cdiv(blocks_k, each)

@@ -6,6 +6,7 @@ is the commented default file, held against these classes by a test. Pure standa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -79,6 +80,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: the system gives one
     admin_port: int = 0
+    device: str = "auto"  # a GPU where torch sees one, else the CPU; or cpu, cuda, cuda:N
     threads: int = 0  # 0: torch's own choice
     dtype: Dtype = "auto"
     max_context: int = 0  # tokens; 0: the model's own
@@ -97,6 +99,8 @@ class Config:
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "router.port": (0, 65535),
@@ -138,6 +142,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 def validate(config: Config) -> None:
     """Raise ConfigError naming the first setting that is out of bounds or contradicts another."""
+    check_device(config.worker.device)
     for name, (low, high) in _BOUNDS.items():
         section, key = name.split(".")
         value = getattr(getattr(config, section), key)
@@ -149,6 +154,14 @@ def validate(config: Config) -> None:
         raise ConfigError(
             f"step.chunk_tokens is {config.step.chunk_tokens}: "
             f"give a multiple of pool.block_size ({config.pool.block_size})"
+        )
+
+
+def check_device(name: str) -> None:
+    """Raise ConfigError unless a device may be called so. Whether it is there, torch knows."""
+    if _DEVICE.fullmatch(name) is None:
+        raise ConfigError(
+            f"worker.device is {name!r}: give auto, cpu, cuda, or cuda:N (cuda:0 is the first GPU)"
         )
 
 

@@ -457,6 +457,7 @@ CHECKS["write, a part of a head turns, float32"] = write_check(10, torch.float32
 CHECKS["write, whole heads turn, bfloat16"] = write_check(24, torch.bfloat16)
 CHECKS["step, splits by count"] = step_check(DecodeLimits(4, 500), False)
 CHECKS["step, fixed splits"] = step_check(DecodeLimits(4, 500, split_tokens=64), False)
+CHECKS["step, buffers for fewer rows"] = step_check(DecodeLimits(1, 500), False)
 CHECKS["step, deterministic"] = step_check(DecodeLimits(4, 500), True)
 CHECKS["latent step, splits by count"] = latent_check(DecodeLimits(3, 500), False, torch.float32)
 CHECKS["latent step, fixed splits"] = latent_check(DecodeLimits(40, 500, 32), True, torch.float32)

@@ -12,16 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.cuda_runner import CudaRunner
 from baton.engine.device_runner import device_runner
+from baton.engine.gpu_loading import Build, CudaMemory, GpuOptions, sized_runner
 from baton.engine.loading import build_runner
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
-from baton.engine.spec import read_spec
+from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.weights import load_weights
 
 BLOCKS, SIZE = 64, 16
@@ -72,19 +75,47 @@ def _take(done: object, drawn: list[list[int]]) -> None:
         drawn[index].append(each[0].token)
 
 
+class Counted:
+    """Memory of which each look finds a sixteenth less, where the device cannot be asked."""
+
+    def __init__(self) -> None:
+        self.left = 1 << 30
+
+    def free(self) -> int:
+        self.left -= self.left // 16
+        return self.left
+
+    def release(self) -> None: ...
+
+
+def sized(spec: ModelSpec, build: Build, device: torch.device) -> CudaRunner:
+    """A runner whose pool is sized as `build_engine` sizes it, from memory for `BLOCKS` or so."""
+    memory = CudaMemory(device) if device.type == "cuda" else Counted()
+    options = GpuOptions(0, SIZE, 128, 0.01, 8, 4)
+    size = partial(KvPool, spec, block_size=SIZE, dtype=torch.float32, device=device)
+    runner = sized_runner(spec, torch.float32, options, lambda n: size(n), build, memory, 1)
+    assert runner.memory is not None and runner.memory.beside_bytes > 0
+    assert runner.pool.blocks >= BLOCKS
+    return runner
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--sized", action="store_true", help="the pool by measured memory")
     given = parser.parse_args()
     device = torch.device(given.device)
     spec = read_spec(given.folder)
     weights = load_weights(given.folder, spec, torch.float32, device=device)
-    pool = KvPool(spec, BLOCKS, SIZE, torch.float32, device)
-    pool.tensor.fill_(float("nan"))
     buckets = (4,) if given.device == "cpu" else (1, 2, 8)
-    ours = device_runner(spec, weights, pool, most_rows=8, buckets=buckets, max_context=128)
+    build = partial(device_runner, spec, weights, most_rows=8, buckets=buckets, max_context=128)
+    if given.sized:
+        ours = sized(spec, build, device)
+    else:
+        ours = build(KvPool(spec, BLOCKS, SIZE, torch.float32, device))
+    ours.pool.tensor.fill_(float("nan"))
     plain: ModelRunner = build_runner(
         given.folder, blocks=BLOCKS, block_size=SIZE, dtype="float32", backend="torch"
     )

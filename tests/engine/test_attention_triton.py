@@ -31,7 +31,9 @@ def make(limits, **how):
     return TritonAttention(pool(), SPEC, 6, limits, **how)
 
 
-@pytest.mark.parametrize("how", ["splits by count", "fixed splits", "deterministic"])
+@pytest.mark.parametrize(
+    "how", ["splits by count", "fixed splits", "buffers for fewer rows", "deterministic"]
+)
 def test_steps_are_those_of_the_reference(attention_checks, how):
     found = attention_checks[f"step, {how}"]
     assert found["good"], found["said"]

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("name", ["qwen3-window", "deepseek-v3"])
-def test_tokens_are_those_of_the_cpu(references, name):
-    """Query and key norms and a window; latent attention and experts."""
+@pytest.mark.parametrize(("name", "more"), [("qwen3-window", ["--sized"]), ("deepseek-v3", [])])
+def test_tokens_are_those_of_the_cpu(references, name, more):
+    """Query and key norms and a window, over a pool that was sized after a first build; latent
+    attention and experts."""
     script = Path(__file__).with_name("device_story.py")
     done = subprocess.run(
-        [sys.executable, "-P", script, references(name).folder, "--device=cpu", "--steps=2"],
+        [sys.executable, "-P", script, references(name).folder, "--device=cpu", "--steps=2", *more],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -12,13 +12,15 @@ from baton.engine.latent import expansion_pays
 from baton.engine.latent_triton import TritonLatentAttention
 from baton.engine.mixture_spec import LatentSpec
 from baton.engine.step_layout import Bounds, lay_out
+from baton.runtime.errors import ConfigError
 
 SPEC = LatentSpec(24, 8, 16, 8, None, False)
 BOUNDS = Bounds(40, 8, 9, 300)
 
 
-def make(**how):
-    pool = SimpleNamespace(tensor=torch.zeros(40, 1, 2, 8, SPEC.width), block_size=8)
+def make(kind=torch.float32, **how):
+    stored = torch.zeros(40, 1, 2, 8, SPEC.width).to(kind)
+    pool = SimpleNamespace(tensor=stored, block_size=8)
     return TritonLatentAttention(pool, SPEC, 3, 0.25, DecodeLimits(16, 300), **how)
 
 
@@ -65,6 +67,12 @@ def test_rows_that_decode_alone_are_not_gathered():
     assert absorbed.lengths is layout.decode_lengths
     assert absorbed.tables is layout.decode_tables
     assert absorbed.sequences.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn, torch.float64])
+def test_a_pool_of_other_numbers_is_refused(kind):
+    with pytest.raises(ConfigError, match=rf"{kind}.*bfloat16, float16, float32.*worker.dtype"):
+        make(kind)
 
 
 def test_arrays_are_made_once_a_step(layout):

@@ -36,6 +36,11 @@ def test_the_line_shows_all_of_it():
     assert "free 20 GiB, blocks as set: pool" in plan(fraction=0.0).line()
 
 
+def test_what_a_gpu_needs_beside_the_pool_is_shown():
+    found = plan(beside_bytes=3 << 29, fraction=0.9)
+    assert "free (20 GiB - 1.5 GiB of buffers, graphs and a step) x 0.9: pool" in found.line()
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

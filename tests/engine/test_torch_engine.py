@@ -2,6 +2,7 @@ import asyncio
 import threading
 
 import pytest
+import torch
 
 from baton.engine.batch import Done, Draw, SamplingParams, Slice, StepBatch, StepResult
 from baton.engine.loading import build_engine, build_runner
@@ -244,3 +245,21 @@ async def test_a_step_that_cannot_start_fails_alone():
     await engine.submit(STEP).result()
     await engine.close()
     assert not [each for each in threading.enumerate() if each.name in ("device", "results")]
+
+
+async def test_the_device_thread_launches_on_the_engines_gpu(gate, monkeypatch):
+    """CUDA's current device is a thread's own: the second GPU's engine must not launch on the
+    first."""
+    taken = []
+    monkeypatch.setattr(
+        "torch.cuda.set_device", lambda device: taken.append((str(device), thread_name()))
+    )
+    gate.go.set()
+    engine = TorchEngine(gate, device=torch.device("cuda", 1))
+    await engine.submit(STEP).result()
+    await engine.close()
+    assert taken == [("cuda:1", "device")]
+
+
+def thread_name():
+    return threading.current_thread().name

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton.engine import triton_checksum
 from baton.engine.triton_checksum import ALGORITHM, block_checksums
 from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM, checksums
 
@@ -20,6 +21,23 @@ def test_the_definition_is_that_of_the_handoff(triton_parity):
     blocks, seeds = [4, 0, 4], [1, (1 << 64) - 1, 0xDEADBEEF12345678]
     wanted = checksums(words, blocks, seeds, 3).tolist()
     assert triton_parity.checksum_reference(words, blocks, seeds, 3) == wanted
+
+
+def test_no_axis_of_a_launch_is_longer_than_cuda_allows(monkeypatch):
+    """More blocks than the second and third axis of a grid can be long."""
+    grids = []
+
+    class Launch:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *given, **more: None
+
+    monkeypatch.setattr(triton_checksum, "_sum_parts", Launch())
+    monkeypatch.setattr(triton_checksum, "_finish", Launch())
+    blocks = torch.zeros(70_000, dtype=torch.int64)
+    slab = 8 * (2 * 16384 + 1)  # three parts
+    block_checksums(torch.zeros(1, 2 * slab, dtype=torch.uint8), blocks, blocks, 2)
+    assert grids == [(70_000, 2, 3), (140_000,)]
 
 
 @pytest.mark.parametrize("slabs", [0, 3])

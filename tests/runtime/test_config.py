@@ -52,6 +52,19 @@ def test_the_bounds_themselves_are_allowed(name: str) -> None:
         validate(changed(name, value, config))
 
 
+@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:17"])
+def test_devices_that_may_be_named(name: str) -> None:
+    validate(changed("worker.device", name))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda0", "cpu:0"]
+)
+def test_a_wrong_device_is_refused_with_the_right_ones(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"worker.device is .* give auto, cpu, cuda, or cuda:N"):
+        validate(changed("worker.device", name))
+
+
 def test_silence_must_be_longer_than_the_heartbeat() -> None:
     with pytest.raises(ConfigError, match="link_silence_s must be longer"):
         validate(changed("router.link_silence_s", 0.5))

@@ -1,0 +1,163 @@
+"""From a model folder to a runner on one GPU, and the arithmetic of that GPU's memory.
+
+    free after loading  =  buffers, graphs, a step's numbers  +  the KV pool  +  what is left
+                           └──────── measured, with ─────────┘  └ memory_fraction of the rest
+                                     a pool of one step
+
+The pool is sized last, from what the rest really took: the runner is built once over a small
+pool, runs its largest step, and is built again over the pool that then fits. Keeps no state.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.cuda_runner import CudaRunner
+from baton.engine.divided_step import is_out_of_memory
+from baton.engine.memory_plan import MemoryPlan
+from baton.engine.pool import KvPool, block_bytes, blocks_for
+from baton.engine.quantization import Made
+from baton.engine.shards import Progress
+from baton.engine.spec import ModelSpec, read_spec
+from baton.engine.weights import load_weights
+from baton.runtime.errors import ConfigError
+
+MakePool = Callable[[int], KvPool]
+Build = Callable[[KvPool], CudaRunner]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOptions:
+    """As in `build_engine`; 0 blocks are as many as fit."""
+
+    blocks: int
+    block_size: int
+    max_context: int
+    memory_fraction: float
+    most_rows: int
+    step_tokens: int
+
+
+class Memory(Protocol):
+    """A device's memory, in bytes."""
+
+    def free(self) -> int:
+        """Of the device, whoever holds the rest, once its work is done."""
+        ...
+
+    def release(self) -> None:
+        """Give back what no tensor uses any more."""
+        ...
+
+
+class CudaMemory:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def release(self) -> None:
+        gc.collect()  # a graph's memory is free when the graph is gone, and not before
+        torch.cuda.empty_cache()
+
+
+def gpu_runner(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    options: GpuOptions,
+    made: Made,
+    progress: Progress | None,
+) -> CudaRunner:
+    """Everything of the model on `device`. Raises ModelError and ConfigError."""
+    from baton.engine.device_runner import device_runner
+
+    spec = read_spec(folder, options.max_context)
+    with torch.cuda.device(device):
+        memory = CudaMemory(device)
+        before = memory.free()
+        weights = load_weights(folder, spec, dtype, progress, made, device)
+        memory.release()
+        weights_bytes = before - memory.free()
+
+        def make_pool(blocks: int) -> KvPool:
+            return KvPool(spec, blocks, options.block_size, dtype, device)
+
+        build = partial(
+            device_runner,
+            spec,
+            weights,
+            max_context=options.max_context,
+            most_rows=options.most_rows,
+        )
+        return sized_runner(spec, dtype, options, make_pool, build, memory, weights_bytes)
+
+
+def sized_runner(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    options: GpuOptions,
+    make_pool: MakePool,
+    build: Build,
+    memory: Memory,
+    weights_bytes: int,
+) -> CudaRunner:
+    """A runner over the largest pool that `options` allow. Raises ConfigError where the device
+    has no memory for it."""
+    size, blocks, fraction, beside = options.block_size, options.blocks, 0.0, 0
+    free = memory.free()
+    try:
+        if not blocks:
+            fraction = options.memory_fraction
+            beside = memory_beside_pool(spec, options, make_pool, build, memory)
+            free = memory.free()  # kernels that were loaded meanwhile stay
+            blocks = blocks_for(spec, size, dtype, int(fraction * (free - beside)))
+        runner = build(make_pool(blocks))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"the GPU has {free} bytes free after loading: not enough for the KV pool, decode "
+            "buffers and graphs; lower pool.blocks, pool.memory_fraction, worker.max_context or "
+            "step.max_sequences"
+        ) from error
+    each = block_bytes(spec, size, dtype)
+    runner.memory = MemoryPlan(
+        weights_bytes, free, fraction, blocks, each, size, runner.max_context, beside
+    )
+    return runner
+
+
+def memory_beside_pool(
+    spec: ModelSpec, options: GpuOptions, make_pool: MakePool, build: Build, memory: Memory
+) -> int:
+    """Bytes that a runner takes beside its pool: decode buffers, graphs, and the numbers of a
+    step of `step_tokens`, which this runs."""
+    memory.release()
+    before = memory.free()
+    tokens = min(options.step_tokens, options.max_context or spec.max_context)
+    blocks = -(-tokens // options.block_size)
+    pool = make_pool(blocks)
+    runner = build(pool)
+    runner.run(_largest_step(tokens, blocks, spec.vocab_size))
+    taken = before - memory.free() - pool.tensor.nbytes
+    del runner, pool
+    memory.release()
+    return max(taken, 0)
+
+
+def _largest_step(tokens: int, blocks: int, vocab: int) -> StepBatch:
+    """One prompt of `tokens`, and its first draw."""
+    prompt = [(7919 * place + 13) % vocab for place in range(tokens)]
+    draw = Draw(0, tokens, SamplingParams(temperature=0.0))
+    return StepBatch((Slice(prompt, 0, range(blocks), (draw,)),))

@@ -1,0 +1,150 @@
+"""The arithmetic of a GPU's memory: what is measured, in which order, and what is left for KV."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from baton.engine.batch import StepResult
+from baton.engine.gpu_loading import GpuOptions, memory_beside_pool, sized_runner
+from baton.engine.pool import KvPool, block_bytes
+from baton.engine.spec import read_spec
+from baton.runtime.errors import ConfigError
+
+MIB = 1 << 20
+KIND = torch.float32
+
+
+class Device:
+    """A device whose memory is counted: living pools, runners, and what a step once took."""
+
+    def __init__(self, spec, total, beside, kernels=0):
+        self.spec, self.total, self.beside, self.kernels = spec, total, beside, kernels
+        self.pools, self.runners = weakref.WeakSet(), weakref.WeakSet()
+        self.cached = 0  # of a step, until released
+        self.loaded = 0  # kernels: they stay
+        self.log = []
+        self.fails = None
+
+    def free(self):
+        pools = sum(pool.tensor.nbytes for pool in self.pools)
+        return self.total - pools - self.beside * len(self.runners) - self.cached - self.loaded
+
+    def release(self):
+        gc.collect()
+        self.cached = 0
+
+    def make_pool(self, blocks):
+        self.log.append(f"pool {blocks}")
+        pool = KvPool(self.spec, blocks, 16, KIND, torch.device("cpu"))
+        self.pools.add(pool)
+        return pool
+
+    def build(self, pool):
+        self.log.append("build")
+        if self.fails is not None and len(self.log) > self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        self.loaded = self.kernels
+        runner = Runner(self, pool)
+        self.runners.add(runner)
+        return runner
+
+
+class Runner:
+    def __init__(self, device, pool):
+        self.device, self.pool, self.max_context, self.memory = device, pool, 512, None
+
+    def run(self, batch):
+        (item,) = batch.slices
+        self.device.log.append(f"step {len(item.tokens)} in {len(item.blocks)}")
+        self.device.cached = 5 * MIB
+        return StepResult(((),))
+
+
+def options(**changes):
+    usual = {"blocks": 0, "block_size": 16, "max_context": 0, "memory_fraction": 0.5}
+    return GpuOptions(**usual | {"most_rows": 64, "step_tokens": 100} | changes)
+
+
+@pytest.fixture
+def spec(qwen3):
+    return read_spec(qwen3.folder)
+
+
+def sized(spec, device, **changes):
+    return sized_runner(
+        spec, KIND, options(**changes), device.make_pool, device.build, device, 7 * MIB
+    )
+
+
+def test_the_pool_is_sized_after_all_else_was_measured(spec):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    runner = sized(spec, device)
+    each = block_bytes(spec, 16, KIND)
+    left = 100 * MIB - 20 * MIB - 5 * MIB  # buffers and graphs, and a step's numbers
+    assert runner.pool.blocks == left // 2 // each
+    assert device.log == ["pool 7", "build", "step 100 in 7", f"pool {runner.pool.blocks}", "build"]
+    plan = runner.memory
+    assert (plan.weights_bytes, plan.free_bytes, plan.fraction) == (7 * MIB, 100 * MIB, 0.5)
+    assert (plan.beside_bytes, plan.blocks) == (25 * MIB, runner.pool.blocks)
+
+
+def test_nothing_of_the_measurement_is_left(spec):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    runner = sized(spec, device)
+    assert set(device.runners) == {runner} and set(device.pools) == {runner.pool}
+    assert device.cached == 0
+
+
+def test_with_all_of_the_memory_everything_still_fits(spec):
+    device = Device(spec, total=64 * MIB, beside=20 * MIB)
+    runner = sized(spec, device, memory_fraction=0.98)
+    device.cached = 5 * MIB  # of the largest step, once more
+    assert device.free() >= 0
+    assert runner.pool.blocks > 1000
+
+
+def test_kernels_that_stay_loaded_are_not_given_to_the_pool(spec):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB, kernels=8 * MIB)
+    runner = sized(spec, device, memory_fraction=0.98)
+    device.cached = 5 * MIB
+    assert device.free() >= 0
+    assert runner.memory.free_bytes == 92 * MIB
+
+
+def test_blocks_that_are_given_are_taken_without_measuring(spec):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    runner = sized(spec, device, blocks=40)
+    assert device.log == ["pool 40", "build"]
+    assert (runner.memory.fraction, runner.memory.beside_bytes) == (0.0, 0)
+    assert runner.memory.free_bytes == 100 * MIB
+
+
+def test_a_step_is_no_longer_than_the_context(spec):
+    device = Device(spec, total=100 * MIB, beside=0)
+    given = options(step_tokens=4096, max_context=40)
+    memory_beside_pool(spec, given, device.make_pool, device.build, device)
+    assert device.log[-1] == "step 40 in 3"
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_memory_that_runs_out_names_the_settings(spec, fails):
+    """While it is measured, and with the pool in place."""
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    device.fails = fails
+    with pytest.raises(ConfigError, match=r"the GPU has \d+ bytes free.*pool.memory_fraction"):
+        sized(spec, device)
+
+
+def test_other_errors_stay_what_they_are(spec):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    device.build = lambda pool: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        sized(spec, device)
+
+
+def test_a_device_that_is_full_already_is_told_with_the_arithmetic(spec):
+    device = Device(spec, total=22 * MIB, beside=20 * MIB)
+    with pytest.raises(ConfigError, match=r"the KV pool has 0 bytes.*pool\.memory_fraction"):
+        sized(spec, device)
