@@ -3,7 +3,8 @@
 NIXL's calls may block (a READ over shared memory is copied inside `transfer`), so they run here,
 off the event loop. The thread posts READs, polls those under way, and polls notifications, which
 is what serves peers' READs: every millisecond while asked to, seldom otherwise. It knows no
-asyncio: results go to the callbacks that came with a command, in this thread.
+asyncio: results go to the callbacks that came with a command or a READ, in this thread. READs
+come in pieces (pieces.py) from a queue that it shares with the mover's other agents.
 
 A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle stops
 nothing for certain (docs/decisions.md), so an abandoned READ is polled on and its peer kept.
@@ -18,7 +19,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from baton.kv_transfer.local_pool import DRAM, LocalPool, place_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.pieces import Piece, Pieces
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError, ReadFailed
 
@@ -40,13 +42,8 @@ SPIN_S = 0.0001  # between polls of READs under way
 HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
 STUMBLE_PAUSE_S = 0.2
-PIECE_BYTES = 2 << 20  # of a READ: what a core's cache still holds when it has landed
 
 _BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
-
-# both are called in the agent's thread
-Landed = Callable[[int, int], None]  # of a READ's blocks, those from the first to the end
-Ended = Callable[[ReadFailed | None], None]
 
 
 @dataclass(slots=True)
@@ -58,25 +55,13 @@ class _Peer:
     forgotten: bool = False
 
 
-@dataclass(slots=True)
-class _Reading:
-    """A READ, posted in pieces."""
-
-    landed: Landed | None
-    ended: Ended
-    pieces: int  # that have not ended
-    failure: ReadFailed | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A piece of a READ: its blocks `first` to `end`."""
+    """A piece of a READ that was posted."""
 
     handle: Any
     peer: _Peer
-    reading: _Reading
-    first: int
-    end: int
+    piece: Piece
 
 
 def load_bindings() -> Any:
@@ -93,12 +78,13 @@ def load_bindings() -> Any:
 
 
 class NixlAgent:
-    """The agent of one pool, which must outlive it."""
+    """The agent of one pool, whose memory must outlive it. `pieces` are those that wait for any
+    agent of the mover."""
 
-    def __init__(self, pool: LocalPool, name: str) -> None:
-        """Raises ConfigError if NIXL is not there, or cannot reach the pool's memory."""
+    def __init__(self, pool: LocalPool, name: str, pieces: Pieces) -> None:
         self._pool = pool
         self._name = name
+        self._pieces = pieces
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(MAX_COMMANDS)
         self._forgets: deque[bytes] = deque()  # at most one for each connected peer
         self._peers: dict[bytes, _Peer] = {}
@@ -134,7 +120,7 @@ class NixlAgent:
         self.wake()
 
     def wake(self) -> None:
-        """Poll now rather than after the idle pause; needless where commands wait."""
+        """Post and poll now rather than after the pause; needless where commands wait."""
         self.do(lambda: None)
 
     def stop(self) -> None:
@@ -173,57 +159,36 @@ class NixlAgent:
         else:
             self._leaving.append(peer)
 
-    def read(
-        self,
-        boot_id: bytes,
-        remote: Sequence[int],
-        local: Sequence[int],
-        landed: Landed | None,
-        ended: Ended,
-    ) -> None:
-        """Post a READ; `ended` is called once, when no byte of it can land any more. Into host
-        memory it is posted in pieces, and `landed` told of each as it lands: where a READ is a
-        copy by this thread, what `landed` looks at is still in the cache."""
+    def _post_waiting(self) -> None:
+        """Post pieces until none waits. Where a READ is a copy by this thread it has ended when
+        it is posted, and what `landed` looks at is still in the cache."""
+        while True:
+            try:
+                piece = self._pieces.popleft()
+            except IndexError:
+                return
+            if piece.read.failure is None:
+                self._post(piece)
+            else:
+                piece.read.piece_ended(None)  # never posted
+
+    def _post(self, piece: Piece) -> None:
+        boot_id = piece.read.boot_id
         peer = self._peers.get(boot_id)
         if peer is None:
-            ended(ReadFailed(f"{_short(boot_id)} is not connected"))
+            piece.read.piece_ended(ReadFailed(f"{_short(boot_id)} is not connected"))
             return
-        step = max(1, PIECE_BYTES // self._pool.block_bytes)
-        if self._pool.memory != DRAM:
-            step = max(1, len(local))
-        firsts = range(0, len(local), step)
-        reading = _Reading(landed, ended, pieces=len(firsts))
-        theirs, ours = (np.asarray(blocks, dtype=np.int32) for blocks in (remote, local))
-        for first in firsts:
-            if reading.failure is None:
-                end = min(first + step, len(local))
-                self._post(peer, reading, theirs[first:end], ours[first:end], first)
-            else:
-                self._piece_ended(reading, None)  # never posted
-
-    def _post(
-        self,
-        peer: _Peer,
-        reading: _Reading,
-        remote: NDArray[np.int32],
-        local: NDArray[np.int32],
-        first: int,
-    ) -> None:
         try:
-            handle = self._agent.make_prepped_xfer("READ", self._blocks, local, peer.blocks, remote)
+            handle = self._agent.make_prepped_xfer(
+                "READ", self._blocks, piece.local, peer.blocks, piece.remote
+            )
         except Exception as error:  # NIXL's bindings raise classes of their own
-            self._piece_ended(reading, _failed(error))
+            piece.read.piece_ended(_failed(error))
             return
         peer.reads += 1
-        flight = _Flight(handle, peer, reading, first, first + len(local))
+        flight = _Flight(handle, peer, piece)
         if not self._ends(flight, self._agent.transfer):
             self._flights.append(flight)
-
-    def _piece_ended(self, reading: _Reading, failure: ReadFailed | None) -> None:
-        reading.pieces -= 1
-        reading.failure = reading.failure or failure
-        if reading.pieces == 0:
-            reading.ended(reading.failure)
 
     def _run(self, started: Future[bytes]) -> None:
         try:
@@ -276,6 +241,7 @@ class NixlAgent:
             pass  # all have run
         except Exception:  # of one command; the others and the polls go on
             log.exception("a command of the NIXL thread failed")
+        self._post_waiting()
         self._flights = [
             flight
             for flight in self._flights
@@ -306,14 +272,14 @@ class NixlAgent:
         if flight.peer.forgotten and flight.peer.reads == 0:
             self._leaving.remove(flight.peer)
             self._release_peer(flight.peer)
-        reading = flight.reading
-        if failure is None and reading.landed is not None:
+        piece = flight.piece
+        if failure is None and piece.read.landed is not None:
             try:
-                reading.landed(flight.first, flight.end)
+                piece.read.landed(piece.first, piece.end)
             except Exception as error:  # its owner must hear of an end in any case
                 log.exception("what a READ brought could not be looked at")
                 failure = _failed(error)
-        self._piece_ended(reading, failure)
+        piece.read.piece_ended(failure)
         return True
 
     def _release(self, handle: Any) -> None:

@@ -9,7 +9,7 @@ for a peer that is cut off may be never. The pool's memory belongs to the engine
 from __future__ import annotations
 
 import asyncio
-import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.kv_transfer.pieces import Pieces, blocks_each, cut
 from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
 CONNECT_TIMEOUT_S = 5.0
+MAX_PIECES = 1 << 16  # of READs that wait for an agent
 MAX_CHECKSUM_CALLS = 64  # waiting or running; one more waits on the event loop
 
 
@@ -68,9 +70,9 @@ class NixlMover:
             read_threads = 1
         self._boot_id = boot_id
         names = [boot_id.hex(), *(f"{boot_id.hex()}-{n}" for n in range(1, read_threads))]
-        self._agents = [NixlAgent(pool, name) for name in names]
+        self._pieces: Pieces = deque()
+        self._agents = [NixlAgent(pool, name, self._pieces) for name in names]
         self._agent = self._agents[0]
-        self._turns = itertools.cycle(self._agents)
         self._peers: dict[bytes, PeerPool] = {}
         self._summing = ThreadPoolExecutor(1, thread_name_prefix="checksums")
         self._sum_calls = asyncio.Semaphore(MAX_CHECKSUM_CALLS)
@@ -154,11 +156,14 @@ class NixlMover:
         def ended(failure: ReadFailed | None) -> None:
             _call(loop, lambda: read.end(failure, sums))
 
-        agent = next(self._turns)
-        if not agent.do(
-            lambda: agent.read(boot_id, remote, local, landed if seeds is not None else None, ended)
-        ):
+        step = blocks_each(self._pool)
+        pieces = cut(boot_id, remote, local, step, None if seeds is None else landed, ended)
+        if len(self._pieces) + len(pieces) > MAX_PIECES:
             read.end(ReadFailed("the mover has too many READs waiting"))
+            return read
+        self._pieces.extend(pieces)
+        for agent in self._agents:
+            agent.wake()
         return read
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:

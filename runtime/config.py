@@ -60,7 +60,7 @@ class HandoffConfig:
     renewals_per_lease: int = 4
     window_reads: int = 4  # READs in flight per handoff
     window_bytes: int = 256 << 20
-    read_bytes: int = 16 << 20  # of one READ, at most; a block at least
+    read_bytes: int = 64 << 20  # of one READ, at most; a block at least
     read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
     read_timeout_s: float = 5.0
     verify: bool = True  # off only in experiments: a wrong block is then used

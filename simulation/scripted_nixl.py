@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.runtime.errors import ReadFailed
+
 _DEADLINE_S = 30.0
 
 
@@ -110,3 +112,20 @@ class ScriptedAgent:
         for _ in range(count):
             self.polled.clear()
             assert self.polled.wait(_DEADLINE_S), "the thread stands still"
+
+
+class Ended:
+    """Where the end of a READ is told, in another thread."""
+
+    def __init__(self) -> None:
+        self.told: list[ReadFailed | None] = []
+        self._event = threading.Event()
+
+    def __call__(self, failure: ReadFailed | None) -> None:
+        self.told.append(failure)
+        self._event.set()
+
+    def wait(self) -> ReadFailed | None:
+        assert self._event.wait(_DEADLINE_S), "no end was told"
+        (failure,) = self.told
+        return failure

@@ -12,6 +12,7 @@ import pytest
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import DevicePool, HostPool, place_name, prepare_ucx
 from baton.kv_transfer.nixl_mover import NixlMover
+from baton.kv_transfer.pieces import Pieces
 
 ZCOPY = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
@@ -101,7 +102,7 @@ async def test_a_devices_pool_is_described_as_such(monkeypatch: pytest.MonkeyPat
     class Agent:
         metadata = b"m"
 
-        def __init__(self, pool: DevicePool, name: str) -> None:
+        def __init__(self, pool: DevicePool, name: str, pieces: Pieces) -> None:
             self.names.append(name)
 
         names: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,14 @@ from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.local_pool import DevicePool, HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
+from baton.kv_transfer.pieces import Landed, cut
 from baton.runtime.errors import ConfigError, ReadFailed
-from baton.simulation.scripted_nixl import ScriptedAgent
+from baton.simulation.scripted_nixl import Ended, ScriptedAgent
 
 BLOCKS = 8
 BLOCK_BYTES = 64
 PEER = b"P" * 16
 DEADLINE_S = 30.0
-
 
 Made = tuple[NixlAgent, ScriptedAgent]
 
@@ -40,9 +41,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedAgent:
     return fake
 
 
+def opened() -> NixlAgent:
+    return NixlAgent(host_pool(), "name", deque())
+
+
 @pytest.fixture
 def made(scripted: ScriptedAgent) -> Iterator[Made]:
-    agent = NixlAgent(host_pool(), "name")
+    agent = opened()
     yield agent, scripted
     agent.stop()
     assert not agent._thread.is_alive()
@@ -86,26 +91,19 @@ def there(agent: NixlAgent, action: Callable[[], Any]) -> Any:
     return result[0]
 
 
-class Ended:
-    """Where the end of a READ is told."""
-
-    def __init__(self) -> None:
-        self.told: list[ReadFailed | None] = []
-        self._event = threading.Event()
-
-    def __call__(self, failure: ReadFailed | None) -> None:
-        self.told.append(failure)
-        self._event.set()
-
-    def wait(self) -> ReadFailed | None:
-        assert self._event.wait(DEADLINE_S)
-        assert len(self.told) == 1
-        return self.told[0]
-
-
-def start_read(agent: NixlAgent, boot_id: bytes = PEER) -> Ended:
+def start_read(
+    agent: NixlAgent,
+    remote: Sequence[int] = (4, 0),
+    local: Sequence[int] = (7, 2),
+    landed: Landed | None = None,
+    step: int = BLOCKS,
+) -> Ended:
+    """Queue a READ and wait until the agent's thread has posted it."""
     ended = Ended()
-    there(agent, lambda: agent.read(boot_id, [4, 0], [7, 2], None, ended))
+    agent._pieces.extend(cut(PEER, remote, local, step, landed, ended))
+    agent.wake()
+    for _ in range(2):
+        there(agent, lambda: None)  # a turn later
     return ended
 
 
@@ -123,7 +121,7 @@ def test_a_devices_pool_is_registered_and_described_as_what_it_is(
 ) -> None:
     monkeypatch.delenv("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", raising=False)
     entered: list[str] = []
-    agent = NixlAgent(device_pool(entered), "name")
+    agent = NixlAgent(device_pool(entered), "name", deque())
     there(agent, lambda: agent.connect(peer()))
     agent.stop()
     assert entered == ["nixl-name"]  # where NIXL is called, once
@@ -143,26 +141,10 @@ def test_a_host_reads_a_devices_pool(made: Made) -> None:
     assert fake.descriptors["peer"][0, 2] == 6
 
 
-@pytest.mark.parametrize(("pool", "pieces"), [(host_pool(), 2), (device_pool(), 1)])
-def test_only_a_host_reads_in_pieces(
-    scripted: ScriptedAgent,
-    monkeypatch: pytest.MonkeyPatch,
-    pool: HostPool | DevicePool,
-    pieces: int,
-) -> None:
-    monkeypatch.setattr(nixl_agent, "PIECE_BYTES", BLOCK_BYTES)
-    scripted.first_state = "DONE"
-    agent = NixlAgent(pool, "name")
-    there(agent, lambda: agent.connect(peer()))
-    assert start_read(agent).wait() is None
-    agent.stop()
-    assert len(scripted.posted) == pieces
-
-
 def test_memory_that_nixl_cannot_register_is_named_with_a_remedy(scripted: ScriptedAgent) -> None:
     scripted.fail.add("register_memory")
     with pytest.raises(ConfigError, match="VRAM of device 2.*UCX_TLS.*worker.device to cpu"):
-        NixlAgent(device_pool(), "name")
+        NixlAgent(device_pool(), "name", deque())
 
 
 def test_nixl_itself_takes_no_hosts_memory_for_a_devices() -> None:
@@ -170,7 +152,7 @@ def test_nixl_itself_takes_no_hosts_memory_for_a_devices() -> None:
     host = host_pool()
     lying = dataclasses.replace(device_pool(), address=host.address, device_id=0)
     with pytest.raises(ConfigError, match="VRAM of device 0"):
-        NixlAgent(lying, "name")
+        NixlAgent(lying, "name", deque())
 
 
 def test_a_read_that_is_done_when_posted(made: Made) -> None:
@@ -212,45 +194,42 @@ def test_posting_that_raises_ends_the_read(made: Made) -> None:
     fake.first_state = ConnectionError("gone")
     failure = start_read(agent).wait()
     assert isinstance(failure, ReadFailed) and isinstance(failure.__cause__, ConnectionError)
-    fake.fail.add("make_prepped_xfer")
-    assert isinstance(start_read(agent).wait(), ReadFailed)
 
 
 @pytest.fixture
-def pieces(made: Made, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Ended, list[Any]]]:
+def in_pieces(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], tuple[Ended, list[tuple[int, int]]]]:
     """Starts a READ of five blocks, two to a piece; returns its end and what was told before."""
     agent, _ = made
-    monkeypatch.setattr(nixl_agent, "PIECE_BYTES", 2 * BLOCK_BYTES + 1)
     there(agent, lambda: agent.connect(peer()))
 
-    def start(landed: Callable[[int, int], None] | None = None) -> tuple[Ended, list[Any]]:
-        ended, told = Ended(), []
-        look = landed or (lambda first, end: told.append((first, end, len(ended.told))))
-        remote, local = [4, 0, 1, 2, 3], [7, 2, 6, 5, 0]
-        there(agent, lambda: agent.read(PEER, remote, local, look, ended))
-        return ended, told
+    def start(landed: Landed | None = None) -> tuple[Ended, list[tuple[int, int]]]:
+        told: list[tuple[int, int]] = []
+        look = landed or (lambda first, end: told.append((first, end)))
+        return start_read(agent, [4, 0, 1, 2, 3], [7, 2, 6, 5, 0], look, step=2), told
 
     return start
 
 
-def test_pieces_are_told_of_as_they_land_and_the_end_comes_last(made: Made, pieces: Any) -> None:
+def test_pieces_are_told_of_as_they_land_and_the_end_comes_last(made: Made, in_pieces: Any) -> None:
     _, fake = made
-    ended, told = pieces()
+    ended, told = in_pieces()
     assert fake.indices == [([7, 2], [4, 0]), ([6, 5], [1, 2]), ([0], [3])]
     for number in (1, 0):
         fake.posted[number].state = "DONE"
         fake.wait_polls(2)
-    assert told == [(2, 4, 0), (0, 2, 0)] and not ended.told
+    assert told == [(2, 4), (0, 2)] and not ended.told
     fake.posted[2].state = "DONE"
     assert ended.wait() is None
-    assert told[2:] == [(4, 5, 0)]
+    assert told[2:] == [(4, 5)]
 
 
 def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
-    made: Made, pieces: Any
+    made: Made, in_pieces: Any
 ) -> None:
     _, fake = made
-    ended, told = pieces()
+    ended, told = in_pieces()
     fake.posted[0].state = "ERR"
     fake.wait_polls(3)
     assert not ended.told  # bytes of the others may still land
@@ -259,24 +238,24 @@ def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
     assert len(told) == 2
 
 
-def test_after_a_piece_that_cannot_be_posted_no_other_is(made: Made, pieces: Any) -> None:
+def test_after_a_piece_that_cannot_be_posted_no_other_is(made: Made, in_pieces: Any) -> None:
     _, fake = made
     fake.fail.add("make_prepped_xfer")
-    ended, told = pieces()
+    ended, told = in_pieces()
     assert "scripted to fail" in str(ended.wait())
     assert not fake.posted and not told
 
 
-def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, pieces: Any) -> None:
+def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, in_pieces: Any) -> None:
     _, fake = made
     fake.first_state = "DONE"
 
     def look(first: int, end: int) -> None:
         raise IndexError("no such block")
 
-    ended, _ = pieces(look)
+    ended, _ = in_pieces(look)
     assert "no such block" in str(ended.wait())
-    assert pieces()[0].wait() is None
+    assert in_pieces()[0].wait() is None
 
 
 def test_an_unknown_peer_is_no_read(made: Made) -> None:
@@ -388,7 +367,7 @@ def test_too_many_commands_are_refused_not_queued(
 
 
 def test_stopping_releases_everything_in_order(scripted: ScriptedAgent) -> None:
-    agent = NixlAgent(host_pool(), "name")
+    agent = opened()
     there(agent, lambda: agent.connect(peer()))
     agent.stop()
     assert scripted.log == [
@@ -402,7 +381,7 @@ def test_stopping_releases_everything_in_order(scripted: ScriptedAgent) -> None:
 def test_stopping_with_a_read_under_way_leaves_the_memory_registered(
     scripted: ScriptedAgent,
 ) -> None:
-    agent = NixlAgent(host_pool(), "name")
+    agent = opened()
     there(agent, lambda: agent.connect(peer()))
     ended = start_read(agent)
     agent.stop()
@@ -413,7 +392,7 @@ def test_stopping_with_a_read_under_way_leaves_the_memory_registered(
 def test_a_failing_start_is_raised_where_it_was_asked_for(scripted: ScriptedAgent) -> None:
     scripted.fail.add("register_memory")
     with pytest.raises(RuntimeError, match="register_memory"):
-        NixlAgent(host_pool(), "name")
+        opened()
 
 
 def test_missing_bindings_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

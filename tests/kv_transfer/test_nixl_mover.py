@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from baton.kv_transfer import checksum, local_pool, nixl_mover, pieces
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
@@ -85,6 +89,43 @@ async def test_a_read_with_seeds_brings_the_sums_of_what_landed() -> None:
         assert mover.read(peer.boot_id, [5], [1]).sums is None
         with pytest.raises(ReadFailed, match="1 seeds do not fit 2 blocks"):
             mover.read(peer.boot_id, [5, 0], [1, 62], [11])
+
+
+async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", BLOCK_BYTES)
+    summing: set[int] = set()
+
+    def noted(*of_blocks: object) -> np.ndarray:
+        summing.add(threading.get_ident())
+        time.sleep(0.002)  # long enough for the other thread to wake
+        return checksum.checksums(*of_blocks)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(
+        local_pool, "checksum", SimpleNamespace(checksums=noted, words_of=checksum.words_of)
+    )
+    async with pool_server() as (_, peer), own_mover() as (mover, pool):
+        await mover.connect(peer)
+        read = mover.read(peer.boot_id, range(32), range(32), list(range(32)))
+        assert read.sums is not None
+        sums = await asyncio.wait_for(read.sums, DEADLINE_S)
+        assert (sums == reference(pool, range(32), list(range(32)), 8)).all()
+    assert len(summing) == 2
+
+
+async def test_more_waiting_pieces_than_the_bound_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(nixl_mover, "MAX_PIECES", 4)
+    async with pool_server() as (_, peer), own_mover() as (mover, _):
+        await mover.connect(peer)
+        read = mover.read(peer.boot_id, range(5), range(5))
+        await ended(read)
+        with pytest.raises(ReadFailed, match="too many READs"):
+            read.landed.result()
+        small = mover.read(peer.boot_id, range(4), range(4))
+        await ended(small)
+        small.landed.result()
 
 
 async def test_the_preflight_measures_a_peer() -> None:
