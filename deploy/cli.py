@@ -27,6 +27,7 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "dtype": "worker.dtype",
     "blocks": "pool.blocks",
     "quantization": "worker.quantization",
+    "kv_dtype": "pool.kv_dtype",
     "deterministic": "worker.deterministic",
 }
 
@@ -97,6 +98,10 @@ def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.Argume
     command.add_argument(
         "--quantization", choices=("none", "int8", "int4"),
         help="make smaller weights of plain ones at load (worker.quantization)",
+    )  # fmt: skip
+    command.add_argument(
+        "--kv-dtype", choices=("auto", "int8", "fp8_e4m3"),
+        help="keep KV in eight bits: twice the tokens, less exact (pool.kv_dtype)",
     )  # fmt: skip
     command.add_argument(
         "--deterministic", action="store_const", const="true",

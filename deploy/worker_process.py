@@ -86,6 +86,7 @@ def run_worker(
         memory_fraction=config.pool.memory_fraction,
         deterministic=settings.deterministic,
         quantization=settings.quantization,
+        kv_dtype=config.pool.kv_dtype,
         progress=LoadProgress(),
         device=settings.device,
         most_rows=config.step.max_sequences,

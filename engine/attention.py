@@ -62,8 +62,7 @@ class TorchAttention:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
         kv = torch.stack((keys, values), dim=2)  # [rows, kv_heads, 2, head_dim]
-        pool = self._pool.tensor.select(2, layer)  # [block, kv_head, k|v, token, head_dim]
-        pool[layout.write_blocks, :, :, layout.write_slots] = kv
+        self._pool.put(layer, layout.write_blocks, layout.write_slots, kv)
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         out = torch.empty_like(queries)
@@ -80,7 +79,7 @@ class TorchAttention:
         the query length."""
         rows, heads, dim = queries.shape
         tables = layout.decode_tables.long()
-        kv = self._pool.tensor.select(2, layer)[tables]  # [rows, block, kv_head, 2, token, dim]
+        kv = self._pool.take(layer, tables)  # [rows, block, kv_head, 2, token, dim]
         kv = kv.permute(3, 0, 2, 1, 4, 5).flatten(3, 4)  # [2, rows, kv_head, tokens, dim]
         places, lengths = (
             torch.arange(kv.shape[3], device=kv.device),
@@ -100,7 +99,7 @@ class TorchAttention:
         window, size = self._spec.windows[layer], self._pool.block_size
         end = chunk.start + chunk.end - chunk.first
         skipped = max(0, chunk.start + 1 - window) // size if window else 0  # blocks
-        kv = self._pool.tensor.select(2, layer).index_select(0, chunk.blocks[skipped:])
+        kv = self._pool.take(layer, chunk.blocks[skipped:])
         kv = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)  # [2, kv_head, tokens, dim]
         kv = kv[:, None, :, : end - skipped * size]
         own = torch.arange(chunk.start, end, device=kv.device)[:, None]

@@ -14,17 +14,20 @@ import math
 import numba
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.compiled import compiled, keep, take_threads
 from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
 from baton.engine.pool import KvPool
-from baton.engine.softmax_ir import TOKENS, copy, exponentials, highest, mix, narrow, scores, widen
+from baton.engine.rotation_bf16 import rotate_into
+from baton.engine.softmax_ir import TOKENS, exponentials, highest, mix, narrow, scores
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows, StepLayout
 
 _FAR = 4  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
 _QUERIES = 48  # of a chunk at once: their scores stay in a core's cache
+_ZEROS = torch.zeros(COLUMNS)
 
 
 def usable(pool: KvPool) -> bool:
@@ -47,7 +50,6 @@ class BfloatAttention:
         self._pool = pool.tensor  # [block, kv_head, layer, k|v, token, dim]
         self._bits = pool.tensor.view(torch.int16).numpy().view(np.uint16)
         self._strides = tuple(2 * stride for stride in pool.tensor.stride()[:5])
-        self._zeros = torch.zeros(COLUMNS)
 
     def warm_up(self) -> None:
         """Compile now, on a copy of the first block, not while the first client waits."""
@@ -69,23 +71,9 @@ class BfloatAttention:
         layout: StepLayout,
     ) -> Tensor:
         """As `RotatingAttention`; all [rows, heads or kv_heads, dim], of bfloat16."""
-        for given in (queries, keys, values, *angles):
-            assert given.dtype == torch.bfloat16 and given.stride(-1) == 1
-        cos, sin = (each.contiguous() for each in angles)  # [rows, 1, turned]
-        out = torch.empty(queries.shape, dtype=queries.dtype)
-        take_threads()
-        _rotate(
-            self._pool.data_ptr() + layer * self._strides[2],
-            self._strides,
-            (queries.data_ptr(), 2 * queries.stride(0), 2 * queries.stride(1), queries.shape[1]),
-            (keys.data_ptr(), 2 * keys.stride(0), 2 * keys.stride(1), keys.shape[1]),
-            (values.data_ptr(), 2 * values.stride(0), 2 * values.stride(1)),
-            (cos.data_ptr(), sin.data_ptr(), cos.shape[-1], queries.shape[2]),
-            layout.write_blocks.numpy(),
-            layout.write_slots.numpy(),
-            out.data_ptr(),
-        )
-        return out
+        place = self._pool.data_ptr() + layer * self._strides[2]
+        rows = layout.write_blocks, layout.write_slots
+        return rotate_into(place, self._strides, (queries, keys, values), angles, rows)
 
     def decode(self, layer: int, queries: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
         """`queries` [rows, heads, dim] over the first `lengths` int32 [rows] tokens of the
@@ -114,11 +102,8 @@ class BfloatAttention:
 
     def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
         """`queries` [tokens, heads, dim] of one slice, after `chunk.start` tokens."""
-        count, heads, dim = queries.shape
-        kv_heads = self._pool.shape[1]
-        queries = queries.contiguous()
-        out = torch.full_like(queries, torch.nan)
-        end = chunk.start + count
+        kv_heads, dim = self._pool.shape[1], queries.shape[2]
+        end = chunk.start + len(queries)
         window = self._spec.windows[layer]
         skipped = max(0, chunk.start + 1 - window) // COLUMNS if window else 0
         tiles = -(-end // COLUMNS) - skipped
@@ -126,22 +111,35 @@ class BfloatAttention:
         values = np.empty((kv_heads, dim // COLUMNS, tiles * COLUMNS // 2, COLUMNS), np.uint32)
         take_threads()
         _pack(self._bits, layer, chunk.blocks.numpy(), skipped * COLUMNS, end, keys, values)
-        _chunk(
-            keys,
-            values,
-            queries.data_ptr(),
-            count,
-            heads,
-            dim,
-            chunk.start,
-            skipped,
-            window,
-            np.float32(self._spec.scale),
-            np.float32(self._spec.soft_cap),
-            self._zeros.data_ptr(),
-            out.data_ptr(),
-        )
-        return out
+        packed = (keys, values, skipped)
+        return attend_packed(self._spec, layer, queries, chunk.start, packed)
+
+
+Packed = tuple[NDArray[np.uint32], NDArray[np.uint32], int]  # keys, values, tiles before them
+
+
+def attend_packed(
+    spec: AttentionSpec, layer: int, queries: Tensor, start: int, packed: Packed
+) -> Tensor:
+    """`queries` [tokens, heads, dim] of one slice, after `start` tokens, over keys and values
+    as `_pack_walk` packs them. Returns queries' shape."""
+    keys, values, skipped = packed
+    queries = queries.contiguous()
+    out = torch.full_like(queries, torch.nan)  # what a job without memory leaves
+    _chunk(
+        keys,
+        values,
+        queries.data_ptr(),
+        *queries.shape,
+        start,
+        skipped,
+        spec.windows[layer],
+        np.float32(spec.scale),
+        np.float32(spec.soft_cap),
+        _ZEROS.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
 
 
 def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-def]
@@ -229,56 +227,14 @@ def _walk(  # type: ignore[no-untyped-def]
                 scores(query, tiles[number], by_token, dim // 32, ahead, to)
         skip = start * TOKENS
         for g in range(group):
-            weights[g] /= _weigh(weights[g], first - skip, length - skip, scale, soft_cap)
+            weights[g] /= weigh(weights[g], first - skip, length - skip, scale, soft_cap)
         for number in range(end - start):
             token = max(first - skip, number * TOKENS)
             count = min(length - skip, (number + 1) * TOKENS) - token
             values = tiles[number] + by_pair + token % TOKENS * by_token
             ahead = tiles[min(number + _FAR, end - start - 1)] + by_pair
-            _add(weights, token, values, by_token, count, ahead, mixed)
-        _write(mixed, out + offset)
-
-
-def _rotate_walk(  # type: ignore[no-untyped-def]
-    pool,  # address of the layer
-    strides,  # bytes: of a block, KV head, layer, k to v, token
-    queries,  # address, bytes from row to row and head to head, heads
-    keys,
-    values,  # as far as there
-    angles,  # addresses of bfloat16 cos and sin [rows, turned], turned, dim
-    blocks,  # int64 [rows]
-    slots,
-    out,  # address of bfloat16 [rows, heads, dim]
-):
-    cos, sin, turned, dim = angles
-    parts = 16
-    rows = blocks.shape[0]
-    for part in numba.prange(parts):
-        across, along = np.empty((2, turned), dtype=np.float32)
-        head_values = np.empty(dim, dtype=np.float32)
-        for row in range(part * rows // parts, (part + 1) * rows // parts):
-            widen(cos + row * turned * 2, across.ctypes.data, turned // TOKENS)
-            widen(sin + row * turned * 2, along.ctypes.data, turned // TOKENS)
-            for head in range(queries[3]):
-                at = queries[0] + row * queries[1] + head * queries[2]
-                _turn(at, across, along, head_values, out + (row * queries[3] + head) * dim * 2)
-            token = pool + blocks[row] * strides[0] + slots[row] * strides[4]
-            for head in range(keys[3]):
-                place = token + head * strides[1]
-                _turn(keys[0] + row * keys[1] + head * keys[2], across, along, head_values, place)
-                value = values[0] + row * values[1] + head * values[2]
-                copy(value, place + strides[3], dim // 32)  # 16 pairs at a time
-
-
-def _turn_head(at, across, along, values, out):  # type: ignore[no-untyped-def]
-    """bfloat16 numbers at `at` to `out`, the first of them turned; `values` is room for them."""
-    widen(at, values.ctypes.data, values.shape[0] // TOKENS)
-    half = across.shape[0] // 2
-    for i in range(half):
-        low, high = values[i], values[i + half]
-        values[i] = low * across[i] + high * along[i]
-        values[i + half] = high * across[i + half] + low * along[i + half]
-    narrow(values.ctypes.data, out, values.shape[0] // TOKENS, np.float32(1.0))
+            add_weighed(weights, token, values, by_token, count, ahead, mixed)
+        write_mixed(mixed, out + offset)
 
 
 def _pack_walk(  # type: ignore[no-untyped-def]
@@ -366,7 +322,7 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
             for row in range(rows):
                 end = start + first + row + 1 - low * COLUMNS
                 begin = max(0, end - window) if window else 0
-                total = _weigh(found[row], begin, end, scale, soft_cap)
+                total = weigh(found[row], begin, end, scale, soft_cap)
                 place, to = at + row * width * 4, narrowed + row * width * 2
                 narrow(place, to, width // TOKENS, np.float32(1.0) / total)
             for number in range(dim // COLUMNS):
@@ -383,9 +339,7 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
 
 _mix_one, _mix_two = mix(1), mix(2)
 _score_tile, _mix_tile = tile(1, wide=True), tile(1)
-_weigh, _add, _write = compiled(_softmax), compiled(_mix_tokens), compiled(_write_mixed)
+weigh, add_weighed, write_mixed = compiled(_softmax), compiled(_mix_tokens), compiled(_write_mixed)
 _decode = compiled(_walk, parallel=True)
-_turn = compiled(_turn_head)
-_rotate = compiled(_rotate_walk, parallel=True)
 _pack = compiled(_pack_walk, parallel=True)
 _chunk = compiled(_chunk_walk, parallel=True)

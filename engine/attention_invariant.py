@@ -9,6 +9,7 @@ results are those of `TorchAttention`. Needs numba; owns nothing but views of th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.attention import TorchAttention
+from baton.engine.codes_numba import Slabs
 from baton.engine.compiled import take_threads
 from baton.engine.pool import KvPool
 from baton.engine.spec import AttentionSpec
@@ -33,21 +35,24 @@ class InvariantAttention(TorchAttention):
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         """Raises ConfigError for a pool whose numbers the kernel does not read."""
         super().__init__(pool, spec)
-        if pool.tensor.dtype not in (torch.float32, torch.bfloat16):
+        if pool.dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(
-                f"worker.deterministic: not with KV in {pool.tensor.dtype}; use float32 or bfloat16"
+                f"worker.deterministic: not with KV in {pool.dtype}; use float32 or bfloat16"
             )
-        wide = pool.tensor.dtype == torch.float32
-        bits = pool.tensor.view(torch.int32 if wide else torch.int16).numpy()
-        self._bits = bits.view(np.uint32 if wide else np.uint16)
-        # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
-        self._widen = np.uint32(1 if wide else 1 << 16)
+        self._slabs = None if pool.codes is None else Slabs(pool)
+        self._numbers: tuple[NDArray[Any], np.uint32] | None = None
+        if pool.codes is None:
+            wide = pool.dtype == torch.float32
+            bits = pool.tensor.view(torch.int32 if wide else torch.int16).numpy()
+            # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
+            widen = np.uint32(1 if wide else 1 << 16)
+            self._numbers = bits.view(np.uint32 if wide else np.uint16), widen
         self._jobs: tuple[StepLayout, _Jobs] | None = None  # of the step that runs
         self._warm_up()
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         if self._jobs is None or self._jobs[0] is not layout:
-            group = queries.shape[1] // self._bits.shape[1]
+            group = queries.shape[1] // self._pool.tensor.shape[1]
             self._jobs = layout, _jobs(layout, max(1, _JOB_ROWS // group))
         # A job whose scratch memory cannot be had ends without a word: its rows then stay NaN.
         out = torch.full(queries.shape, torch.nan)
@@ -57,9 +62,10 @@ class InvariantAttention(TorchAttention):
     def _run(self, layer: int, queries: Tensor, jobs: _Jobs, out: Tensor) -> None:
         take_threads()
         attend_rows(
-            self._bits,
+            self._numbers,
+            None if self._slabs is None else self._slabs.of(layer),
+            self._pool.tensor.shape[1],
             layer,
-            self._widen,
             queries.numpy(),
             jobs.rows,
             jobs.tables,
@@ -71,7 +77,7 @@ class InvariantAttention(TorchAttention):
 
     def _warm_up(self) -> None:
         """Compile now, on the first block's first token, not while the first client waits."""
-        _, kv_heads, _, _, _, dim = self._bits.shape
+        _, kv_heads, _, _, _, dim = self._pool.tensor.shape
         queries = torch.zeros((1, kv_heads, dim))
         rows = np.array([[0, 1, 0, 0]], dtype=np.int32)
         self._run(0, queries, _Jobs(rows, np.zeros(1, dtype=np.int32)), torch.empty_like(queries))

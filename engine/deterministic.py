@@ -74,7 +74,7 @@ def prove(runner: ModelRunner) -> str:
         (alone,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
     finally:
         torch.set_num_threads(threads)
-    runner.pool.tensor[: 2 * needed].zero_()
+    runner.pool.memory[: 2 * needed].zero_()
     if not torch.equal(torch.cat(pieces), whole) or not torch.equal(alone, whole):
         raise ConfigError(
             "worker.deterministic: on this machine the numbers of a sequence of this model depend "

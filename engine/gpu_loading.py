@@ -132,9 +132,9 @@ def sized_runner(
             "step.max_sequences"
         ) from error
     each = block_bytes(spec, size, dtype)
-    runner.memory = MemoryPlan(
-        weights_bytes, free, fraction, blocks, each, size, runner.max_context, beside
-    )
+    sizes = blocks, each, size, runner.max_context
+    kind = runner.pool.kind
+    runner.memory = MemoryPlan(weights_bytes, free, fraction, *sizes, kind, beside)
     return runner
 
 

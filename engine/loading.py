@@ -15,10 +15,11 @@ from baton.engine.attention import Attention, TorchAttention
 from baton.engine.device_choice import chosen_device
 from baton.engine.experts import Gating
 from baton.engine.host_memory import available_bytes, resident_bytes
+from baton.engine.kv_codes import CODES, KvCodes
 from baton.engine.latent import LatentAttention
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.norms import Norms
-from baton.engine.pool import KvPool, blocks_for
+from baton.engine.pool import KvPool, block_bytes, blocks_for
 from baton.engine.quantization import MADE, Made
 from baton.engine.runner import ModelRunner
 from baton.engine.shards import Progress
@@ -46,6 +47,7 @@ def build_engine(
     backend: str = "auto",
     deterministic: bool = False,
     quantization: str = "none",
+    kv_dtype: str = "auto",
     progress: Progress | None = None,
     device: str = "cpu",
     most_rows: int = 256,
@@ -58,6 +60,7 @@ def build_engine(
     few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
     torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`: see
     `deterministic_runner`. `quantization`: what plain weights become, "int8" or "int4".
+    `kv_dtype`: what the pool holds, "int8" or "fp8_e4m3", or what the model computes in.
     `progress`: see `load_weights`. `device`: see `chosen_device`; on a GPU decode steps of up to
     `most_rows` are captured, and memory is kept for a step of `step_tokens`.
     Raises ModelError and ConfigError naming the remedy.
@@ -72,6 +75,10 @@ def build_engine(
             raise ConfigError(
                 "worker.deterministic and other attention backends are for a CPU: set "
                 "worker.device to cpu, or leave them as they are"
+            )
+        if kv_dtype != "auto":
+            raise ConfigError(
+                f"pool.kv_dtype is {kv_dtype!r}: the kernels of a GPU do not read it yet; give auto"
             )
         kind = _dtype(folder, read_spec(folder, max_context), dtype)
         options = GpuOptions(
@@ -89,6 +96,7 @@ def build_engine(
         backend=backend,
         deterministic=deterministic,
         quantization=quantization,
+        kv_dtype=kv_dtype,
         progress=progress,
     )
     return TorchEngine(runner, threads=threads)
@@ -105,17 +113,19 @@ def build_runner(
     backend: str = "auto",
     deterministic: bool = False,
     quantization: str = "none",
+    kv_dtype: str = "auto",
     progress: Progress | None = None,
 ) -> ModelRunner:
     """As `build_engine`, for whoever runs steps in a thread of their own."""
     spec = read_spec(folder, max_context)
-    kind = _dtype(folder, spec, dtype)
+    kind, codes = _dtype(folder, spec, dtype), _codes(kv_dtype)
+    block_bytes(spec, block_size, kind, codes)  # raises before the weights are read
     before = resident_bytes()
     weights = load_weights(folder, spec, kind, progress, _made(quantization))
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     fraction = 0.0 if blocks else memory_fraction
-    blocks = blocks or blocks_for(spec, block_size, kind, int(memory_fraction * free))
-    pool = KvPool(spec, blocks, block_size, kind)
+    blocks = blocks or blocks_for(spec, block_size, kind, int(memory_fraction * free), codes)
+    pool = KvPool(spec, blocks, block_size, kind, codes=codes)
     if deterministic:
         runner = _deterministic(spec, weights, pool, max_context)
     else:
@@ -123,8 +133,8 @@ def build_runner(
         runner = ModelRunner(
             spec, weights, pool, attention, max_context, *_rows(spec, kind, backend)
         )
-    context = runner.max_context
-    runner.memory = MemoryPlan(grown, free, fraction, blocks, pool.block_bytes, block_size, context)
+    sizes = blocks, pool.block_bytes, block_size, runner.max_context
+    runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
     return runner
 
 
@@ -132,6 +142,12 @@ def _made(name: str) -> Made:
     if name not in MADE:
         raise ConfigError(f"worker.quantization is {name!r}: give {', '.join(MADE)}")
     return MADE[MADE.index(name)]
+
+
+def _codes(name: str) -> KvCodes | None:
+    if name != "auto" and name not in CODES:
+        raise ConfigError(f"pool.kv_dtype is {name!r}: give auto or one of {', '.join(CODES)}")
+    return CODES.get(name)
 
 
 def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
@@ -152,16 +168,17 @@ def _attention(pool: KvPool, model: ModelSpec, backend: str) -> Attention | Late
     spec = model.attention
     if model.latent is not None:
         return LatentAttention(pool, model.latent, model.heads, spec.scale)
-    half = pool.tensor.dtype == torch.float16
+    half = pool.dtype == torch.float16
     if backend == "torch" or (backend == "auto" and (half or find_spec("numba") is None)):
         return TorchAttention(pool, spec)
     if half:
         raise ConfigError("attention backend 'numba' has no float16: give auto or torch")
     try:
+        from baton.engine.attention_codes import CodesAttention
         from baton.engine.attention_numba import NumbaAttention
     except ImportError as error:
         raise ConfigError(f"attention backend {backend!r} needs numba: {error}") from error
-    return NumbaAttention(pool, spec)
+    return NumbaAttention(pool, spec) if pool.codes is None else CodesAttention(pool, spec)
 
 
 def _rows(spec: ModelSpec, kind: torch.dtype, backend: str) -> tuple[Gating | None, Norms | None]:

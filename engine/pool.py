@@ -6,6 +6,9 @@
     [block, 1, layer, token, latent and rotated key]      for multi-head latent attention
      one slab, alike on every rank
 
+    [block, kv_head, codes [layer, k|v, token, head_dim] | scales [layer, k|v, token]]
+     in eight bits: a head's slab ends in its scales, so that it moves and is summed with them
+
 Knows no sequences and no identities. Who may write into which block is the caller's matter;
 only the device thread writes here.
 """
@@ -21,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from baton.engine.huge_pages import map_memory
+from baton.engine.kv_codes import SCALE_BYTES, KvCodes
 from baton.engine.spec import ModelSpec
 from baton.runtime.errors import ConfigError
 
@@ -28,7 +32,9 @@ _LEAST_TOKENS = 512  # a smaller pool serves no one
 
 
 class KvPool:
-    """`tensor` has the shape above, in `dtype`. The memory is touched when first written."""
+    """`tensor` has the shape above, in `dtype` or, in eight bits, in codes of `codes` beside
+    float32 `scales` [block, kv_head, layer, k|v, token]; both lie in `memory`, uint8 [block,
+    kv_head, bytes]. The memory is touched when first written."""
 
     def __init__(
         self,
@@ -37,33 +43,59 @@ class KvPool:
         block_size: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
+        codes: KvCodes | None = None,
     ) -> None:
-        """On a `device` (None: the host), one more block, `spare_block`, which no sequence owns,
-        takes the KV of rows that fill up a batch. Raises ConfigError if `blocks` is not
-        positive or the memory cannot be had."""
+        """`dtype` is what attention computes with. On a `device` (None: the host), one more
+        block, `spare_block`, which no sequence owns, takes the KV of rows that fill up a batch.
+        Raises ConfigError if `blocks` is not positive, the memory cannot be had, or `codes` do
+        not fit the model."""
         if blocks <= 0 or block_size <= 0:
             raise ConfigError(
                 f"pool.blocks is {blocks} and pool.block_size {block_size}: give positive numbers"
             )
         self.blocks = blocks
         self.block_size = block_size
-        self.block_bytes = block_bytes(spec, block_size, dtype)
+        self.block_bytes = block_bytes(spec, block_size, dtype, codes)
         self.slabs = spec.kv_heads
         self.spare_block = blocks
-        if device is not None:
-            shape = (blocks + 1, *_block_shape(spec, block_size))
-            self.tensor = _on_device(shape, dtype, device)
+        self.dtype = dtype
+        self.codes = codes
+        there = blocks + (device is not None)
+        shape = (there, spec.kv_heads, self.block_bytes // spec.kv_heads)
+        self.memory = _on_host(shape) if device is None else _on_device(shape, device)
+        self.scales: torch.Tensor | None = None
+        rows = _block_shape(spec, block_size)
+        if codes is None:
+            self.tensor = self.memory.view(dtype).view(there, *rows)
             return
-        shape = (blocks, *_block_shape(spec, block_size))
-        try:
-            # A READ through shared memory walks both pools page by page: twice as fast so.
-            self._memory = map_memory(blocks * self.block_bytes)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"pool.blocks is {blocks}, of {self.block_bytes} bytes each: the system gives no "
-                f"{blocks * self.block_bytes} bytes; give fewer blocks"
-            ) from error
-        self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
+        many = math.prod(rows[1:])
+        self.tensor = self.memory[:, :, :many].view(codes.dtype).unflatten(2, rows[1:])
+        self.scales = self.memory[:, :, many:].view(torch.float32).unflatten(2, rows[1:-1])
+
+    @property
+    def kind(self) -> str:
+        """What a block holds, in words that peers compare: "bfloat16", "int8 of bfloat16"."""
+        plain = str(self.dtype).removeprefix("torch.")
+        return f"{self.codes.name} of {plain}" if self.codes else plain
+
+    def put(self, layer: int, blocks: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
+        """Write `kv` [rows, kv_head, k|v, head_dim] into the `slots` of `blocks`, int64 [rows]."""
+        if self.codes is None or self.scales is None:
+            self.tensor.select(2, layer)[blocks, :, :, slots] = kv
+            return
+        codes, scales = self.codes.encode(kv)
+        # Bytes: torch does not index some kinds of eight bits.
+        bits = self.tensor.view(torch.uint8).select(2, layer)
+        bits[blocks, :, :, slots] = codes.view(torch.uint8)
+        self.scales.select(2, layer)[blocks, :, :, slots] = scales
+
+    def take(self, layer: int, blocks: torch.Tensor) -> torch.Tensor:
+        """A copy of `blocks` [...] in `dtype`: [..., kv_head, k|v, token, head_dim]."""
+        if self.codes is None or self.scales is None:
+            return self.tensor.select(2, layer)[blocks]
+        bits = self.tensor.view(torch.uint8).select(2, layer)[blocks]
+        scales = self.scales.select(2, layer)[blocks]
+        return self.codes.decode(bits.view(self.codes.dtype), scales).to(self.dtype)
 
     def bytes_view(self) -> NDArray[np.uint8]:
         """The same memory as uint8 [blocks, block_bytes], C-contiguous, where the host has it."""
@@ -71,8 +103,7 @@ class KvPool:
 
     def bytes_tensor(self) -> torch.Tensor:
         """The same memory as uint8 [blocks, block_bytes], contiguous, wherever it lies."""
-        flat = self.tensor[: self.blocks].view(torch.uint8)
-        return flat.view(self.blocks, self.block_bytes)
+        return self.memory[: self.blocks].view(self.blocks, self.block_bytes)
 
     def as_pairs(self) -> KvPool:
         """A latent pool's own memory, as if every row were its token's key and value both:
@@ -86,12 +117,25 @@ class KvPool:
         for block in (source, target):
             if not 0 <= block < self.blocks:
                 raise ValueError(f"block {block} is not in the pool of {self.blocks} blocks")
-        self.tensor[target].copy_(self.tensor[source])
+        self.memory[target].copy_(self.memory[source])
 
 
-def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _on_host(shape: tuple[int, int, int]) -> torch.Tensor:
+    blocks, block = shape[0], shape[1] * shape[2]
     try:
-        return torch.zeros(shape, dtype=dtype, device=device)
+        # A READ through shared memory walks both pools page by page: twice as fast so.
+        memory = map_memory(blocks * block)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"pool.blocks is {blocks}, of {block} bytes each: the system gives no "
+            f"{blocks * block} bytes; give fewer blocks"
+        ) from error
+    return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
+
+
+def _on_device(shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    try:
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"pool.blocks is {shape[0] - 1}: {device} has no memory for them; give fewer, or a "
@@ -99,9 +143,24 @@ def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
         ) from error
 
 
-def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block of all layers."""
-    return math.prod(_block_shape(spec, block_size)) * dtype.itemsize
+def block_bytes(
+    spec: ModelSpec, block_size: int, dtype: torch.dtype, codes: KvCodes | None = None
+) -> int:
+    """Bytes of one block of all layers. Raises ConfigError if `codes` do not fit the model."""
+    shape = _block_shape(spec, block_size)
+    if codes is None:
+        return math.prod(shape) * dtype.itemsize
+    if spec.latent is not None:
+        raise ConfigError(
+            f"pool.kv_dtype is {codes.name}: not for a model with latent attention, whose rows "
+            "hold a latent and a key of unlike sizes; give auto"
+        )
+    if spec.head_dim % 4:  # a slab would not be whole words, which are what checksums add up
+        raise ConfigError(
+            f"pool.kv_dtype is {codes.name}: not for heads of {spec.head_dim} numbers, which are "
+            "no multiple of 4; give auto"
+        )
+    return math.prod(shape[:-1]) * (spec.head_dim + SCALE_BYTES)
 
 
 def _block_shape(spec: ModelSpec, block_size: int) -> tuple[int, ...]:
@@ -110,23 +169,32 @@ def _block_shape(spec: ModelSpec, block_size: int) -> tuple[int, ...]:
     return (spec.kv_heads, spec.layers, *pair, block_size, spec.head_dim)
 
 
-def blocks_for(spec: ModelSpec, block_size: int, dtype: torch.dtype, budget_bytes: int) -> int:
+def blocks_for(
+    spec: ModelSpec,
+    block_size: int,
+    dtype: torch.dtype,
+    budget_bytes: int,
+    codes: KvCodes | None = None,
+) -> int:
     """How many blocks fit into `budget_bytes`. Raises ConfigError if they hold fewer tokens
-    than any use needs."""
-    each = block_bytes(spec, block_size, dtype)
+    than any use needs, or as `block_bytes` does."""
+    each = block_bytes(spec, block_size, dtype, codes)
     blocks = budget_bytes // each
     least = -(-min(_LEAST_TOKENS, spec.max_context) // block_size)
     if blocks < least:
         raise ConfigError(
             f"the KV pool has {max(budget_bytes, 0)} bytes, room for {max(blocks, 0)} blocks: "
-            f"{_arithmetic(spec, block_size)} x {dtype.itemsize} bytes = {each} bytes a block, "
+            f"{_arithmetic(spec, block_size, dtype, codes)} = {each} bytes a block, "
             f"and at least {least} blocks ({least * each} bytes) are needed; raise "
             "pool.memory_fraction, free memory on this host, or use a smaller model"
         )
     return blocks
 
 
-def _arithmetic(spec: ModelSpec, block_size: int) -> str:
+def _arithmetic(spec: ModelSpec, block_size: int, dtype: torch.dtype, codes: KvCodes | None) -> str:
     heads = "1 latent" if spec.latent else f"{spec.kv_heads} KV heads"
     pair = "" if spec.latent else " x 2"
-    return f"{heads} x {spec.layers} layers{pair} x {block_size} tokens x {spec.head_dim}"
+    row = f"{spec.head_dim} x {dtype.itemsize} bytes"
+    if codes is not None:
+        row = f"({spec.head_dim} codes + a scale of {SCALE_BYTES} bytes)"
+    return f"{heads} x {spec.layers} layers{pair} x {block_size} tokens x {row}"

@@ -32,6 +32,9 @@ from baton.engine.dot_bf16 import (
 TOKENS = LANES  # of one call of `scores`
 _FLOAT = ir.FloatType()
 _WORDS = ir.VectorType(I32, LANES)
+_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_WIDE = ir.VectorType(_FLOAT, 2 * LANES)
 _UNARY = ir.FunctionType(FLOATS, [FLOATS])
 _FUSED = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS])
 _LOWEST = -126.0  # exponent of two; below it a weight is nothing
@@ -178,6 +181,32 @@ def copy(context, at, out, vectors):  # type: ignore[no-untyped-def]
     return types.void(*[types.int64] * 3), generate
 
 
+def unpack(floating: bool) -> Any:
+    """A Numba function (codes, out, vectors): 32 * `vectors` codes of `KvCodes` become bfloat16
+    numbers, exactly: those of int8, or if `floating` those of FP8 times 2^-8."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        codes, out, vectors = values
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            found = load(builder, builder.add(codes, builder.mul(step, I64(32))), 0, _BYTES)
+            if floating:
+                wide = builder.fpext(_as_halves(builder, found), _WIDE)
+            else:
+                wide = builder.sitofp(found, _WIDE)
+            rounded = builder.fptrunc(wide, PAIRS)
+            store(builder, rounded, builder.add(out, builder.mul(step, I64(64))))
+            return []
+
+        _loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    def unpacked(context, codes, out, vectors):  # type: ignore[no-untyped-def]
+        return types.void(*[types.int64] * 3), generate
+
+    return intrinsic(unpacked)
+
+
 def mix(queries: int) -> Any:
     """A Numba function (weights, weights_stride, values, token_stride, tokens, ahead, out,
     out_stride)
@@ -276,6 +305,17 @@ def _widened(builder: Any, address: Any, offset: int) -> tuple[Any, Any]:
     even = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
     odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
     return builder.bitcast(even, FLOATS), builder.bitcast(odd, FLOATS)
+
+
+def _as_halves(builder: Any, codes: Any) -> Any:
+    """32 bytes of FP8 (E4M3) as float16 times 2^-8: the exponent's field begins as FP8's does,
+    and is one bit longer."""
+    shorts = builder.zext(codes, _SHORTS)
+    rest = builder.and_(shorts, ir.Constant(_SHORTS, [0x7F] * 2 * LANES))
+    sign = builder.and_(shorts, ir.Constant(_SHORTS, [0x80] * 2 * LANES))
+    rest = builder.shl(rest, ir.Constant(_SHORTS, [7] * 2 * LANES))
+    sign = builder.shl(sign, ir.Constant(_SHORTS, [8] * 2 * LANES))
+    return builder.bitcast(builder.or_(rest, sign), ir.VectorType(ir.HalfType(), 2 * LANES))
 
 
 def _all(value: float) -> Any:

@@ -17,6 +17,7 @@ from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
 from numba import types
 from numba.extending import intrinsic
 
+from baton.engine.codes_numba import decode_row
 from baton.engine.compiled import compiled
 
 # These two decide the order of sums: another value is another result.
@@ -91,20 +92,43 @@ def tanh(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(error_model="numpy")
-def _load(bits, place, widen, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def]
-    """One tile in float32: `keys` [dim, tile] and `values` [tile, dim], from `place` = (head,
-    layer, start in `tables`) and the tokens `base` to `base + count`."""
-    head, layer, table = place
+def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def]
+    (bits, widen), (head, layer, table) = numbers, place
     size = bits.shape[4]
     for token in range(count):
         block = tables[table + (base + token) // size]
         slot = (base + token) % size
         stored = bits[block, head, layer, 0, slot]
         for i in range(stored.shape[0]):
-            turned[token, i] = stored[i] * widen
+            keys[token, i] = stored[i] * widen
         stored = bits[block, head, layer, 1, slot]
         for i in range(stored.shape[0]):
             values[token, i] = stored[i] * widen
+
+
+@numba.njit(error_model="numpy")
+def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def]
+    head, _, table = place
+    slabs, words, floating, first, first_scale, size = codes
+    dim = keys.shape[1]
+    for token in range(count):
+        block = tables[table + (base + token) // size]
+        row = (base + token) % size
+        slab, scales = slabs[block, head], words[block, head, first_scale:]
+        at = (first + row) * dim
+        decode_row(slab[at : at + dim], scales[row], floating, keys[token])
+        at, row = at + size * dim, row + size
+        decode_row(slab[at : at + dim], scales[row], floating, values[token])
+
+
+@numba.njit(error_model="numpy")
+def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def]
+    """One tile in float32: `keys` [dim, tile] and `values` [tile, dim], from `place` = (head,
+    layer, start in `tables`) and the tokens `base` to `base + count`."""
+    if numbers is not None:  # decided as this is compiled
+        _load_numbers(numbers, place, tables, base, count, turned, values)
+    if codes is not None:
+        _load_codes(codes, place, tables, base, count, turned, values)
     for i in range(keys.shape[0]):
         for token in range(_TILE):
             keys[i, token] = turned[token, i]
@@ -158,9 +182,11 @@ def _weigh(scores, first, end, scale, cap, best, total, mixed):  # type: ignore[
 
 
 def _attend(  # type: ignore[no-untyped-def]
-    bits,  # uint16 or uint32 [block, kv_head, layer, k|v, token, dim]
+    numbers,  # None, or uint16 or uint32 [block, kv_head, layer, k|v, token, dim], and the
+    # uint32 that makes a float32 of one of them
+    codes,  # None, or `codes_numba.Slabs.of` the layer
+    kv_heads,
     layer,
-    widen,  # uint32: what makes a float32 of one of `bits`
     queries,  # float32 [rows, heads, dim]
     runs,  # int32 [runs, 4]: first row, rows, position of the first, place in `tables`
     tables,  # int32
@@ -172,8 +198,7 @@ def _attend(  # type: ignore[no-untyped-def]
     """One job per run of rows and KV head; softmax online over tiles (Milakov and Gimelshein
     2018, arXiv:1805.02867). A row takes part in a tile only if it sees a token of it."""
     heads, dim = queries.shape[1], queries.shape[2]
-    kv_heads, count_runs = bits.shape[1], runs.shape[0]
-    group = heads // kv_heads
+    count_runs, group = runs.shape[0], heads // kv_heads
     for job in numba.prange(kv_heads * count_runs):
         head, run = job // count_runs, job % count_runs
         first, rows, start = runs[run, 0], runs[run, 1], runs[run, 2]
@@ -189,7 +214,7 @@ def _attend(  # type: ignore[no-untyped-def]
         for base in range(lowest // _TILE * _TILE, start + rows, _TILE):
             count = min(_TILE, start + rows - base)
             place = (head, layer, runs[run, 3])
-            _load(bits, place, widen, tables, base, count, keys_bits, values_bits, turned)
+            _load(numbers, codes, place, tables, base, count, keys_bits, values_bits, turned)
             for m in range(rows * group):
                 own = start + m // group + 1 - base  # tokens up to the row's own
                 end, begin = min(count, own), max(0, own - window) if window else 0

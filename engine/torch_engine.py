@@ -134,8 +134,8 @@ class TorchEngine:
 
     @property
     def dtype_name(self) -> str:
-        """Of the KV, as torch calls it ("bfloat16")."""
-        return str(self._runner.pool.tensor.dtype).removeprefix("torch.")
+        """Of the KV: see `KvPool.kind`."""
+        return self._runner.pool.kind
 
     def submit(self, batch: StepBatch) -> TorchHandle:
         """Queue a step; must be called on a running event loop. Raises EngineError if the

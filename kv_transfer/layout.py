@@ -2,7 +2,8 @@
 
     pool of a rank   [block, kv_head, layer, k|v, token, head_dim]
     block            = head slab 0 | head slab 1 | ...          contiguous
-    slab             = [layer, k|v, token, head_dim] of one KV head
+    slab             = [layer, k|v, token, head_dim] of one KV head, and the scales of its rows
+                       [layer, k|v, token] where they are kept in eight bits
 
 A rank holds a run of heads, so a move between splits is a few contiguous runs of slabs. With
 more ranks than KV heads each head is held by several ranks, alike. A model with one latent head
@@ -26,10 +27,12 @@ class BlockLayout:
     head_dim: int
     item_bytes: int
     sides: int = 2  # K and V; 1 for a latent head
+    scale_bytes: int = 0  # of a row of head_dim; 0: rows have no scale
 
     @property
     def slab_bytes(self) -> int:
-        return self.layers * self.sides * self.block_size * self.head_dim * self.item_bytes
+        row_bytes = self.head_dim * self.item_bytes + self.scale_bytes
+        return self.layers * self.sides * self.block_size * row_bytes
 
     @property
     def block_bytes(self) -> int:

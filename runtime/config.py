@@ -15,6 +15,7 @@ from baton.runtime.errors import ConfigError
 PlacementMode = Literal["auto", "disaggregated", "local"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
+KvDtype = Literal["auto", "int8", "fp8_e4m3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class PoolConfig:
     block_size: int = 16  # tokens
     blocks: int = 0  # 0: sized from `memory_fraction`
     memory_fraction: float = 0.5  # of what is free after loading, shared by the host's workers
+    kv_dtype: KvDtype = "auto"  # auto: what the model computes in
     quarantine_limit: float = 0.25  # share of the pool; above it the worker drains and restarts
 
 

@@ -1,0 +1,204 @@
+"""Attention of a bfloat16 model over an eight-bit pool by the processor's own instruction.
+
+As `attention_bf16`, but that each tile of 16 tokens is unpacked into a core's first cache before
+it is used. Codes are exact in bfloat16; the scales of keys multiply the scores of their tokens
+and those of values the weights, so that decode rounds nothing which a bfloat16 pool would not. A
+chunk's keys and values are rounded to bfloat16 as they are packed. Needs numba; owns nothing but
+views of the pool.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.attention_bf16 import add_weighed, attend_packed, weigh, write_mixed
+from baton.engine.codes_numba import Slabs, decode_row
+from baton.engine.compiled import compiled, keep, take_threads
+from baton.engine.dot_bf16 import COLUMNS, supported
+from baton.engine.pool import KvPool
+from baton.engine.softmax_ir import TOKENS, scores, unpack
+from baton.engine.spec import AttentionSpec
+from baton.engine.step_layout import ChunkRows
+
+_FAR = 4  # tiles that are fetched ahead
+
+
+def usable(pool: KvPool) -> bool:
+    """Whether the kernels fit this pool and this processor."""
+    return (
+        pool.codes is not None
+        and pool.dtype == torch.bfloat16
+        and pool.tensor.shape[-1] % COLUMNS == 0
+        and pool.block_size % TOKENS == 0
+        and supported()
+    )
+
+
+class BfloatCodesAttention:
+    """Decode rows and chunks of a pool that is `usable`; see `BfloatAttention`."""
+
+    def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
+        self._spec = spec
+        self._slabs = Slabs(pool)
+        self._kv_heads, self._dim = pool.slabs, pool.tensor.shape[-1]
+
+    def warm_up(self) -> None:
+        """Compile now, on a copy of the first block, not while the first client waits."""
+        queries = torch.zeros(2, self._kv_heads, self._dim, dtype=torch.bfloat16)
+        table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        self.decode(0, queries[:1], table, length)
+        self.chunk(0, queries, ChunkRows(0, 2, 0, torch.zeros(1, dtype=torch.int64)))
+
+    def decode(self, layer: int, queries: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
+        """`queries` [rows, heads, dim] over the first `lengths` int32 [rows] tokens of the
+        blocks in `tables` int32 [rows, width]. Returns queries' shape."""
+        queries = queries.contiguous()
+        out = torch.full_like(queries, torch.nan)  # what a job without memory leaves
+        take_threads()
+        _decode(
+            self._slabs.of(layer),
+            queries.data_ptr(),
+            queries.shape[1],
+            self._dim,
+            tables.numpy(),
+            lengths.numpy(),
+            self._spec.windows[layer],
+            np.float32(self._spec.scale),
+            np.float32(self._spec.soft_cap),
+            out.data_ptr(),
+        )
+        return out
+
+    def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        """`queries` [tokens, heads, dim] of one slice, after `chunk.start` tokens."""
+        end, window = chunk.start + len(queries), self._spec.windows[layer]
+        skipped = max(0, chunk.start + 1 - window) // COLUMNS if window else 0
+        tiles, dim = -(-end // COLUMNS) - skipped, self._dim
+        keys = np.empty((self._kv_heads, tiles, dim // 2, COLUMNS), dtype=np.uint32)
+        shape = (self._kv_heads, dim // COLUMNS, tiles * COLUMNS // 2, COLUMNS)
+        values = np.empty(shape, dtype=np.uint32)
+        take_threads()
+        _pack(
+            self._slabs.of(layer),
+            chunk.blocks.numpy(),
+            skipped * COLUMNS,
+            end,
+            keys,
+            values,
+        )
+        return attend_packed(self._spec, layer, queries, chunk.start, (keys, values, skipped))
+
+
+def _walk(  # type: ignore[no-untyped-def]
+    codes,  # of `Slabs.of`
+    queries,  # address of bfloat16 [rows, heads, dim]
+    heads,
+    dim,
+    tables,  # int32 [rows, width]
+    lengths,  # int32 [rows]
+    window,  # tokens; 0: all
+    scale,
+    soft_cap,  # 0: none
+    out,  # address of bfloat16 [rows, heads, dim]
+):
+    """One job per row and KV head."""
+    slabs, words, floating, first_row, first_scale, size = codes
+    kv_heads, by_head = slabs.shape[1], slabs.shape[2]
+    group, by_token = heads // kv_heads, 2 * dim
+    stretch = np.float32(256.0 if floating else 1.0)
+    for job in numba.prange(lengths.shape[0] * kv_heads):
+        row, head = job // kv_heads, job % kv_heads
+        offset = (row * heads + head * group) * dim * 2
+        length = lengths[row]
+        first = max(0, length - window) if window else 0
+        start, end = first // TOKENS, (length + TOKENS - 1) // TOKENS
+        width = (end - start) * TOKENS
+        weights = np.empty((group, width), dtype=np.float32)
+        sizes = np.empty((2, width), dtype=np.float32)  # the scales of keys, and of values
+        mixed = np.zeros((group, dim), dtype=np.float32)
+        tiles = np.empty(end - start, dtype=np.int64)
+        unpacked = np.empty(TOKENS * dim, dtype=np.uint16)
+        at, tile = weights.ctypes.data, unpacked.ctypes.data
+        for number in range(end - start):
+            token = (start + number) * TOKENS
+            block, slot = tables[row, token // size], token % size
+            tiles[number] = slabs.ctypes.data + (block * kv_heads + head) * by_head
+            tiles[number] += (first_row + slot) * dim
+            for side in range(2):
+                scale_at = first_scale + slot + side * size
+                for t in range(TOKENS):
+                    found = words[block, head, scale_at + t]
+                    sizes[side, number * TOKENS + t] = found * stretch
+        for number in range(end - start):
+            ahead = tiles[min(number + _FAR, end - start - 1)]
+            _unpack(floating, tiles[number], tile, TOKENS * dim // 32)
+            for g in range(group):
+                query, to = queries + offset + g * dim * 2, at + (g * width + number * TOKENS) * 4
+                scores(query, tile, by_token, dim // 32, ahead, to)
+        skip = start * TOKENS
+        for g in range(group):
+            weights[g] *= sizes[0]
+            total = weigh(weights[g], first - skip, length - skip, scale, soft_cap)
+            for t in range(first - skip, length - skip):
+                weights[g, t] *= sizes[1, t] / total
+        for number in range(end - start):
+            _unpack(floating, tiles[number] + size * dim, tile, TOKENS * dim // 32)
+            token = max(first - skip, number * TOKENS)
+            count = min(length - skip, (number + 1) * TOKENS) - token
+            values = tile + token % TOKENS * by_token
+            add_weighed(weights, token, values, by_token, count, tile, mixed)
+        write_mixed(mixed, out + offset)
+        keep(unpacked)
+
+
+def _unpack_tile(floating, codes, out, vectors):  # type: ignore[no-untyped-def]
+    if floating:
+        _unpack_fp8(codes, out, vectors)
+    else:
+        _unpack_int8(codes, out, vectors)
+
+
+def _pack_walk(  # type: ignore[no-untyped-def]
+    codes,  # of `Slabs.of`
+    blocks,  # int64 [blocks of the sequence]
+    skipped,  # tokens before the first one packed
+    end,  # tokens
+    keys,  # uint32 [kv_heads, tiles, dim / 2, 64 tokens]: two neighbouring numbers of a token
+    values,  # uint32 [kv_heads, dim / 64, tokens / 2, 64]: a number of two neighbouring tokens
+):
+    """What lies beyond `end` is packed as zeros, whatever it is."""
+    slabs, words, floating, first_row, first_scale, size = codes
+    kv_heads, tiles, pairs, columns = keys.shape
+    dim = 2 * pairs
+    for job in numba.prange(kv_heads * tiles):
+        head, number = job // tiles, job % tiles
+        rows = np.zeros((2, columns, dim), dtype=np.uint32)  # bits of bfloat16, keys and values
+        for token in range(min(columns, end - skipped - number * columns)):
+            position = skipped + number * columns + token
+            block, slot = blocks[position // size], position % size
+            for side in range(2):
+                row = slot + side * size
+                given = slabs[block, head, (first_row + row) * dim : (first_row + row + 1) * dim]
+                into = rows[side, token]
+                decode_row(given, words[block, head, first_scale + row], floating, into)
+                for i in range(dim):
+                    odd = into[i] >> np.uint32(16) & np.uint32(1)
+                    into[i] = into[i] + np.uint32(0x7FFF) + odd >> np.uint32(16)
+        for pair in range(pairs):
+            for token in range(columns):
+                low, high = rows[0, token, 2 * pair], rows[0, token, 2 * pair + 1]
+                keys[head, number, pair, token] = low | high << np.uint32(16)
+        for token in range(0, columns, 2):
+            row = (number * columns + token) // 2
+            for d in range(dim):
+                low, high = rows[1, token, d], rows[1, token + 1, d]
+                values[head, d // 64, row, d % 64] = low | high << np.uint32(16)
+
+
+_unpack_int8, _unpack_fp8 = unpack(floating=False), unpack(floating=True)
+_unpack = compiled(_unpack_tile)
+_decode = compiled(_walk, parallel=True)
+_pack = compiled(_pack_walk, parallel=True)
