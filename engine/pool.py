@@ -69,8 +69,8 @@ class KvPool:
             self.tensor = self.memory.view(dtype).view(there, *rows)
             return
         many = math.prod(rows[1:])
-        self.tensor = self.memory[:, :, :many].view(codes.dtype).unflatten(2, rows[1:])
-        self.scales = self.memory[:, :, many:].view(torch.float32).unflatten(2, rows[1:-1])
+        self.tensor = self.memory[:, :, :many].view(codes.dtype).view(there, *rows)
+        self.scales = self.memory[:, :, many:].view(torch.float32).view(there, *rows[:-1])
 
     @property
     def kind(self) -> str:

@@ -268,7 +268,8 @@ class Story:
         self.runner: ModelRunner = build_runner(
             folder, blocks=160, block_size=block_size, dtype=how.pop("dtype", "float32"), **how
         )
-        self.runner.pool.tensor.fill_(float("nan"))  # whoever reads an unwritten token shows it
+        pool = self.runner.pool  # whoever reads an unwritten token shows it
+        (pool.tensor if pool.scales is None else pool.scales).fill_(float("nan"))
         self.block_size = block_size
         self._free = list(range(160))
         random.Random(seed).shuffle(self._free)

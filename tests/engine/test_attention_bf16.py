@@ -4,11 +4,13 @@ import pytest
 import torch
 
 import baton.engine.attention_bf16 as attention_bf16
+import baton.engine.rotation_bf16 as rotation_bf16
 from baton.engine.attention import TorchAttention
 from baton.engine.attention_bf16 import BfloatAttention, usable
 from baton.engine.attention_numba import NumbaAttention
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.dot_bf16 import supported
+from baton.engine.pool import KvPool
 from baton.engine.rope import rotate
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import Bounds, ChunkRows, lay_out
@@ -26,11 +28,12 @@ SHAPES = {
 }
 
 
-class Pool:
-    """What the kernels use of a `KvPool`."""
+class Pool(KvPool):
+    """What the kernels use of one, for a tensor of any shape."""
 
     def __init__(self, tensor, block_size):
         self.tensor, self.block_size = tensor, block_size
+        self.codes = self.scales = None
 
 
 class Case:
@@ -191,8 +194,8 @@ def test_rotate_and_write(case, rows, turned):
 
 
 def test_warming_up_compiles_the_rotation_and_writes_nothing(monkeypatch):
-    fresh = attention_bf16.compiled(attention_bf16._rotate_walk, parallel=True)
-    monkeypatch.setattr(attention_bf16, "_rotate", fresh)
+    fresh = rotation_bf16.compiled(rotation_bf16._rotate_walk, parallel=True)
+    monkeypatch.setattr(rotation_bf16, "_rotate", fresh)
     case = Case("plain")
     before, fast = case.pool.tensor.clone(), case.fast()
     fast.warm_up()

@@ -48,7 +48,9 @@ class Text:
 
 def make_pool(dtype, size=SIZE):
     tensor = torch.full((BLOCKS * SIZE // size, KV_HEADS, 2, 2, size, DIM), float("nan"))
-    return SimpleNamespace(tensor=tensor.to(dtype), block_size=size, blocks=len(tensor))
+    return SimpleNamespace(
+        tensor=tensor.to(dtype), dtype=dtype, codes=None, block_size=size, blocks=len(tensor)
+    )
 
 
 def attend(pool, spec, *parts):

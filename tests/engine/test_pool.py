@@ -1,7 +1,10 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
+from baton.engine.kv_codes import FP8_E4M3, INT8
 from baton.engine.pool import KvPool, block_bytes, blocks_for
 from baton.engine.spec import read_spec
 from baton.runtime.errors import ConfigError
@@ -75,6 +78,67 @@ def test_too_small_a_budget_for_latents_shows_their_arithmetic(references):
         blocks_for(spec, 16, torch.float32, 100)
 
 
+@pytest.mark.parametrize("codes", [INT8, FP8_E4M3], ids=["int8", "fp8"])
+def test_a_pool_in_eight_bits_keeps_scales_at_the_end_of_each_head(spec, codes):
+    pool = KvPool(spec, 5, 8, torch.bfloat16, codes=codes)
+    assert pool.tensor.shape == (5, 2, 3, 2, 8, 32) and pool.tensor.dtype == codes.dtype
+    assert pool.scales.shape == (5, 2, 3, 2, 8) and pool.scales.dtype == torch.float32
+    slab = 3 * 2 * 8 * (32 + 4)
+    assert pool.block_bytes == 2 * slab == block_bytes(spec, 8, torch.bfloat16, codes)
+    assert pool.kind == f"{codes.name} of bfloat16"
+    view = pool.bytes_view()
+    assert view.shape == (5, 2 * slab) and view.flags.c_contiguous and not view.any()
+    pool.scales[3, 1] = 1.5
+    assert not view[3, : slab + 3 * 2 * 8 * 32].any() and not view[[0, 1, 2, 4]].any()
+    assert bool((view[3, slab + 3 * 2 * 8 * 32 :].view(np.float32) == 1.5).all())
+    pool.tensor[3, 0] = 1
+    assert view[3, : 3 * 2 * 8 * 32].all() and not view[3, 3 * 2 * 8 * 32 : slab].any()
+
+
+@pytest.mark.parametrize("codes", [None, INT8, FP8_E4M3], ids=["plain", "int8", "fp8"])
+def test_what_is_put_is_taken_and_touches_nothing_else(spec, codes):
+    pool = KvPool(spec, 5, 8, torch.float32, codes=codes)
+    blocks, slots = torch.tensor([3, 3, 0]), torch.tensor([7, 0, 2])
+    kv = torch.randn(3, 2, 2, 32)
+    pool.put(1, blocks, slots, kv)
+    before = pool.memory.clone()
+    found = pool.take(1, torch.tensor([[3], [0]]))  # [2, 1, kv_head, k|v, token, dim]
+    assert found.shape == (2, 1, 2, 2, 8, 32) and found.dtype == torch.float32
+    rows = torch.stack((found[0, 0, :, :, 7], found[0, 0, :, :, 0], found[1, 0, :, :, 2]))
+    bound = {None: 0.0, INT8: 0.5 / 127, FP8_E4M3: 1 / 16}[codes]
+    assert ((rows - kv).abs() <= bound * kv.abs().amax(-1, keepdim=True)).all()
+    pool.put(1, blocks, slots, torch.zeros(3, 2, 2, 32))
+    assert not pool.memory.any()
+    pool.put(1, blocks, slots, kv)
+    assert torch.equal(pool.memory, before)
+
+
+def test_a_pool_in_eight_bits_holds_more_blocks_and_shows_why(spec):
+    each = block_bytes(spec, 16, torch.bfloat16, INT8)
+    assert each == 2 * 3 * 2 * 16 * 36
+    assert blocks_for(spec, 16, torch.bfloat16, 50 * each, INT8) == 50
+    with pytest.raises(ConfigError, match=r"16 tokens x \(32 codes \+ a scale of 4 bytes\) = 6912"):
+        blocks_for(spec, 16, torch.bfloat16, 100, INT8)
+
+
+def test_models_that_eight_bits_do_not_fit(spec, references):
+    latent = read_spec(references("deepseek-v2").folder)
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*latent attention.*give auto"):
+        block_bytes(latent, 8, torch.float32, INT8)
+    odd = dataclasses.replace(spec, head_dim=30)
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is fp8_e4m3.*heads of 30.*give auto"):
+        KvPool(odd, 4, 8, codes=FP8_E4M3)
+
+
+def test_copy_of_a_block_in_eight_bits_copies_its_scales(spec):
+    pool = KvPool(spec, 3, 8, codes=INT8)
+    kv = torch.randn(8, 2, 2, 32)
+    pool.put(2, torch.full((8,), 2), torch.arange(8), kv)
+    pool.copy_block(2, 0)
+    here, there = pool.take(2, torch.tensor([0, 2]))
+    assert torch.equal(here, there) and here.any()
+
+
 def test_copy_block(spec):
     pool = KvPool(spec, 3, 8)
     pool.tensor.normal_()
@@ -115,6 +179,21 @@ def test_too_small_a_budget_shows_the_arithmetic(spec, budget):
     for part in ("2 KV heads", "3 layers", "16 tokens", "24576 bytes", "pool.memory_fraction"):
         assert part in str(caught.value)
     assert blocks_for(spec, 16, torch.float32, 32 * 24576) == 32
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
+def test_blocks_of_codes_moved_as_bytes_continue_the_sequence(
+    qwen3, story, prompts, as_greedy, kv_dtype
+):
+    prompt = prompts(45, seed=8)
+    alone = story(qwen3.folder, seed=3, kv_dtype=kv_dtype)
+    expected = alone.greedy(prompt, alone.blocks(60), 13)
+    granter, reader = (story(qwen3.folder, seed=seed, kv_dtype=kv_dtype) for seed in (1, 2))
+    theirs, ours = granter.blocks(45), reader.blocks(60)
+    first = granter.draw(as_greedy(prompt, 0, theirs))
+    source, target = granter.runner.pool.bytes_view(), reader.runner.pool.bytes_view()
+    target[ours[: len(theirs)]] = source[theirs]
+    assert [*first, *reader.greedy([*prompt, *first], ours, 12, start=45)] == expected
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])

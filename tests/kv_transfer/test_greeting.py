@@ -35,6 +35,7 @@ def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
         ("protocol_version", 99),
         ("model_fingerprint", "model-b"),
         ("kv_dtype", "float32"),
+        ("kv_dtype", "int8 of bfloat16"),
         ("block_size", 32),
         ("layout_version", 7),
         ("checksum_algorithm", "crc32"),

@@ -18,6 +18,22 @@ def splits(draw: st.DrawFn) -> tuple[int, int, int]:
     return kv_heads, draw(st.sampled_from(possible)), draw(st.sampled_from(possible))
 
 
+def test_scales_are_part_of_a_slab():
+    """As the engine's pool in eight bits has it: a head's codes, then its scales."""
+    plain = BlockLayout(4, layers=3, block_size=16, head_dim=64, item_bytes=2)
+    codes = BlockLayout(4, layers=3, block_size=16, head_dim=64, item_bytes=1, scale_bytes=4)
+    assert codes.slab_bytes == 3 * 2 * 16 * 64 + 3 * 2 * 16 * 4
+    assert codes.block_bytes == 4 * codes.slab_bytes
+    run = runs(8, reader_tp=4, reader_rank=1, granter_tp=2)[0]
+    half = BlockLayout(2, layers=3, block_size=16, head_dim=64, item_bytes=1, scale_bytes=4)
+    moved = region(run, codes, 5, half, 7)
+    assert moved.granter_offset == 5 * codes.block_bytes + 2 * codes.slab_bytes
+    assert moved.reader_offset == 7 * half.block_bytes
+    assert moved.length == 2 * codes.slab_bytes  # the heads' scales with their codes
+    with pytest.raises(ValueError, match="slabs of"):
+        region(run, codes, 5, plain, 7)
+
+
 def layout(heads: int) -> BlockLayout:
     return BlockLayout(heads, layers=2, block_size=2, head_dim=4, item_bytes=2)
 

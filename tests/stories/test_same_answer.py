@@ -34,8 +34,9 @@ PROMPT = [CHOOSER.randrange(200) for _ in range(61)]
 class RealCluster(Cluster):
     """A cluster whose engines compute the model of `folder`."""
 
-    def __init__(self, folder: Path, **step: int) -> None:
+    def __init__(self, folder: Path, kv_dtype: str = "auto", **step: int) -> None:
         self._folder = folder
+        self._kv_dtype = kv_dtype
         self.engines: list[TorchEngine] = []
         settings: dict[str, Any] = {**STEP, "expected_growth_tokens": 16, **step}
         handoff = HandoffConfig(lease_s=5.0, mover="memory")
@@ -47,7 +48,11 @@ class RealCluster(Cluster):
         numerics = {engine.numerics for engine in self.engines}
         assert len(numerics) == 1  # every worker computes the same bits
         return ModelLimits(
-            self.engines[0].spec.vocab_size, 400, numerics.pop(), "bfloat16", b"cluster key"
+            self.engines[0].spec.vocab_size,
+            400,
+            numerics.pop(),
+            self.engines[0].dtype_name,
+            b"cluster key",
         )
 
     def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
@@ -58,6 +63,7 @@ class RealCluster(Cluster):
             dtype="bfloat16",
             threads=1,
             deterministic=True,
+            kv_dtype=self._kv_dtype,
         )
         self.engines.append(engine)
         array, boot_id = engine.pool.bytes_view(), self.new_id()
@@ -78,8 +84,10 @@ async def made() -> AsyncIterator[list[RealCluster]]:
         await cluster.close()
 
 
-def start(made: list[RealCluster], *, blocks: int = 120, **step: int) -> Client:
-    cluster = RealCluster(embedded_model(), **step)
+def start(
+    made: list[RealCluster], *, blocks: int = 120, kv_dtype: str = "auto", **step: int
+) -> Client:
+    cluster = RealCluster(embedded_model(), kv_dtype, **step)
     made.append(cluster)
     cluster.add_prefill("prefill-0", 64)
     cluster.add_decode("decode-0", blocks)
@@ -109,6 +117,23 @@ async def test_alone_in_a_crowd_here_and_there(made: list[RealCluster]) -> None:
     assert await tokens(ask(client, local=True)) == alone
     for other in crowd:
         await tokens(other)
+    await made[1].quiet()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
+async def test_kv_in_eight_bits_sent_for_or_not(made: list[RealCluster], kv_dtype: str) -> None:
+    """What one process computes is what two do: codes and scales move with their block."""
+    client = start(made, kv_dtype=kv_dtype)
+    alone = await tokens(ask(client, local=True))
+    assert len(set(alone)) > 5
+    assert made[0].engines[0].pool.kind == f"{kv_dtype} of bfloat16"
+    client = start(made, kv_dtype=kv_dtype, chunk_tokens=40)
+    crowd = [ask(client, [n, *PROMPT[: 7 * n]], local=n % 2 == 0) for n in range(1, 5)]
+    assert await tokens(ask(client)) == alone  # prefilled elsewhere, in other chunks
+    assert await tokens(ask(client, local=True)) == alone  # from the blocks that were fetched
+    for other in crowd:
+        await tokens(other)
+    assert made[1].exchange.reads > 0
     await made[1].quiet()
 
 

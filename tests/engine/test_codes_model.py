@@ -1,0 +1,151 @@
+"""Whole models over eight-bit pools: the same tokens however a sequence is computed."""
+
+import random
+
+import pytest
+import torch
+
+import baton.engine.loading as loading
+from baton.engine.attention import TorchAttention
+from baton.engine.attention_codes import CodesAttention
+from baton.engine.batch import Slice, StepBatch
+from baton.engine.loading import build_engine, build_runner
+from baton.models.random_model import make_shaped_model
+from baton.runtime.errors import ConfigError
+
+STEPS = 12
+
+
+@pytest.fixture(params=["int8", "fp8_e4m3"])
+def kv_dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_shaped_model(
+        tmp_path_factory.mktemp("bf16"),
+        layers=2,
+        hidden=128,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        ffn=192,
+        vocab=4096,
+        dtype="bfloat16",
+        seed=3,
+    )
+
+
+HOWS = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "torch": {"dtype": "float32", "backend": "torch"},
+    "deterministic": {"dtype": "bfloat16", "deterministic": True},
+}
+
+
+def error(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("how", list(HOWS))
+def test_whole_chunked_cached_and_scattered_give_the_same_tokens(
+    story, prompts, as_greedy, folder, kv_dtype, how
+):
+    prompt = prompts(70, seed=4, vocab=4000)
+    told = story(folder, block_size=16, kv_dtype=kv_dtype, **HOWS[how])
+    whole = told.blocks(90)
+    expected = told.greedy(prompt, whole, STEPS)
+    chunked = told.blocks(90)  # elsewhere in the pool, in pieces, beside another sequence
+    told.logits(Slice(prompt[:33], 0, chunked))
+    told.logits(Slice(prompt[:20], 0, told.blocks(20)), Slice(prompt[33:64], 33, chunked))
+    told.logits(Slice(prompt[64:65], 64, chunked))
+    assert told.greedy(prompt, chunked, STEPS, start=65) == expected
+    cached = [*whole[:4], *told.blocks(26)]  # the first 64 tokens are another's blocks
+    assert told.greedy(prompt, cached, STEPS, start=64) == expected
+
+
+def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(story, prompts, folder, kv_dtype):
+    prompt = prompts(70, seed=4, vocab=4000)
+    told = story(folder, kv_dtype=kv_dtype, **HOWS["deterministic"])
+    (whole,) = told.logits(Slice(prompt, 0, told.blocks(70)))
+    table, parts = told.blocks(70), []
+    for first, end in ((0, 33), (33, 64), (64, 65), (65, 66), (66, 70)):
+        parts.append(told.logits(Slice(prompt[first:end], first, table))[0])
+    assert torch.equal(torch.cat(parts), whole)
+    plain = story(folder, **HOWS["deterministic"])
+    assert told.runner.numerics != plain.runner.numerics  # no block is taken for another's
+
+
+SEEN = {"qwen3": (0.015, 0.067), "gemma2": (0.0057, 0.027), "mistral": (0.032, 0.14)}
+
+
+@pytest.mark.parametrize("name", list(SEEN))
+def test_logits_are_close_to_those_of_plain_kv(references, story, prompts, kv_dtype, name):
+    """Windows, soft caps and groups of a whole model; the bounds are half and twice of what
+    was seen, of int8 and of FP8."""
+    prompt, found = prompts(60, seed=2), []
+    for kind in ("auto", kv_dtype):
+        told = story(references(name).folder, kv_dtype=kind)
+        found.append(torch.cat(told.logits(Slice(prompt, 0, told.blocks(60)))))
+    seen = SEEN[name][kv_dtype == "fp8_e4m3"]
+    assert seen / 2 < error(found[1], found[0]) < 2 * seen
+
+
+def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
+    tokens, table = random.Random(5).choices(range(4000), k=50), list(range(4))
+    found = []
+    for backend, kind in (("auto", CodesAttention), ("torch", TorchAttention)):
+        runner = build_runner(folder, blocks=8, dtype="float32", backend=backend, kv_dtype=kv_dtype)
+        assert type(runner.decoder._attention) is kind
+        found.append(runner.all_logits(StepBatch((Slice(tokens, 0, table),)))[0])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    runner = build_runner(folder, blocks=8, kv_dtype=kv_dtype)
+    assert type(runner.decoder._attention) is TorchAttention
+    assert runner.all_logits(StepBatch((Slice([1, 2, 3], 0, [0]),)))[0].isfinite().all()
+
+
+def test_kv_that_is_no_number_breaks_its_sequence_alone(
+    story, prompts, as_greedy, folder, kv_dtype
+):
+    told = story(folder, block_size=16, kv_dtype=kv_dtype, dtype="bfloat16")
+    good, bad = told.blocks(40), told.blocks(40)
+    prompt = prompts(30, seed=1, vocab=4000)
+    for table in (good, bad):
+        told.logits(Slice(prompt, 0, table))
+    told.runner.pool.scales[bad[1], 0, 1, 1, 3] = float("nan")
+    batch = StepBatch((as_greedy([1], 30, bad), as_greedy([1], 30, good)))
+    result = told.runner.run(batch)
+    assert result.broken == {0} and [len(drawn) for drawn in result.drawn] == [0, 1]
+
+
+def test_memory_is_shown_with_what_the_pool_holds(folder, kv_dtype):
+    plain, small = (
+        build_runner(folder, blocks=8, kv_dtype=kind).memory for kind in ("auto", kv_dtype)
+    )
+    assert small.block_bytes == plain.block_bytes * (64 + 4) // 128
+    assert f"of {kv_dtype} of bfloat16 = 8 blocks" in small.line()
+    sized = build_runner(folder, kv_dtype=kv_dtype, memory_fraction=0.01).memory
+    assert sized.blocks * sized.block_bytes <= 0.01 * sized.free_bytes
+
+
+async def test_an_engine_names_its_kind(folder, kv_dtype):
+    engine = build_engine(folder, blocks=8, kv_dtype=kv_dtype)
+    assert engine.dtype_name == f"{kv_dtype} of bfloat16"
+    await engine.close()
+
+
+def test_what_is_refused(folder, references, monkeypatch):
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int4': give auto or one of int8"):
+        build_runner(folder, blocks=8, kv_dtype="int4")
+    latent = references("deepseek-v2").folder
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*latent attention"):
+        build_runner(latent, blocks=8, kv_dtype="int8")
+    monkeypatch.setattr(loading, "on_gpu", lambda device: True)
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int8'.* GPU .*give auto"):
+        build_engine(folder, blocks=8, kv_dtype="int8", device="cuda")
