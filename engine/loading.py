@@ -71,15 +71,7 @@ def build_engine(
     if chosen.type == "cuda":
         from baton.engine.gpu_loading import GpuOptions, gpu_runner
 
-        if deterministic or backend != "auto":
-            raise ConfigError(
-                "worker.deterministic and other attention backends are for a CPU: set "
-                "worker.device to cpu, or leave them as they are"
-            )
-        if kv_dtype != "auto":
-            raise ConfigError(
-                f"pool.kv_dtype is {kv_dtype!r}: the kernels of a GPU do not read it yet; give auto"
-            )
+        _check_for_gpu(deterministic, backend, kv_dtype)
         kind = _dtype(folder, read_spec(folder, max_context), dtype)
         options = GpuOptions(
             blocks, block_size, max_context, memory_fraction, most_rows, step_tokens
@@ -100,6 +92,18 @@ def build_engine(
         progress=progress,
     )
     return TorchEngine(runner, threads=threads)
+
+
+def _check_for_gpu(deterministic: bool, backend: str, kv_dtype: str) -> None:
+    if deterministic or backend != "auto":
+        raise ConfigError(
+            "worker.deterministic and other attention backends are for a CPU: set "
+            "worker.device to cpu, or leave them as they are"
+        )
+    if kv_dtype != "auto":
+        raise ConfigError(
+            f"pool.kv_dtype is {kv_dtype!r}: the kernels of a GPU do not read it yet; give auto"
+        )
 
 
 def build_runner(

@@ -146,6 +146,6 @@ def test_what_is_refused(folder, references, monkeypatch):
     latent = references("deepseek-v2").folder
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*latent attention"):
         build_runner(latent, blocks=8, kv_dtype="int8")
-    monkeypatch.setattr(loading, "on_gpu", lambda device: True)
+    monkeypatch.setattr(loading, "chosen_device", torch.device)
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int8'.* GPU .*give auto"):
         build_engine(folder, blocks=8, kv_dtype="int8", device="cuda")
