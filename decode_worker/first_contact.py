@@ -61,6 +61,7 @@ class FirstContact:
             "peer can be read",
             worker=worker_id,
             transport=report.transport,
+            memory=report.memory,
             gigabytes_per_s=round(report.gbps, 2),
             degraded=report.degraded,
         )

@@ -81,14 +81,35 @@ def gpu() -> Finding:
     import torch
 
     if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-        return Finding("gpu", "ok", ", ".join(names))
+        return Finding("gpu", "ok", ", ".join(map(_gpu, range(torch.cuda.device_count()))))
     if shutil.which("nvidia-smi"):
         return Finding(
             "gpu", "warn", f"a driver, but torch {torch.__version__} sees no GPU",
             "install a CUDA build of torch (requirements/cuda.txt), and check nvidia-smi",
         )  # fmt: skip
     return Finding("gpu", "ok", "none: models run on the CPU")
+
+
+def _gpu(number: int) -> str:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(number)
+    name = torch.cuda.get_device_name(number)
+    return f"cuda:{number} {name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+
+
+def device(name: str) -> Finding:
+    """Where workers will compute, and where their KV will lie."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding("device", "warn", "unknown without torch", "install torch first")
+    from baton.engine.device_choice import chosen_device
+
+    try:
+        chosen = chosen_device(name)
+    except ConfigError as error:
+        return Finding("device", "fail", f"worker.device is {name}", str(error))
+    kind = "DRAM" if chosen.type == "cpu" else "VRAM"
+    return Finding("device", "ok", f"worker.device is {name}: {chosen}, KV in {kind}")
 
 
 def memory() -> Finding:
@@ -162,7 +183,8 @@ def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Findin
         ("port", lambda: port(config.router)),
         ("state folder", state_folder),
         ("gpu", gpu),
-        ("nixl transport", lambda: transport(config.handoff)),
+        ("device", lambda: device(config.worker.device)),
+        ("nixl transport", lambda: transport(config.handoff, config.worker.device)),
     ]
 
 

@@ -48,6 +48,12 @@ class ServeOptions:
             raise ConfigError("--decode is 0: only decode workers emit tokens, give at least 1")
         if self.prefill == 0 and self.config.router.placement == "disaggregated":
             raise ConfigError("--placement disaggregated needs --prefill 1 or more")
+        device = self.config.worker.device
+        if self.launcher == "ray" and ":" in device:
+            raise ConfigError(
+                f"worker.device is {device}, and Ray chooses the GPUs of its actors: give cuda, or "
+                "use --launcher process"
+            )
 
 
 def worker_names(options: ServeOptions) -> list[str]:
@@ -57,17 +63,40 @@ def worker_names(options: ServeOptions) -> list[str]:
     ]
 
 
-def jobs(options: ServeOptions, model: ModelSource, folder: Path) -> list[Job]:
+def workers_per_gpu(options: ServeOptions, gpus: int) -> int:
+    """How many workers share a GPU where torch sees `gpus`; 0: none uses one."""
+    device = options.config.worker.device
+    if device == "cpu" or not gpus:
+        return 0
+    return -(-_workers(options) // (1 if ":" in device else gpus))
+
+
+def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
+    """`worker.device` of each worker: round the GPUs in turn, unless the user named one for all.
+    Under Ray an actor sees none but those that Ray gave it. Empty: the CPU."""
+    names = worker_names(options)
+    if not workers_per_gpu(options, gpus):
+        return {}
+    if ":" in options.config.worker.device:
+        return dict.fromkeys(names, options.config.worker.device)
+    if options.launcher == "ray":
+        return dict.fromkeys(names, "cuda")
+    return {name: f"cuda:{index % gpus}" for index, name in enumerate(names)}
+
+
+def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0) -> list[Job]:
     """The router's job, then the workers', for the instance in `folder`."""
     shared = ["--model", str(model.folder), "--registry", str(folder / "registry")]
     if options.config_file is not None:
         shared += ["--config", str(options.config_file.resolve())]
     address_file = str(folder / "router.address")
     router = ["router", "--model-name", model.name, "--address-file", address_file, *shared]
-    workers = [
-        Job(name, _baton("worker", "--role", name.split("-")[0], "--worker-id", name, *shared))
-        for name in worker_names(options)
-    ]
+    chosen = devices(options, gpus)
+    workers = []
+    for name in worker_names(options):
+        own = ["--role", name.split("-")[0], "--worker-id", name]
+        own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
+        workers.append(Job(name, _baton("worker", *own, *shared)))
     return [Job(ROUTER_JOB, _baton(*router)), *workers]
 
 
@@ -75,7 +104,7 @@ SHORT_SPIN = "10000"  # iterations: 20 to 40 microseconds on the machines measur
 
 
 def environment(
-    options: ServeOptions, token: str, cores: int, inherited: Mapping[str, str]
+    options: ServeOptions, token: str, cores: int, inherited: Mapping[str, str], gpus: int = 0
 ) -> dict[str, str]:
     """What the jobs add to the environment that they inherit.
 
@@ -83,9 +112,9 @@ def environment(
     thirty times. Where the workers' threads have a core each they spin for some ten microseconds:
     waking a thread that sleeps costs up to sixty, two hundred times in a decode step.
     Cores and pool memory are divided among the workers: what the user gives as
-    `pool.memory_fraction` is for this host.
+    `pool.memory_fraction` is for this host, or for each of its GPUs.
     """
-    workers = options.prefill + options.decode
+    workers = _workers(options)
     added = {TOKEN_KEY: token, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
     for name, value in (options.flags or {}).items():
         added["BATON_" + name.replace(".", "__").upper()] = value
@@ -96,9 +125,14 @@ def environment(
     if options.config.pool.blocks == 0 and options.model is None:
         added.setdefault("BATON_POOL__BLOCKS", str(EMBEDDED_BLOCKS))
     elif options.config.pool.blocks == 0:
-        fraction = options.config.pool.memory_fraction / workers
+        sharing = workers_per_gpu(options, gpus) or workers
+        fraction = options.config.pool.memory_fraction / sharing
         added["BATON_POOL__MEMORY_FRACTION"] = str(max(fraction, MEMORY_FRACTION_LEAST))
     return added
+
+
+def _workers(options: ServeOptions) -> int:
+    return options.prefill + options.decode
 
 
 def _baton(*arguments: str) -> tuple[str, ...]:

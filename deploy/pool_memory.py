@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from torch import Tensor
+
 from baton.engine.pool import KvPool
 from baton.kv_transfer import checksum
 from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool
@@ -16,10 +18,14 @@ from baton.runtime.errors import ConfigError
 def local_pool(pool: KvPool) -> LocalPool:
     """Ready to be summed: its kernel is compiled, or loaded. Raises ConfigError where a GPU's
     kernels compute other sums than the handoff's."""
-    device = pool.tensor.device
-    if device.type == "cpu":
+    if pool.tensor.device.type == "cpu":
         checksum.warm_up()
         return HostPool(pool.bytes_view(), pool.slabs)
+    return device_pool(pool.bytes_tensor(), pool.slabs)
+
+
+def device_pool(stored: Tensor, slabs: int) -> DevicePool:
+    """Of `stored`, uint8 [blocks, block_bytes] on a GPU, contiguous. Raises as `local_pool`."""
     from baton.engine.device_sums import DeviceSums, enter_device
     from baton.engine.triton_checksum import ALGORITHM
 
@@ -28,13 +34,13 @@ def local_pool(pool: KvPool) -> LocalPool:
             f"this GPU's checksums are {ALGORITHM}, the handoff's {checksum.CHECKSUM_ALGORITHM}: "
             "install engine and kv_transfer of one version, or set worker.device to cpu"
         )
-    stored = pool.bytes_tensor()
+    blocks, block_bytes = stored.shape
     return DevicePool(
         address=stored.data_ptr(),
-        blocks=pool.blocks,
-        block_bytes=pool.block_bytes,
-        slabs=pool.slabs,
-        device_id=device.index,
-        summing=DeviceSums(stored, pool.slabs),
-        enter=partial(enter_device, device),
+        blocks=blocks,
+        block_bytes=block_bytes,
+        slabs=slabs,
+        device_id=stored.device.index,
+        summing=DeviceSums(stored, slabs),
+        enter=partial(enter_device, stored.device),
     )

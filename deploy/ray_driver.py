@@ -25,6 +25,7 @@ TEND_S = 0.5
 READY_TIMEOUT_S = 60.0
 CPU_SHARE = 0.001  # of a core: a bundle must hold something, and actors do no work
 NODE_SHARE = 0.001
+GPU_UNITS = 10_000
 
 
 class WorkerActor:
@@ -82,18 +83,23 @@ def connect(address: str) -> Any:
     return ray
 
 
-def place(ray: Any, folder: Path, names: Sequence[str]) -> list[Any]:
-    """The actors of the jobs, in one placement group on this host.
+def place(ray: Any, folder: Path, names: Sequence[str], sharing: int = 0) -> list[Any]:
+    """The actors of the jobs, in one placement group on this host; `sharing` of them to a GPU,
+    0: without GPUs. Ray tells an actor its GPU by CUDA_VISIBLE_DEVICES, which its worker inherits.
 
     Raises ConfigError when the cluster has no room for them here, Unavailable when an actor
     does not start in time or cannot do its work.
     """
     node = f"node:{ray.util.get_node_ip_address()}"
-    gpus = 1 if ray.cluster_resources().get("GPU", 0) >= len(names) else 0
+    gpus = gpu_share(sharing)
     bundle = {"CPU": CPU_SHARE, node: NODE_SHARE} | ({"GPU": gpus} if gpus else {})
     group = ray.util.placement_group([dict(bundle) for _ in names], strategy="STRICT_PACK")
     if not group.wait(READY_TIMEOUT_S):
-        raise ConfigError(f"Ray has no room for {len(names)} workers on this host ({node})")
+        each = f", each with {gpus:g} of a GPU: give --device cpu, or use --launcher process"
+        raise ConfigError(
+            f"Ray has no room for {len(names)} workers on this host ({node})"
+            + (each if gpus else "")
+        )
     actor = ray.remote(WorkerActor)
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     actors = [
@@ -112,14 +118,19 @@ def place(ray: Any, folder: Path, names: Sequence[str]) -> list[Any]:
     return actors
 
 
-def drive(folder: Path, names: Sequence[str], address: str) -> None:
+def gpu_share(sharing: int) -> float:
+    """Of a GPU, for one of so many that share it, in Ray's own unit of a ten-thousandth."""
+    return GPU_UNITS // sharing / GPU_UNITS if sharing else 0.0
+
+
+def drive(folder: Path, names: Sequence[str], address: str, sharing: int = 0) -> None:
     """Place the jobs and stay until SIGTERM."""
     ending: list[int] = []  # signals; a list, because an Event's lock is not safe in a handler
     ray = connect(address)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: ending.append(got))
     try:
-        actors = place(ray, folder, names)  # they live as long as this reference
+        actors = place(ray, folder, names, sharing)  # they live as long as this reference
         write_private(folder / "ray.placed", os.environ.get(INSTANCE_KEY, ""))
         while not ending:
             time.sleep(TEND_S)
@@ -133,9 +144,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="baton-ray-driver")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--address", default="")
+    parser.add_argument("--sharing", type=int, default=0, help="workers to a GPU; 0: no GPUs")
     parser.add_argument("names", nargs="+")
     options = parser.parse_args()
-    return exiting(lambda: drive(options.folder, options.names, options.address))
+    return exiting(lambda: drive(options.folder, options.names, options.address, options.sharing))
 
 
 if __name__ == "__main__":

@@ -30,21 +30,28 @@ class RayLauncher:
     """Keeps `local` jobs from this process and `placed` jobs through Ray.
 
     `address` is Ray's own (host:port, `auto`, ray://...); empty: a local Ray is started, and
-    stopped with the instance.
+    stopped with the instance. `sharing`: how many workers share a GPU, 0: they need none.
     """
 
     def __init__(
-        self, instance: Instance, local: Sequence[str], placed: Sequence[str], address: str
+        self,
+        instance: Instance,
+        local: Sequence[str],
+        placed: Sequence[str],
+        address: str,
+        sharing: int = 0,
     ) -> None:
         folder = instance.folder
-        instance.write_job(Job(RAY_JOB, driver_command(folder, placed, address), GRACE_S))
+        instance.write_job(Job(RAY_JOB, driver_command(folder, placed, address, sharing), GRACE_S))
         self._processes = ProcessLauncher(folder, [*local, RAY_JOB])
 
     def tend(self) -> None:
         self._processes.tend()
 
 
-def driver_command(folder: Path, placed: Sequence[str], address: str) -> tuple[str, ...]:
+def driver_command(
+    folder: Path, placed: Sequence[str], address: str, sharing: int = 0
+) -> tuple[str, ...]:
     return (
         sys.executable,
         "-P",
@@ -53,5 +60,7 @@ def driver_command(folder: Path, placed: Sequence[str], address: str) -> tuple[s
         str(folder),
         "--address",
         address,
+        "--sharing",
+        str(sharing),
         *placed,
     )

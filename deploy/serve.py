@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from baton.deploy import plan
+from baton.deploy.gpus import visible_gpus
 from baton.deploy.instance import TOKEN_KEY, Instance, processes_of, read_status
 from baton.deploy.model_source import ModelSource, find_model
 from baton.deploy.plan import ROUTER_JOB, ServeOptions
@@ -50,6 +51,7 @@ class Serving:
         if options.launcher == "ray":
             self._names.append(RAY_JOB)
         self._starts: dict[str, int] = {}
+        self._gpus = 0  # that torch sees on this host, for workers that may use them
         self._after_error: BaseException | None = None
 
     def stop(self) -> None:
@@ -64,6 +66,7 @@ class Serving:
         self._options.check()
         check_port(self._options.config.router)
         check_worker_packages()
+        self._gpus = visible_gpus(self._options.config.worker.device)
         model = find_model(self._options.model)
         port = self._options.config.router.port
         instance = Instance.claim(f"port-{port}" if port else f"pid-{os.getpid()}")
@@ -81,17 +84,21 @@ class Serving:
             raise self._after_error
 
     def _prepare(self, instance: Instance, model: ModelSource) -> Launcher:
-        options, folder = self._options, instance.folder
+        options, folder, gpus = self._options, instance.folder, self._gpus
         token = os.environ.get(TOKEN_KEY) or secrets.token_hex(32)
         cores = len(os.sched_getaffinity(0))
-        instance.write_environment(plan.environment(options, token, cores, os.environ))
-        for job in plan.jobs(options, model, folder):
+        instance.write_environment(plan.environment(options, token, cores, os.environ, gpus))
+        for job in plan.jobs(options, model, folder, gpus):
             instance.write_job(job)
         self._progress(f"model {model.name} from {model.folder}")
         self._progress(
             f"starting the router, {options.prefill} prefill and {options.decode} decode workers "
             f"({options.launcher} launcher; logs in {folder})"
         )
+        if gpus:
+            placed = plan.devices(options, gpus).items()
+            told = ", ".join(f"{name} on {device}" for name, device in placed)
+            self._progress(f"torch sees {gpus} GPUs: {told}")
         workers = plan.worker_names(options)
         if options.launcher == "process":
             return ProcessLauncher(folder, [ROUTER_JOB, *workers])
@@ -100,7 +107,8 @@ class Serving:
             if options.ray_address
             else "starting a local Ray (about ten seconds)"
         )
-        return RayLauncher(instance, [ROUTER_JOB], workers, options.ray_address)
+        sharing = plan.workers_per_gpu(options, gpus)
+        return RayLauncher(instance, [ROUTER_JOB], workers, options.ray_address, sharing)
 
     def _until_ready(self, instance: Instance, launcher: Launcher) -> str | None:
         """The router's URL once a request can be served; None when stopped before."""

@@ -1,7 +1,8 @@
 """The doctor's look at NIXL: READs between two processes of this host, and their transport.
 
-Twice: over what UCX chooses by itself, and over TCP, which is what hosts without RDMA get
-between each other. Children do the measuring; nothing of NIXL is loaded here.
+Over what UCX chooses by itself, and over TCP, which is what hosts without RDMA get between each
+other; then on each GPU that workers may use. Children do the measuring; nothing of NIXL is
+loaded here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 
+from baton.deploy import gpu_preflight
 from baton.deploy.doctor import Finding, Level
+from baton.deploy.gpus import visible_gpus
 from baton.kv_transfer import preflight
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import BatonError
@@ -22,13 +25,40 @@ SLOW = (
 BROKEN = "check that nixl is installed (pip install --no-deps nixl nixl-cu13) and UCX_TLS is sane"
 
 
-def transport(config: HandoffConfig) -> list[Finding]:
-    """One finding for UCX's own choice, one for TCP. Takes a few seconds."""
+SLOW_GPU = (
+    "KV moves slowly between the processes of this GPU: in containers share the ipc and pid "
+    "namespaces; UCX_TLS, where it is set, must name cuda_ipc and cuda_copy"
+)
+BROKEN_GPU = (
+    "check UCX_TLS (cuda_ipc, cuda_copy) and that nixl was built with CUDA, or serve with "
+    "--device cpu"
+)
+
+
+def transport(config: HandoffConfig, device: str = "cpu") -> list[Finding]:
+    """One finding for UCX's own choice, one for TCP, one for each GPU that `worker.device`
+    allows. Takes a few seconds."""
     own = os.environ.get(TRANSPORTS_KEY)
     findings = [_measure("nixl", own, config.preflight_floor_gbps)]
     if own is None:
         findings.append(_measure("nixl over tcp", "tcp", config.preflight_floor_gbps))
-    return findings
+    return findings + [_measure_gpu(name, config.preflight_floor_gbps) for name in _gpus(device)]
+
+
+def _gpus(device: str) -> list[str]:
+    count = visible_gpus(device)
+    return [device] if ":" in device else [f"cuda:{number}" for number in range(count)]
+
+
+def _measure_gpu(device: str, floor_gbps: float) -> Finding:
+    name = f"nixl on {device}"
+    try:
+        report = asyncio.run(preflight.loopback(floor_gbps, gpu_preflight.on_gpu(device)))
+    except BatonError as error:
+        return Finding(name, "fail", str(error), BROKEN_GPU)
+    if report.degraded:
+        return Finding(name, "warn", report.line, SLOW_GPU)
+    return Finding(name, "ok", report.line)
 
 
 def _measure(name: str, transports: str | None, floor_gbps: float) -> Finding:

@@ -18,13 +18,12 @@ import re
 import secrets
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.local_pool import HostPool, place_name
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import BatonError, ReadFailed
@@ -43,19 +42,20 @@ _CHOSEN = re.compile(r"\|\s*[\d.K]+\.\.inf\s*\|[^|]*\|\s*(?P<transport>\S[^|]*?)
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
     """`gbps` is GB/s (10**9 bytes) of the median round; `first_ms` the first READ, with its
-    wiring-up; `degraded`: slower than the configured floor."""
+    wiring-up; `degraded`: slower than the configured floor; `memory` names from where to where."""
 
     transport: str
     gbps: float
     first_ms: float
     read_bytes: int
     degraded: bool
+    memory: str = "DRAM to DRAM"
 
     @property
     def line(self) -> str:
         state = "  DEGRADED: below the configured floor" if self.degraded else ""
         return (
-            f"READ {self.gbps:.2f} GB/s over {self.transport}, "
+            f"READ {self.gbps:.2f} GB/s over {self.transport}, {self.memory}, "
             f"first contact {self.first_ms:.1f} ms{state}"
         )
 
@@ -93,7 +93,8 @@ async def measure(
     Raises ReadFailed; then the own blocks of an unfinished READ are still its target, and the
     exception's `settled` says until when.
     """
-    size = mover.peer(boot_id).block_bytes * len(own)
+    peer, mine = mover.peer(boot_id), mover.describe()
+    size = peer.block_bytes * len(own)
     loop = asyncio.get_running_loop()
     seconds = []
     for _ in range(ROUNDS + 1):
@@ -107,7 +108,9 @@ async def measure(
         seconds.append(loop.time() - begun)
     gbps = size / statistics.median(seconds[1:]) / 1e9
     name = transport or possible_transport(os.environ.get("UCX_TLS", ""))
-    return PreflightReport(name, gbps, seconds[0] * 1e3, size, gbps < floor_gbps)
+    places = (place_name(pool.memory, pool.device_id) for pool in (peer, mine))
+    memory = " to ".join(places)
+    return PreflightReport(name, gbps, seconds[0] * 1e3, size, gbps < floor_gbps, memory)
 
 
 class PreflightFailed(ReadFailed):
@@ -118,10 +121,24 @@ class PreflightFailed(ReadFailed):
         self.settled = settled
 
 
-async def loopback(floor_gbps: float) -> PreflightReport:
-    """Measure READs between two processes of this host. Raises ReadFailed."""
+MakeMover = Callable[[int, int], NixlMover]  # blocks, block bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The two ends of a loopback: Python's arguments that start one, and the mover that each
+    makes on a pool of its own."""
+
+    arguments: tuple[str, ...]
+    make: MakeMover
+
+
+async def loopback(floor_gbps: float, ends: Processes | None = None) -> PreflightReport:
+    """Measure READs between two processes of this host; None: between pools in its memory.
+    Raises ReadFailed."""
+    ends = ends or on_host()
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "baton.kv_transfer.preflight", "--read"),
+        *(sys.executable, *ends.arguments, "--read"),
         env=os.environ | {"UCX_PROTO_INFO": "y"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -140,21 +157,23 @@ async def loopback(floor_gbps: float) -> PreflightReport:
         raise ReadFailed(f"the preflight failed: {err.decode().strip()[-500:]}")
     report = PreflightReport(**json.loads(found[-1]))
     transport = chosen_transport(out.decode() + err.decode()) or report.transport
-    return PreflightReport(
-        transport, report.gbps, report.first_ms, report.read_bytes, report.gbps < floor_gbps
-    )
+    return replace(report, transport=transport, degraded=report.gbps < floor_gbps)
 
 
-def make_mover(blocks: int, block_bytes: int) -> tuple[NixlMover, np.ndarray[Any, Any]]:
+def host_mover(blocks: int, block_bytes: int) -> NixlMover:
     """A mover on a pool of its own. Block i is filled with bytes i + 1 (mod 256)."""
     pool = np.zeros((blocks, block_bytes), dtype=np.uint8)
     pool += (np.arange(blocks) + 1).astype(np.uint8)[:, None]
-    return NixlMover(HostPool(pool, slabs=1), secrets.token_bytes(16)), pool
+    return NixlMover(HostPool(pool, slabs=1), secrets.token_bytes(16))
 
 
-async def serve(blocks: int, block_bytes: int) -> None:
+def on_host() -> Processes:
+    return Processes(("-m", "baton.kv_transfer.preflight"), host_mover)
+
+
+async def serve(blocks: int, block_bytes: int, make: MakeMover) -> None:
     """Print this process's pool as a line of JSON and serve READs until stdin ends."""
-    mover, _ = make_mover(blocks, block_bytes)
+    mover = make(blocks, block_bytes)
     mover.hold_progress()
     pool = asdict(mover.describe())
     pool |= {"boot_id": pool["boot_id"].hex(), "metadata": pool["metadata"].hex()}
@@ -170,10 +189,11 @@ def described(line: str) -> PeerPool:
     return PeerPool(**fields)
 
 
-async def read_from_child(blocks: int, block_bytes: int) -> PreflightReport:
-    """Start a `serve` in a child process and measure READs from it."""
+async def read_from_child(blocks: int, block_bytes: int, ends: Processes) -> PreflightReport:
+    """Start a `serve` in a child process and measure READs from it. Raises ReadFailed also where
+    what was read is not what the child holds."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "baton.kv_transfer.preflight", "--serve"),
+        *(sys.executable, *ends.arguments, "--serve"),
         *("--blocks", str(blocks), "--block-bytes", str(block_bytes)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -181,14 +201,20 @@ async def read_from_child(blocks: int, block_bytes: int) -> PreflightReport:
     try:
         async with asyncio.timeout(LOOPBACK_TIMEOUT_S):
             pool = described(await first_json(child))
-            mover, _ = make_mover(blocks, block_bytes)
+            mover = ends.make(blocks, block_bytes)
             await mover.connect(pool)
-            everything = range(blocks)
-            report = await measure(mover, pool.boot_id, everything, everything, 0.0)
+            # Backwards: every block but a middle one then holds what it did not hold before.
+            own = range(blocks - 1, -1, -1)
+            before = await mover.checksums(range(blocks), [0] * blocks)
+            report = await measure(mover, pool.boot_id, range(blocks), own, 0.0)
+            landed = await mover.checksums(own, [0] * blocks)
             await mover.close()
+            if not np.array_equal(landed, before):
+                raise ReadFailed(f"READs ended ({report.memory}), and what landed is wrong")
             return report
     finally:
-        child.kill()
+        if child.returncode is None:  # one that has ended by itself would raise
+            child.kill()
         await child.wait()
 
 
@@ -204,20 +230,28 @@ async def first_json(child: asyncio.subprocess.Process) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure READs between processes of this host")
+    add_arguments(parser)
+    run(parser.parse_args(), on_host())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--serve", action="store_true", help="serve a pool until stdin ends")
     parser.add_argument("--read", action="store_true", help="measure, and print JSON")
     parser.add_argument("--blocks", type=int, default=LOOPBACK_BLOCKS)
     parser.add_argument("--block-bytes", type=int, default=LOOPBACK_BLOCK_BYTES)
     parser.add_argument("--floor-gbps", type=float, default=0.0, help="GB/s")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace, ends: Processes) -> None:
+    """Be one of the ends, or measure between them. Leaves by SystemExit where it cannot."""
     try:
         if args.serve:
-            asyncio.run(serve(args.blocks, args.block_bytes))
+            asyncio.run(serve(args.blocks, args.block_bytes, ends.make))
         elif args.read:
-            report = asyncio.run(read_from_child(args.blocks, args.block_bytes))
+            report = asyncio.run(read_from_child(args.blocks, args.block_bytes, ends))
             print(json.dumps(asdict(report)), flush=True)
         else:
-            print(asyncio.run(loopback(args.floor_gbps)).line)
+            print(asyncio.run(loopback(args.floor_gbps, ends)).line)
     except BatonError as error:
         sys.exit(f"{error.code}: {error}")
 

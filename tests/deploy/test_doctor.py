@@ -107,6 +107,30 @@ def test_a_machine_without_a_gpu_is_fine_unless_it_has_a_driver(
     assert found.level == "warn" and "cuda.txt" in found.remedy
 
 
+def test_a_gpu_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"X{number}")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (3 << 30, 4 << 30))
+    assert doctor.gpu().found == ("cuda:0 X0, 3.0 of 4.0 GiB free, cuda:1 X1, 3.0 of 4.0 GiB free")
+    found = doctor.device("auto")
+    assert (found.level, found.found) == ("ok", "worker.device is auto: cuda:0, KV in VRAM")
+    assert "cuda:1, KV in VRAM" in doctor.device("cuda:1").found
+    assert doctor.device("cuda:2").level == "fail"
+
+
+def test_the_device_that_workers_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = doctor.device("auto")
+    assert (found.level, found.found) == ("ok", "worker.device is auto: cpu, KV in DRAM")
+    missing = doctor.device("cuda")
+    assert missing.level == "fail" and "give cpu" in missing.remedy
+
+
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [("port", raising(OSError("no net"))), ("python", doctor.python)]
     monkeypatch.setattr(doctor, "checks", lambda _: broken)

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.model_source import ModelSource
-from baton.deploy.plan import ServeOptions, environment, jobs, worker_names
+from baton.deploy.plan import (
+    LauncherName,
+    ServeOptions,
+    devices,
+    environment,
+    jobs,
+    worker_names,
+    workers_per_gpu,
+)
 from baton.runtime.config import Config, PoolConfig, RouterConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
 
@@ -31,6 +39,13 @@ MODEL = ModelSource(Path("/m"), "name")
 def test_counts_that_cannot_serve_are_refused(options: ServeOptions, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         options.check()
+
+
+def test_under_ray_the_user_names_no_gpu() -> None:
+    config = Config(worker=WorkerConfig(device="cuda:1"))
+    with pytest.raises(ConfigError, match="cuda:1, and Ray chooses.*--launcher process"):
+        ServeOptions(config).check()
+    ServeOptions(config, launcher="process").check()
 
 
 def test_no_prefill_worker_is_fine_where_placement_may_be_local() -> None:
@@ -99,3 +114,55 @@ def test_the_hosts_memory_is_divided_unless_the_pool_is_given(
     config = Config(pool=PoolConfig(blocks=blocks))
     added = environment(ServeOptions(config, prefill=1, decode=3, model=model), "t", 2, {})
     assert {name: text for name, text in added.items() if "POOL" in name} == expected
+
+
+def on(device: str, prefill: int, decode: int, launcher: LauncherName = "process") -> ServeOptions:
+    config = Config(worker=WorkerConfig(device=device), pool=PoolConfig(memory_fraction=0.8))
+    return ServeOptions(config, prefill=prefill, decode=decode, model="m", launcher=launcher)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "counts", "wanted", "sharing"),
+    [
+        ("auto", 0, (1, 1), [], 0),
+        ("cpu", 4, (1, 1), [], 0),
+        ("auto", 2, (1, 1), ["cuda:0", "cuda:1"], 1),
+        ("auto", 8, (1, 1), ["cuda:0", "cuda:1"], 1),
+        ("cuda", 2, (1, 3), ["cuda:0", "cuda:1", "cuda:0", "cuda:1"], 2),
+        ("cuda", 1, (1, 2), ["cuda:0"] * 3, 3),
+        ("auto", 3, (2, 2), ["cuda:0", "cuda:1", "cuda:2", "cuda:0"], 2),
+        ("cuda:1", 4, (1, 1), ["cuda:1", "cuda:1"], 2),
+    ],
+)
+def test_workers_go_round_the_gpus(
+    device: str, gpus: int, counts: tuple[int, int], wanted: list[str], sharing: int
+) -> None:
+    options = on(device, *counts)
+    found = devices(options, gpus)
+    assert list(found) == (worker_names(options) if wanted else [])
+    assert list(found.values()) == wanted
+    assert workers_per_gpu(options, gpus) == sharing
+    if wanted:
+        assert max(wanted.count(each) for each in wanted) == sharing
+    planned = {job.name: " ".join(job.argv) for job in jobs(options, MODEL, Path("/f"), gpus)}
+    for name in worker_names(options):
+        asked = f"--set worker.device={found[name]}" if wanted else "--set"
+        assert (asked in planned[name]) == bool(wanted)
+    assert "--set" not in planned["router"]
+
+
+def test_ray_chooses_the_gpus_and_the_worker_takes_what_it_sees() -> None:
+    found = devices(on("auto", 1, 3, "ray"), 2)
+    assert set(found.values()) == {"cuda"} and len(found) == 4
+    assert devices(on("auto", 1, 3, "ray"), 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "fraction"),
+    [("auto", 0, 0.2), ("auto", 4, 0.8), ("auto", 2, 0.4), ("cuda:0", 2, 0.2), ("cpu", 2, 0.2)],
+)
+def test_memory_is_divided_among_those_that_share_it(
+    device: str, gpus: int, fraction: float
+) -> None:
+    added = environment(on(device, 1, 3), "t", 2, {}, gpus)
+    assert float(added["BATON_POOL__MEMORY_FRACTION"]) == pytest.approx(fraction)

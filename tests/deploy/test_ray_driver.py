@@ -27,7 +27,6 @@ class FakeRay(ModuleType):
     def __init__(self) -> None:
         super().__init__("ray")
         self.room = True
-        self.gpus = 0.0
         self.failure: Exception | None = None
         self.inits: list[dict[str, Any]] = []
         self.bundles: list[dict[str, float]] = []
@@ -51,9 +50,6 @@ class FakeRay(ModuleType):
         if self.failure is not None:
             raise self.failure
         self.inits.append(settings)
-
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 8.0} | ({"GPU": self.gpus} if self.gpus else {})
 
     def _group(self, bundles: list[dict[str, float]], strategy: str) -> Any:
         self.bundles, self.strategy = bundles, strategy
@@ -135,14 +131,24 @@ def test_each_worker_has_a_bundle_on_this_host_and_an_actor_that_comes_back(ray:
     assert {options["num_gpus"] for options in ray.options} == {0}
 
 
-@pytest.mark.parametrize(("gpus", "each"), [(2.0, 1), (4.0, 1), (1.0, 0), (0.0, 0)])
-def test_workers_get_a_gpu_each_where_there_is_one_for_all(
-    ray: FakeRay, gpus: float, each: int
-) -> None:
-    ray.gpus = gpus
-    place(ray, Path("/run/i"), ["prefill-0", "decode-0"])
-    assert [bundle.get("GPU", 0) for bundle in ray.bundles] == [each, each]
+@pytest.mark.parametrize(("sharing", "each"), [(1, 1.0), (2, 0.5), (3, 0.3333), (128, 0.0078)])
+def test_workers_ask_for_their_share_of_a_gpu(ray: FakeRay, sharing: int, each: float) -> None:
+    place(ray, Path("/run/i"), ["prefill-0", "decode-0"], sharing)
+    assert [bundle["GPU"] for bundle in ray.bundles] == [each, each]
     assert [options["num_gpus"] for options in ray.options] == [each, each]
+    assert sharing * each <= 1.0  # as many as were planned fit on one
+
+
+def test_workers_on_the_cpu_take_no_gpu_from_others(ray: FakeRay) -> None:
+    place(ray, Path("/run/i"), ["prefill-0", "decode-0"])
+    assert all("GPU" not in bundle for bundle in ray.bundles)
+    assert [options["num_gpus"] for options in ray.options] == [0, 0]
+
+
+def test_a_ray_without_gpus_is_told_with_the_way_out(ray: FakeRay) -> None:
+    ray.room = False
+    with pytest.raises(ConfigError, match="each with 0.5 of a GPU: give --device cpu"):
+        place(ray, Path("/run/i"), ["prefill-0", "decode-0"], 2)
 
 
 def test_a_host_without_room_is_told(ray: FakeRay) -> None:
@@ -231,8 +237,8 @@ def test_an_actor_tells_what_stopped_it_unless_the_instance_is_over(
 
 
 def test_the_launcher_keeps_one_more_job_that_names_the_placed_ones(instance: Instance) -> None:
-    RayLauncher(instance, ["router"], ["prefill-0", "decode-0"], "auto")
+    RayLauncher(instance, ["router"], ["prefill-0", "decode-0"], "auto", sharing=3)
     job = read_job(instance.folder, "ray")
-    assert job.argv == driver_command(instance.folder, ["prefill-0", "decode-0"], "auto")
-    assert job.argv[-3:] == ("auto", "prefill-0", "decode-0")
+    assert job.argv == driver_command(instance.folder, ["prefill-0", "decode-0"], "auto", 3)
+    assert job.argv[-5:] == ("auto", "--sharing", "3", "prefill-0", "decode-0")
     assert "baton.deploy.ray_driver" in job.argv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ def script(monkeypatch: pytest.MonkeyPatch, gbps: dict[str | None, float]) -> li
     """Reports by the UCX_TLS that the measurement sees; answers the list of those seen."""
     seen: list[str | None] = []
 
-    async def loopback(floor_gbps: float) -> PreflightReport:
-        chosen = os.environ.get("UCX_TLS")
+    async def loopback(floor_gbps: float, ends: Any = None) -> PreflightReport:
+        chosen = os.environ.get("UCX_TLS") if ends is None else ends.arguments[-1]
         seen.append(chosen)
         if chosen not in gbps:
             raise ReadFailed("no such transport")
@@ -59,8 +60,45 @@ def test_a_slow_transport_warns_and_a_broken_one_fails(monkeypatch: pytest.Monke
     assert "DEGRADED" in tcp.found
 
 
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them, and no UCX_TLS."""
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    monkeypatch.setattr(transport_check, "visible_gpus", lambda device: 0 if device == "cpu" else 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [("auto", ["cuda:0", "cuda:1"]), ("cuda:1", ["cuda:1"]), ("cpu", [])],
+)
+def test_each_gpu_that_workers_may_use_is_measured(
+    monkeypatch: pytest.MonkeyPatch, gpus: None, device: str, named: list[str]
+) -> None:
+    seen = script(monkeypatch, {None: 6.5, "tcp": 1.25, "cuda:0": 900.0, "cuda:1": 0.01})
+    found = {finding.name: finding for finding in transport(HandoffConfig(), device)}
+    assert seen == [None, "tcp", *named]
+    assert list(found)[2:] == [f"nixl on {name}" for name in named]
+    if device != "cpu":
+        slow = found["nixl on cuda:1"]
+        assert (slow.level, slow.remedy) == ("warn", transport_check.SLOW_GPU)
+    if device == "auto":
+        good = found["nixl on cuda:0"]
+        assert (good.level, good.remedy) == ("ok", "") and "900.00 GB/s" in good.found
+
+
+def test_a_gpu_whose_memory_cannot_be_read_fails(
+    monkeypatch: pytest.MonkeyPatch, gpus: None
+) -> None:
+    script(monkeypatch, {None: 6.5, "tcp": 1.25})
+    bad = transport(HandoffConfig(), "cuda:0")[-1]
+    assert (bad.name, bad.level, bad.remedy) == (
+        "nixl on cuda:0", "fail", transport_check.BROKEN_GPU,
+    )  # fmt: skip
+
+
 def test_this_host_really_moves_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     (finding,) = transport(HandoffConfig(preflight_floor_gbps=0.0))
     assert finding.level == "ok"
     assert "GB/s" in finding.found and "tcp" in finding.found
+    assert "DRAM to DRAM" in finding.found

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baton.kv_transfer import preflight
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate
 from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.nixl_mover import NixlMover
+from baton.runtime.errors import ReadFailed
 
 LOG = """
 [1] |  0..inf | zero-copy | tcp/lo |
@@ -55,8 +60,43 @@ def test_a_slow_pair_is_called_degraded(lab: Any) -> None:
     assert report.gbps == pytest.approx(4 * lab.BLOCK_BYTES / 1e-6 / 1e9, rel=1e-3)
     assert report.degraded and report.read_bytes == 4 * lab.BLOCK_BYTES
     assert "over a wire" in report.line and "DEGRADED" in report.line
+    assert "DRAM to DRAM" in report.line
     whole = preflight.PreflightReport("x", 9.0, 1.0, 1, degraded=False)
     assert "DEGRADED" not in whole.line
+
+
+def test_memory_of_both_ends_is_named(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+
+    async def main() -> str:
+        far = dataclasses.replace(stage.granter.describe(), memory="VRAM", device_id=3)
+        await stage.reader.connect(far)
+        return (await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)).memory
+
+    named, _ = lab.on_virtual_time(main)
+    assert named == "VRAM of device 3 to DRAM"
+
+
+async def test_bytes_that_land_wrong_are_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real READs from a child; this end then spoils what landed before it looks."""
+    pytest.importorskip("nixl")
+
+    class Spoiling:
+        def __init__(self, blocks: int, block_bytes: int) -> None:
+            self.pool = HostPool(np.ones((blocks, block_bytes), np.uint8), 1)
+            self.mover = NixlMover(self.pool, b"s" * 16)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.mover, name)
+
+        async def checksums(self, blocks: Any, seeds: Any) -> Any:
+            self.pool.array[0, 0] += 1
+            return await self.mover.checksums(blocks, seeds)
+
+    made: Any = Spoiling
+    ends = preflight.Processes(preflight.on_host().arguments, made)
+    with pytest.raises(ReadFailed, match="READs ended .DRAM to DRAM.*what landed is wrong"):
+        await preflight.read_from_child(2, 4096, ends)
 
 
 def test_a_read_that_hangs_says_until_when_its_blocks_are_lost(lab: Any) -> None:

@@ -1,0 +1,87 @@
+"""How many GPUs there are for workers: torch is asked, by a child, and only where it can know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.deploy import gpus
+from baton.deploy.gpus import built_for_cuda, visible_gpus
+from baton.runtime.errors import ConfigError
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A torch for CUDA that sees two; who asks is counted."""
+    questions: list[int] = []
+
+    def ask() -> int:
+        questions.append(1)
+        return 2
+
+    monkeypatch.setattr(gpus, "built_for_cuda", lambda: True)
+    monkeypatch.setattr(gpus, "_ask_torch", ask)
+    return questions
+
+
+@pytest.mark.parametrize(("device", "count"), [("auto", 2), ("cuda", 2), ("cuda:1", 2), ("cpu", 0)])
+def test_as_many_as_torch_sees(asked: list[int], device: str, count: int) -> None:
+    assert visible_gpus(device) == count
+    assert len(asked) == (device != "cpu")
+
+
+def test_a_gpu_beyond_those_is_refused_before_anything_starts(asked: list[int]) -> None:
+    with pytest.raises(ConfigError, match="worker.device is cuda:2: torch sees 2 GPUs.*nvidia-smi"):
+        visible_gpus("cuda:2")
+
+
+def test_a_torch_for_cpus_is_not_asked(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "built_for_cuda", lambda: False)
+    assert visible_gpus("auto") == 0
+    with pytest.raises(ConfigError, match="worker.device is cuda: torch sees 0 GPUs"):
+        visible_gpus("cuda")
+    assert not asked
+
+
+def test_a_torch_for_cuda_is_known_by_its_library(tmp_path: Path) -> None:
+    assert not built_for_cuda(tmp_path)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    assert built_for_cuda(tmp_path)
+
+
+def test_the_installed_torch_is_found_without_loading_it() -> None:
+    import torch
+
+    assert built_for_cuda() == (torch.version.cuda is not None)
+
+
+def test_no_torch_at_all_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not built_for_cuda()
+
+
+def test_the_child_answers_what_torch_sees_here() -> None:
+    import torch
+
+    assert gpus._ask_torch() == torch.cuda.device_count()
+
+
+def test_noise_before_the_answer_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_QUESTION", "print('a library says hello'); print(7)")
+    assert gpus._ask_torch() == 7
+
+
+@pytest.mark.parametrize("question", ["raise SystemExit('no driver')", "print('none')", ""])
+def test_a_child_that_cannot_answer_is_told(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
+    monkeypatch.setattr(gpus, "_QUESTION", question)
+    with pytest.raises(ConfigError, match="torch cannot say which GPUs.*give --device cpu"):
+        gpus._ask_torch()
+
+
+def test_a_child_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_QUESTION", "import time; time.sleep(60)")
+    monkeypatch.setattr(gpus, "ASK_TIMEOUT_S", 0.2)
+    with pytest.raises(ConfigError, match="did not say within 0.2 s"):
+        gpus._ask_torch()
