@@ -19,7 +19,6 @@ class Holdings:
         self._pool = pool
         self._key = key
         self._copies: dict[Sequence, tuple[int, int]] = {}  # still to be made; sources are held
-        self._copying: list[int] = []  # sources of the step under way, held until its end
 
     def reserve(self, group: Group) -> bool:
         """Match and allocate the blocks of the group's tokens, or leave all as it was. Each
@@ -96,15 +95,12 @@ class Holdings:
     def take_copies(self, decoding: list[Sequence]) -> list[tuple[int, int]]:
         """Blocks to copy (source, target) before a step of these sequences is submitted. A copy
         goes with a step of its own sequence: made later than that, or after the sequence was
-        freed, it would write into a block that has become another's."""
-        copies = [self._copies.pop(s) for s in decoding if s in self._copies]
-        self._copying += [source for source, _ in copies]
-        return copies
+        freed, it would write into a block that has become another's. `copied` when it is over."""
+        return [self._copies.pop(s) for s in decoding if s in self._copies]
 
-    def step_ended(self) -> None:
-        """The step is over, and its copies were made."""
-        self._pool.release(self._copying, Hold.USED)
-        self._copying = []
+    def copied(self, copies: list[tuple[int, int]]) -> None:
+        """The step is over that these copies went with: their sources were held until now."""
+        self._pool.release([source for source, _ in copies], Hold.USED)
 
     def grow(self, sequence: Sequence) -> None:
         """One block more. Raises OutOfBlocks."""

@@ -2,8 +2,10 @@
 
 Pure: no clock, no tensors, no I/O. `admit` grants credit in order of arrival, `plan` makes one
 step for the whole batch (decode tokens, then chunks of prompts computed here), `commit` takes
-its result. When blocks run out the youngest waiting grant is taken back, then the youngest
-sequence is preempted; the oldest goes last.
+its result. One step may be planned while another runs; they are committed in their order, and
+what a step under way computes on is freed with the last such step. When blocks run out the
+youngest waiting grant is taken back, then the youngest sequence is preempted; the oldest goes
+last.
 
     submit ─▶ waiting ─ admit ─▶ fetching ── fetched ──▶ running ─▶ ended
                  ▲         └───▶ prefilling ─ last chunk ──▲ │
@@ -18,12 +20,18 @@ from dataclasses import dataclass, field
 from baton.decode_worker import credit
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.sequences import Group, Phase, Request, Sequence
-from baton.engine.batch import Draw, Drawn, Slice, StepBatch, StepResult
+from baton.engine.batch import Drawn, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk, ChunkScheduler
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import EngineError, InvalidRequest, OutOfBlocks, Overloaded
+from baton.runtime.errors import (
+    EngineError,
+    InvalidRequest,
+    OutOfBlocks,
+    OutOfMemory,
+    Overloaded,
+)
 
 
 @dataclass(slots=True)
@@ -63,7 +71,7 @@ class DecodeScheduler:
         self._chunks: ChunkScheduler[Group] = ChunkScheduler(
             config.local_prefill_tokens, config.local_prefill_tokens, pool.block_size
         )
-        self._in_step: set[Sequence] = set()
+        self._under_way = 0  # steps planned and not committed
         self.preemptions = 0
         self.starved = False  # the last plan found no block while waiting grants hold some
 
@@ -156,37 +164,45 @@ class DecodeScheduler:
         return max(fetching, key=lambda group: group.arrived_s, default=None)
 
     def plan(self) -> StepPlan:
-        """One step. Sequences that find no block make room for older ones first."""
+        """One step, the one after that under way if there is one; empty if there is nothing to
+        compute, or if somebody must be preempted, which waits for the step under way.
+
+        Sequences that find no block make room for older ones first. A sequence whose last token
+        a step under way will draw sits out, and so do the choices of a prompt whose last chunk
+        is under way: their blocks are not their own yet.
+        """
         self.starved = False
         decoding, before = [], self.preemptions
         for sequence in list(self._running):
             gone = self.preemptions > before and sequence not in self._running
-            if not gone and self._grow(sequence):
+            if gone or sequence.ended or sequence.under_way >= sequence.growth_left:
+                continue
+            if self._grow(sequence):
                 decoding.append(sequence)
+            elif self._under_way and not self.starved:
+                return StepPlan(StepBatch(()), [], [], [])
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
-        slices = [
-            Slice([s.token_at(s.computed)], s.computed, tuple(s.blocks), (s.draw(),))
-            for s in decoding
-        ]
         chunks = self._chunks.plan()
+        slices = [sequence.next_slice() for sequence in decoding]
+        slices += [self._slice(chunk) for chunk in chunks]
+        for place, sequence in enumerate(decoding):
+            sequence.place, sequence.under_way = place, sequence.under_way + 1
         for chunk in chunks:
-            group = chunk.key
-            tokens = group.tokens[chunk.start : chunk.end]
-            slices.append(Slice(tokens, chunk.start, tuple(group.blocks), self._draws(chunk)))
-        self._in_step = {*decoding, *(s for chunk in chunks for s in chunk.key.sequences)}
+            chunk.key.under_way += 1
+        self._under_way += bool(slices)
         copies = self.holdings.take_copies(decoding)
         return StepPlan(StepBatch(tuple(slices)), decoding, chunks, copies)
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
-        """Take a step's tokens. Ended sequences that were in the step are freed now."""
+        """Take a step's tokens. Sequences that have ended are freed now, unless the next step
+        computes on them too."""
         outcome = StepOutcome()
-        self._in_step = set()
-        self.holdings.step_ended()
+        self._step_over(plan)
         for place, sequence in enumerate(plan.decoding):
             if sequence.ended:
-                self.release(sequence)
-            elif place in result.broken:
+                continue
+            if place in result.broken:
                 self._pool.unpublish(sequence.blocks)
                 outcome.broken.append(sequence)
             elif place in result.failed:
@@ -195,30 +211,22 @@ class DecodeScheduler:
                 sequence.computed += 1
                 self.holdings.publish_grown(sequence)
                 outcome.drawn.append((sequence, result.drawn[place][0]))
-        offset = len(plan.decoding)
-        self._chunks.commit(plan.chunks)
-        for place, chunk in enumerate(plan.chunks, start=offset):
-            self._commit_chunk(chunk, place, result, outcome)
+        for place, chunk in enumerate(plan.chunks, start=len(plan.decoding)):
+            if self._chunks.follows(chunk):
+                self._commit_chunk(chunk, place, result, outcome)
         return outcome
 
     def abandon_step(self, plan: StepPlan) -> list[Sequence]:
         """The device failed: nothing of the step counts. Returns the sequences it held."""
-        held = [s for s in self._in_step if not s.ended]
-        self._in_step = set()
-        self.holdings.step_ended()
-        for sequence in plan.decoding:
-            if sequence.ended:
-                self.release(sequence)
-        for chunk in plan.chunks:
-            if not chunk.key.live:
-                self._drop_group(chunk.key)
-        return held
+        self._step_over(plan)
+        held = [*plan.decoding, *(s for chunk in plan.chunks for s in chunk.key.sequences)]
+        return [sequence for sequence in held if not sequence.ended]
 
     def end(self, sequence: Sequence) -> None:
-        """This sequence takes no more tokens. Its blocks are freed now, or with the step that
-        computes on them; those of an open handoff by `requeue`, once the reader is done."""
+        """This sequence takes no more tokens. Its blocks are freed now, or with the last step
+        that computes on them; those of an open handoff by `requeue`, once the reader is done."""
         sequence.ended = True
-        if sequence not in self._in_step:
+        if not sequence.under_way:
             self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
@@ -228,8 +236,21 @@ class DecodeScheduler:
         self.holdings.free(sequence)
         self._waiting = [group for group in self._waiting if group.live]
         for group in list(self._granted):
-            unwanted = group.phase is Phase.PREFILLING and not group.live
-            if unwanted and self._in_step.isdisjoint(group.sequences):
+            if group.phase is Phase.PREFILLING and not group.live:
+                self._drop_group(group)
+
+    def _step_over(self, plan: StepPlan) -> None:
+        """Nothing of this step is written any more: free what has ended meanwhile."""
+        self._under_way -= 1
+        self.holdings.copied(plan.copies)
+        for sequence in plan.decoding:
+            sequence.under_way -= 1
+            if sequence.ended and not sequence.under_way:
+                self.release(sequence)
+        for chunk in plan.chunks:
+            group = chunk.key
+            group.under_way -= 1
+            if not group.live:
                 self._drop_group(group)
 
     def _live(self) -> Iterator[Sequence]:
@@ -276,8 +297,10 @@ class DecodeScheduler:
         self._chunks.add(group, len(group.tokens), group.held * self._pool.block_size)
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Give the sequence a block for its next token, at the cost of younger ones."""
-        while sequence.computed >= len(sequence.blocks) * self._pool.block_size:
+        """Give the sequence a block for its next token, at the cost of younger ones: but no
+        token may be lost, and no block be taken, of a step under way."""
+        needed = sequence.computed + sequence.under_way
+        while needed >= len(sequence.blocks) * self._pool.block_size:
             try:
                 self.holdings.grow(sequence)
                 self._extend_promise(sequence)
@@ -285,7 +308,10 @@ class DecodeScheduler:
                 if self.youngest_fetching() is not None:
                     self.starved = True
                     return False  # sits out a step while the loop takes that grant back
-                if not self._preempt_youngest() or sequence not in self._running:
+                if self._under_way:
+                    return False
+                self._preempt_youngest()
+                if sequence not in self._running:
                     return False
         return True
 
@@ -296,7 +322,7 @@ class DecodeScheduler:
             growth = min(self._config.expected_growth_tokens, sequence.growth_left)
             sequence.promised += credit.blocks_for(growth, self._pool.block_size)
 
-    def _preempt_youngest(self) -> bool:
+    def _preempt_youngest(self) -> None:
         """Take the blocks of the youngest prefilling group or running sequence."""
         groups = [g for g in self._granted if g.phase is Phase.PREFILLING]
         young_group = max(groups, key=lambda g: g.arrived_s, default=None)
@@ -305,12 +331,11 @@ class DecodeScheduler:
         if young_group is not None and young_group.arrived_s >= young.request.arrived_s:
             self._chunks.remove(young_group)
             self.requeue(young_group)
-            return True
+            return
         self._running.remove(young)
         self.holdings.free(young)
         group = self._group(young.request, [young], young.span(0, young.length), local=True)
         self._wait_again(group)
-        return True
 
     def _wait_again(self, group: Group) -> None:
         place = sum(1 for other in self._waiting if other.arrived_s <= group.arrived_s)
@@ -321,24 +346,24 @@ class DecodeScheduler:
         token from a handoff that failed later must not draw it again."""
         return [s for s in group.sequences if s.length == len(group.tokens)]
 
-    def _draws(self, chunk: Chunk[Group]) -> tuple[Draw, ...]:
-        return tuple(s.draw() for s in self._undrawn(chunk.key)) if chunk.last else ()
+    def _slice(self, chunk: Chunk[Group]) -> Slice:
+        group = chunk.key
+        draws = tuple(s.draw() for s in self._undrawn(group)) if chunk.last else ()
+        return Slice(group.tokens[chunk.start : chunk.end], chunk.start, tuple(group.blocks), draws)
 
     def _commit_chunk(
         self, chunk: Chunk[Group], place: int, result: StepResult, outcome: StepOutcome
     ) -> None:
         group = chunk.key
-        if not group.live:
-            self._drop_group(group)
-            return
         if place in result.broken:
             self._pool.unpublish(group.blocks)
             outcome.broken += [s for s in group.sequences if not s.ended]
             return
-        if place in result.failed:
-            lost = [(s, result.failed[place]) for s in group.sequences if not s.ended]
-            outcome.failed += lost
+        if (reason := result.failed.get(place)) is not None:
+            if not (isinstance(reason, OutOfMemory) and self._chunks.cut(chunk)):
+                outcome.failed += [(s, reason) for s in group.sequences if not s.ended]
             return
+        self._chunks.commit(chunk)
         self.holdings.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:
             return
@@ -355,8 +380,11 @@ class DecodeScheduler:
         self._running[place:place] = self.holdings.fork(group)
 
     def _drop_group(self, group: Group) -> None:
-        """A group that nobody wants any more and that no step computes on."""
+        """Nobody wants this group any more: no more chunks of it, and its blocks are freed with
+        the last step that computes on them."""
         self._chunks.remove(group)
+        if group.under_way:
+            return
         if group.phase is Phase.PREFILLING:
             self.holdings.free_group(group)
             self._granted.remove(group)

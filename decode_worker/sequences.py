@@ -16,7 +16,7 @@ from enum import Enum
 
 from opentelemetry.context import Context
 
-from baton.engine.batch import Draw
+from baton.engine.batch import Draw, Slice
 from baton.proto import worker_pb2
 from baton.runtime.sampling import SamplingParams
 
@@ -63,7 +63,11 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice. `blocks` cover `computed` tokens and the next one to compute."""
+    """One choice. `blocks` cover `computed` tokens and the next one to compute.
+
+    A step that is under way computes one token more and draws the one after it. The step that is
+    planned meanwhile takes that token on the device: it is slice `place` of the step before.
+    """
 
     request: Request
     choice: int
@@ -71,6 +75,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     identities: list[bytes] = field(default_factory=list)  # of the full blocks computed
     computed: int = 0  # tokens whose KV is in `blocks`
+    under_way: int = 0  # steps planned and not committed that compute on it
+    place: int = 0  # of its slice in the newest of them
     promised: int = 0  # blocks of its credit that it alone will need
     shared: int = 0  # leading blocks that an older sibling's credit counts
     ended: bool = False
@@ -93,15 +99,22 @@ class Sequence:
         return self.request.prompt[start:] + self.output[: end - boundary]
 
     def draw(self) -> Draw:
-        """The draw of this sequence's next token, from all tokens it has."""
+        """The draw of the next token that nothing under way draws, from all tokens it has."""
         sampling = self.request.sampling
         return Draw(
             choice=self.choice,
-            position=self.length,
+            position=self.length + self.under_way,
             params=sampling,
             history=self.span(0, self.length) if sampling.needs_history else (),
             prompt_tokens=len(self.request.prompt),
         )
+
+    def next_slice(self) -> Slice:
+        """Its next token, which is drawn by a step under way, or known."""
+        start, fed = self.computed + self.under_way, self.under_way > 0
+        token = 0 if fed else self.token_at(start)
+        feed = self.place if fed else None
+        return Slice([token], start, tuple(self.blocks), (self.draw(),), feed)
 
     @property
     def growth_left(self) -> int:
@@ -119,6 +132,7 @@ class Group:
     local: bool
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
+    under_way: int = 0  # steps planned and not committed that compute a chunk of it
     held: int = 0  # leading blocks that were matched here
     spares: list[int] = field(default_factory=list)  # for the siblings' own partial last block
 

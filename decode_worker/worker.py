@@ -3,8 +3,9 @@
     submit ─▶ credit ─▶ handoff (a task) ─▶ batch ─▶ plan ─ run ─ commit ─▶ outputs
                            └─ or prefilled here
 
-One event loop owns all state. The device works between plan and commit; handoff tasks only
-touch groups that no step computes on. Knows no gRPC: links, peers, mover and engine are seams.
+One event loop owns all state. The device works between plan and commit, and the next step is
+planned meanwhile; handoff tasks only touch groups that no step computes on. Knows no gRPC:
+links, peers, mover and engine are seams.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from baton.decode_worker.handoffs import Fetched, Handoffs
 from baton.decode_worker.intake import to_request
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.requests import Requests
-from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
+from baton.decode_worker.scheduler import DecodeScheduler, StepOutcome, StepPlan
 from baton.decode_worker.sequences import Group, Phase, Request
 from baton.decode_worker.sessions import RouterSessions
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
+from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
@@ -67,6 +69,7 @@ class DecodeWorker:
         self.worker_id = worker_id
         self.boot_id = boot_id
         self._engine = engine
+        self._steps: StepPipeline[StepPlan] = StepPipeline(engine)
         self._pool = pool
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
@@ -151,11 +154,14 @@ class DecodeWorker:
                 self._take_back_if_starved()
                 self._admit()
                 if plan:
-                    await self._run_step(plan)
-                    self._publish()
-                else:
+                    self._submit_step(plan)
+                elif not self._steps:
                     await self._woken()
+                while (over := await self._steps.next()) is not None:
+                    self._commit(over)
+                    self._publish()
         finally:
+            self._steps.close()
             for request in self._requests.living():
                 for sequence in request.sequences:
                     self._requests.fail(sequence, WorkerLost("the decode worker is stopping"))
@@ -201,19 +207,20 @@ class DecodeWorker:
             else:
                 metrics.LOCAL_PREFILLS.labels("placed" if request.local else "recompute").inc()
 
-    async def _run_step(self, plan: StepPlan) -> None:
+    def _submit_step(self, plan: StepPlan) -> None:
         try:
             for source, target in plan.copies:
                 self._engine.copy_block(source, target)
-            result = await self._engine.submit(plan.batch).result()
+            self._steps.submit(plan)
         except EngineError as error:
-            log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
-            for sequence in self._scheduler.abandon_step(plan):
-                self._requests.fail(sequence, error)
-            self._after_ends()
+            self._step_failed(plan, error)
+
+    def _commit(self, over: Over[StepPlan]) -> None:
+        if isinstance(over.outcome, EngineError):
+            self._step_failed(over.plan, over.outcome)
             return
-        self._measure(plan, result)
-        outcome = self._scheduler.commit(plan, result)
+        outcome = self._scheduler.commit(over.plan, over.outcome)
+        self._measure(over.plan, over.outcome, outcome)
         for sequence, drawn in outcome.drawn:
             self._requests.accept(sequence, drawn)
         for sequence in outcome.broken:
@@ -224,12 +231,19 @@ class DecodeWorker:
             self._requests.fail(sequence, reason)
         self._after_ends()
 
-    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+    def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
+        log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
+        for sequence in self._scheduler.abandon_step(plan):
+            self._requests.fail(sequence, error)
+        self._after_ends()
+
+    def _measure(self, plan: StepPlan, result: StepResult, outcome: StepOutcome) -> None:
         milliseconds = result.device_s * 1000
         self._step_ms += STEP_SMOOTHING * (milliseconds - self._step_ms)
         metrics.STEP_SECONDS.labels("decode").observe(result.device_s)
         metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
-        metrics.TOKENS.labels("output").inc(len(plan.decoding))
+        metrics.MEMORY_SHORTAGES.inc(result.shortages)
+        metrics.TOKENS.labels("output").inc(len(outcome.drawn))
         metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in plan.chunks))
 
     def _wall(self) -> float:

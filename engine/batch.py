@@ -27,6 +27,7 @@ __all__ = [
     "Started",
     "StepResult",
     "fed",
+    "unfinished",
 ]
 
 
@@ -51,6 +52,7 @@ class Slice:
     draws: tuple[Draw, ...] = ()  # several for the choices of one prompt; none: not the last chunk
     # Place, in the step submitted before, of the slice whose first draw is the only token here
     # (`tokens` then holds one 0): so that a step can be submitted before that one's result is in.
+    # That token is missing at the end of the draws' histories, too.
     feed: int | None = None
 
 
@@ -80,11 +82,13 @@ class StepResult:
     device_s: float = 0.0
     broken: frozenset[int] = field(default_factory=frozenset)
     failed: Mapping[int, EngineError] = field(default_factory=dict)
+    shortages: int = 0  # how often memory was short, so that slices were run again in parts
 
 
 def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
-    """`batch` with the drawn tokens of the step before in place of its feeds. A slice that is
-    broken or has failed feeds token 0. Raises EngineError if there is no such draw."""
+    """`batch` with the drawn tokens of the step before in place of its feeds, and at the end of
+    the histories that miss them. A slice that is broken or has failed feeds token 0. Raises
+    EngineError if there is no such draw."""
     if all(item.feed is None for item in batch.slices):
         return batch
     slices = list(batch.slices)
@@ -96,8 +100,20 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
         lost = before is not None and (item.feed in before.broken or item.feed in before.failed)
         if len(item.tokens) != 1 or not (drawn or lost):
             raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")
-        slices[index] = replace(item, tokens=(drawn[0].token if drawn else 0,), feed=None)
+        token = drawn[0].token if drawn else 0
+        draws = tuple(
+            replace(draw, history=(*draw.history, token)) if draw.params.needs_history else draw
+            for draw in item.draws
+        )
+        slices[index] = replace(item, tokens=(token,), draws=draws, feed=None)
     return StepBatch(tuple(slices))
+
+
+def unfinished(batch: StepBatch) -> StepResult:
+    """What a step that failed as a whole is to the next one: each of its slices has failed. So
+    it feeds only requests that are over, and the others of the next step go on."""
+    failed = dict.fromkeys(range(len(batch.slices)), EngineError("its step failed"))
+    return StepResult(((),) * len(batch.slices), failed=failed)
 
 
 class Started(Protocol):

@@ -3,6 +3,8 @@
 Pure: no blocks, no tensors, no clock. Prefill workers run it over all admitted prompts; decode
 workers run it over the prompts that they compute themselves.
 
+The next step may be planned while one runs: a chunk begins where the one planned before it ends.
+
 Fairness: the oldest prompt is sure of half the step, so nothing starves; the rest goes to the
 shortest remaining prompts, so a short prompt under a long one waits for no more than its own
 share (shortest remaining processing time, guarded by age). Unused budget flows back.
@@ -31,14 +33,17 @@ class Chunk(Generic[Key]):
 class _Progress:
     total: int
     computed: int
+    planned: int  # computed, or in a chunk that is under way
+    most: int  # tokens of one chunk
 
     @property
-    def remaining(self) -> int:
-        return self.total - self.computed
+    def unplanned(self) -> int:
+        return self.total - self.planned
 
 
 class ChunkScheduler(Generic[Key]):
-    """Prompts in order of arrival. `plan` decides, `commit` records what was computed."""
+    """Prompts in order of arrival. `plan` decides; of each chunk `commit` records that
+    it was computed, or `cut` that it is to be planned again."""
 
     def __init__(self, step_tokens: int, chunk_tokens: int, block_size: int) -> None:
         self._step_tokens = step_tokens
@@ -51,14 +56,14 @@ class ChunkScheduler(Generic[Key]):
 
     def add(self, key: Key, total: int, computed: int) -> None:
         """A prompt of `total` tokens, the first `computed` of which are in its blocks."""
-        self._prompts[key] = _Progress(total, computed)
+        self._prompts[key] = _Progress(total, computed, computed, self._chunk_tokens)
 
     def remove(self, key: Key) -> None:
         self._prompts.pop(key, None)
 
     @property
     def remaining_tokens(self) -> int:
-        return sum(p.remaining for p in self._prompts.values())
+        return sum(p.total - p.computed for p in self._prompts.values())
 
     def plan(self) -> list[Chunk[Key]]:
         """Chunks for one step, at most one per prompt, within the step's token budget.
@@ -66,14 +71,15 @@ class ChunkScheduler(Generic[Key]):
         A chunk that is not the prompt's last ends on a block border, so that every block it
         touches can be offered.
         """
-        if not self._prompts:
+        left = {key: p.unplanned for key, p in self._prompts.items() if p.unplanned}
+        if not left:
             return []
-        oldest = next(iter(self._prompts))
-        share = self._step_tokens if len(self._prompts) == 1 else self._step_tokens // 2
+        oldest = next(iter(left))
+        share = self._step_tokens if len(left) == 1 else self._step_tokens // 2
         spans = {oldest: self._fit(oldest, max(share, self._block_size))}
         budget = self._step_tokens - spans[oldest]
-        others = [key for key in self._prompts if key != oldest]
-        for key in sorted(others, key=lambda k: self._prompts[k].remaining):
+        others = [key for key in left if key != oldest]
+        for key in sorted(others, key=left.__getitem__):
             span = self._fit(key, budget)
             if span <= 0:
                 break
@@ -83,26 +89,39 @@ class ChunkScheduler(Generic[Key]):
             spans[oldest] = self._fit(oldest, spans[oldest] + budget)
         return [self._chunk(key, span) for key, span in spans.items()]
 
-    def commit(self, chunks: list[Chunk[Key]]) -> None:
-        """These chunks are computed. A prompt leaves with its last chunk."""
-        for chunk in chunks:
-            progress = self._prompts.get(chunk.key)
-            if progress is None:
-                continue  # cancelled while the step ran
-            progress.computed = chunk.end
-            if chunk.last:
-                del self._prompts[chunk.key]
+    def follows(self, chunk: Chunk[Key]) -> bool:
+        """Whether what this chunk was computed after is there: not so if its prompt was removed,
+        or a chunk before it was cut while this one was under way."""
+        progress = self._prompts.get(chunk.key)
+        return progress is not None and progress.computed == chunk.start
+
+    def commit(self, chunk: Chunk[Key]) -> None:
+        """A chunk that `follows` is computed. A prompt leaves with its last chunk."""
+        self._prompts[chunk.key].computed = chunk.end
+        if chunk.last:
+            del self._prompts[chunk.key]
+
+    def cut(self, chunk: Chunk[Key]) -> bool:
+        """A chunk that `follows` did not fit into the device's memory: its tokens are planned
+        again, and from now on at most half as many at once. False if they are one block."""
+        tokens = chunk.end - chunk.start
+        if tokens <= self._block_size:
+            return False
+        progress = self._prompts[chunk.key]
+        progress.planned = progress.computed
+        progress.most = max(self._block_size, tokens // 2)
+        return True
 
     def _fit(self, key: Key, budget: int) -> int:
         """The longest span of this prompt within the budget that ends well; 0 if none does."""
         progress = self._prompts[key]
-        span = min(progress.remaining, budget, self._chunk_tokens)
-        if span < progress.remaining:
-            end = (progress.computed + span) // self._block_size * self._block_size
-            span = max(0, end - progress.computed)
+        span = min(progress.unplanned, budget, progress.most)
+        if span < progress.unplanned:
+            end = (progress.planned + span) // self._block_size * self._block_size
+            span = max(0, end - progress.planned)
         return span
 
     def _chunk(self, key: Key, span: int) -> Chunk[Key]:
         progress = self._prompts[key]
-        end = progress.computed + span
-        return Chunk(key, progress.computed, end, last=end == progress.total)
+        start, progress.planned = progress.planned, progress.planned + span
+        return Chunk(key, start, progress.planned, last=progress.planned == progress.total)

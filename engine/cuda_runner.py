@@ -12,7 +12,7 @@ from threading import Lock
 
 from torch import Tensor
 
-from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed
+from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed, unfinished
 from baton.engine.decode_graph import DecodeGraphs, GraphStep
 from baton.engine.draw_rules import drawable
 from baton.engine.memory_plan import MemoryPlan
@@ -88,7 +88,7 @@ class CudaRunner:
 
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
-        before, self._last = self._last, None  # a step that fails feeds nothing
+        before, self._last = self._last, Done(unfinished(batch))
         if self._captured(batch):
             begun: Started = self._replay(batch, before)
         else:

@@ -35,7 +35,7 @@ def run_divided(run: Run, batch: StepBatch) -> StepResult:
     if len(batch.slices) == 1:
         tokens = len(batch.slices[0].tokens)
         lack = OutOfMemory(f"a slice of {tokens} tokens does not fit into memory: {reason}")
-        return StepResult(((),), failed={0: lack})
+        return StepResult(((),), failed={0: lack}, shortages=1)
     half = len(batch.slices) // 2
     first = run_divided(run, StepBatch(batch.slices[:half]))
     return _joined(first, half, run_divided(run, StepBatch(batch.slices[half:])))
@@ -53,10 +53,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _joined(first: StepResult, count: int, second: StepResult) -> StepResult:
-    """One result of two parts; the first has `count` slices."""
+    """One result of the two parts of a step that did not fit; the first has `count` slices."""
     return StepResult(
         first.drawn + second.drawn,
         first.device_s + second.device_s,
         first.broken | {count + index for index in second.broken},
         {**first.failed, **{count + index: error for index, error in second.failed.items()}},
+        1 + first.shortages + second.shortages,
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import Attention
-from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed
+from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed, unfinished
 from baton.engine.decoder import Decoder
 from baton.engine.divided_step import run_divided
 from baton.engine.draw_plan import DrawPlan, plan_draws
@@ -69,8 +69,8 @@ class ModelRunner:
 
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
-        batch, self._last = fed(batch, self._last), None  # a step that fails feeds nothing
-        self._last = run_divided(self._compute, batch)
+        before, self._last = self._last, unfinished(batch)
+        self._last = run_divided(self._compute, fed(batch, before))
         return self._last
 
     def _compute(self, batch: StepBatch) -> StepResult:

@@ -24,7 +24,8 @@ Event: TypeAlias = Computed | handoff_pb2.FirstTokens | BatonError | None
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """`blocks` cover all tokens from admission on; `pinned` of them have been offered."""
+    """`blocks` cover all tokens from admission on, until it is over and no step computes on it
+    any more; `pinned` of them have been offered."""
 
     request_id: str
     tokens: list[int]
@@ -39,6 +40,7 @@ class Prompt:
     admitted_wall_s: float = 0.0
     blocks: list[int] = field(default_factory=list)
     pinned: list[int] = field(default_factory=list)
+    under_way: int = 0  # steps planned and not committed that compute a chunk of it
     cached: int = 0  # leading blocks that were matched
     offered: int = 0  # leading full blocks that were offered, or that the reader holds
     ended: bool = False

@@ -3,6 +3,7 @@
 Pure but for the events it hands to each prompt. A prompt is admitted only with blocks for all
 of it, in order of arrival; its cached prefix is offered at once, finished blocks after each
 chunk, the partial last block once, last. Offered blocks are pinned until the handoff ends.
+One step may be planned while another runs; they are committed in their order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from baton.engine.chunks import Chunk, ChunkScheduler
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import BatonError, EngineError, InvalidRequest, Overloaded
+from baton.runtime.errors import (
+    BatonError,
+    EngineError,
+    InvalidRequest,
+    OutOfMemory,
+    Overloaded,
+)
 
 
 @dataclass(slots=True)
@@ -43,7 +50,6 @@ class PrefillScheduler:
         self._chunks: ChunkScheduler[Prompt] = ChunkScheduler(
             config.prefill_tokens, config.chunk_tokens, pool.block_size
         )
-        self._in_step: set[Prompt] = set()
 
     @property
     def waiting(self) -> int:
@@ -99,24 +105,26 @@ class PrefillScheduler:
             )
             for chunk in chunks
         )
-        self._in_step = {chunk.key for chunk in chunks}
+        for chunk in chunks:
+            chunk.key.under_way += 1
         return StepPlan(StepBatch(slices), chunks)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Prompt]:
         """Offer what the step finished. Returns the prompts that are complete."""
-        self._in_step = set()
-        self._chunks.commit(plan.chunks)
+        self._step_over(plan)
         complete = []
         for place, chunk in enumerate(plan.chunks):
             prompt = chunk.key
-            if prompt.ended:
-                self._free(prompt)
-            elif place in result.broken:
+            if not self._chunks.follows(chunk):
+                continue
+            if place in result.broken:
                 self._pool.unpublish(prompt.blocks)
                 self.fail(prompt, EngineError("the model's numbers are not finite"))
-            elif place in result.failed:
-                self.fail(prompt, result.failed[place])
+            elif (reason := result.failed.get(place)) is not None:
+                if not (isinstance(reason, OutOfMemory) and self._chunks.cut(chunk)):
+                    self.fail(prompt, reason)
             else:
+                self._chunks.commit(chunk)
                 self._publish(prompt, chunk)
                 self._offer(prompt, chunk.end // self._pool.block_size)
                 if chunk.last:
@@ -128,12 +136,17 @@ class PrefillScheduler:
 
     def abandon_step(self, plan: StepPlan, error: BatonError) -> None:
         """The device failed: the prompts of this step fail, nothing of it is offered."""
-        self._in_step = set()
+        self._step_over(plan)
         for chunk in plan.chunks:
-            if chunk.key.ended:
-                self._free(chunk.key)
-            else:
+            if chunk.key in self._computing:
                 self.fail(chunk.key, error)
+
+    def _step_over(self, plan: StepPlan) -> None:
+        """Nothing of this step is written any more: free what is over and in no other step."""
+        for chunk in plan.chunks:
+            chunk.key.under_way -= 1
+            if chunk.key not in self._computing:
+                self._free(chunk.key)
 
     def fail(self, prompt: Prompt, error: BatonError) -> None:
         """Stop computing and tell the reader; the pins stay until the handoff ends."""
@@ -147,22 +160,23 @@ class PrefillScheduler:
         self._waiting.clear()
 
     def end(self, prompt: Prompt) -> None:
-        """The handoff is over: unpin, and stop computing. Blocks that a step computes on are
-        freed with that step."""
+        """The handoff is over: unpin, and stop computing."""
         self._pool.release(prompt.pinned, Hold.PINNED)
         prompt.pinned = []
-        if prompt not in self._in_step:
-            self._free(prompt)
-
-    def _free(self, prompt: Prompt) -> None:
         if prompt in self._waiting:
             self._waiting.remove(prompt)
         self._stop(prompt)
 
     def _stop(self, prompt: Prompt) -> None:
+        """Compute nothing more of it."""
         if prompt in self._computing:
             self._computing.remove(prompt)
             self._chunks.remove(prompt)
+            self._free(prompt)
+
+    def _free(self, prompt: Prompt) -> None:
+        """A prompt that is over gives back its blocks with the last step that computes on them."""
+        if not prompt.under_way:
             self._pool.release(prompt.blocks, Hold.USED)
             prompt.blocks = []
 

@@ -3,8 +3,9 @@
     open ─▶ queue ─▶ blocks for all of it ─▶ plan ─ run ─ commit ─▶ offers, first tokens
                                                └── chunk after chunk ──┘
 
-One event loop owns all state. It emits no tokens to routers; it answers the readers that
-opened a handoff, through the granter, and tells routers its load.
+One event loop owns all state; the next step is planned while one runs. It emits no tokens to
+routers; it answers the readers that opened a handoff, through the granter, and tells routers
+its load.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
+from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.granter import grant
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.sum_cache import SumCache
@@ -67,7 +69,7 @@ class PrefillWorker:
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
-        self._engine = engine
+        self._steps: StepPipeline[StepPlan] = StepPipeline(engine)
         self._pool = pool
         self._mover = mover
         self._limits = limits
@@ -154,37 +156,40 @@ class PrefillWorker:
                 self._admit_waiting()
                 plan = self._scheduler.plan()
                 if plan:
-                    await self._run_step(plan)
-                    self._publish()
-                else:
+                    self._submit_step(plan)
+                elif not self._steps:
                     self._publish()
                     await self._wake.wait()
+                while (over := await self._steps.next()) is not None:
+                    self._commit(over)
+                    self._publish()
         finally:
+            self._steps.close()
             self._scheduler.stop(WorkerLost("the prefill worker is stopping"))
 
-    async def _run_step(self, plan: StepPlan) -> None:
-        started = self._wall()
+    def _submit_step(self, plan: StepPlan) -> None:
         try:
-            result = await self._engine.submit(plan.batch).result()
+            self._steps.submit(plan)
         except EngineError as error:
-            log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
-            self._scheduler.abandon_step(plan, error)
-            return
-        ended = self._wall()
-        complete = self._scheduler.commit(plan, result)
-        # after the readers' tasks, which the commit has woken
-        asyncio.get_running_loop().call_soon(self._record, plan, result, complete, started, ended)
+            self._step_failed(plan, error)
 
-    def _record(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        complete: list[Prompt],
-        started: float,
-        ended: float,
-    ) -> None:
-        self._measure(plan, result)
-        for chunk in plan.chunks:
+    def _commit(self, over: Over[StepPlan]) -> None:
+        if isinstance(over.outcome, EngineError):
+            self._step_failed(over.plan, over.outcome)
+            return
+        complete = self._scheduler.commit(over.plan, over.outcome)
+        # after the readers' tasks, which the commit has woken
+        asyncio.get_running_loop().call_soon(self._record, over, over.outcome, complete)
+
+    def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
+        log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
+        self._scheduler.abandon_step(plan, error)
+
+    def _record(self, over: Over[StepPlan], result: StepResult, complete: list[Prompt]) -> None:
+        self._measure(over.plan, result)
+        started = over.started_s + self._wall_offset_s
+        ended = over.ended_s + self._wall_offset_s
+        for chunk in over.plan.chunks:
             tracing.record(
                 tracing.CHUNK, started, ended, chunk.key.trace, start=chunk.start, end=chunk.end
             )
@@ -198,6 +203,7 @@ class PrefillWorker:
         self._step_ms += STEP_SMOOTHING * (result.device_s * 1000 - self._step_ms)
         metrics.STEP_SECONDS.labels("prefill").observe(result.device_s)
         metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
+        metrics.MEMORY_SHORTAGES.inc(result.shortages)
         metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in plan.chunks))
 
     def _admit_waiting(self) -> None:

@@ -130,6 +130,11 @@ PREEMPTIONS = _counter(
 BROKEN_SLICES = _counter(
     "baton_broken_slices_total", "Slices whose logits were not finite; their request failed."
 )
+MEMORY_SHORTAGES = _counter(
+    "baton_memory_shortages_total",
+    "How often the device had no memory for a step or a part of it, which was then run again in "
+    "smaller parts; a slice that does not fit alone is cut, or its request fails.",
+)
 
 # -- handoffs --------------------------------------------------------------------------------
 

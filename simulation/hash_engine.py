@@ -3,19 +3,21 @@
 Computing a token writes a record of it into its block; drawing hashes every record of the
 sequence, in order, out of the pool. Any wrong, stale, missing or misplaced block therefore
 changes the output, at a microsecond a token. `expected_output` says what a correct run gives.
+Steps run one after the other, whether somebody waits for them or not, and write at their end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.batch import Draw, Drawn, StepBatch, StepResult
-from baton.runtime.errors import EngineError
+from baton.engine.batch import Draw, Drawn, StepBatch, StepResult, fed, unfinished
+from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
 
 RECORD_BYTES = 8
@@ -45,16 +47,42 @@ class HashEngine:
         self._step_s = step_s
         self.fail_steps = 0  # the next steps that fail, as a device would
         self.break_slices: set[int] = set()  # slices of the next step with numbers not finite
+        self.memory_tokens = sys.maxsize  # slices of more do not fit into memory
         self.steps = 0
+        self.under_way: list[StepBatch] = []  # submitted and not over
+        self._newest: asyncio.Task[StepResult] | None = None
+        self._last: StepResult | None = None  # of the step before
+        self._copies: list[tuple[int, int]] = []  # before the next step that is submitted
 
     def submit(self, batch: StepBatch) -> HashStep:
-        return HashStep(self, batch)
+        copies, self._copies = self._copies, []
+        self._newest = asyncio.ensure_future(self._in_turn(self._newest, copies, batch))
+        self.under_way.append(batch)
+        return HashStep(self._newest)
 
     def copy_block(self, source: int, target: int) -> None:
-        self._pool[target] = self._pool[source]
+        self._copies.append((source, target))
 
     async def close(self) -> None:
-        pass
+        if self._newest is not None:
+            await asyncio.wait({self._newest})
+
+    async def _in_turn(
+        self,
+        before: asyncio.Task[StepResult] | None,
+        copies: list[tuple[int, int]],
+        batch: StepBatch,
+    ) -> StepResult:
+        if before is not None:
+            await asyncio.wait({before})
+        last, self._last = self._last, unfinished(batch)
+        try:
+            for source, target in copies:
+                self._pool[target] = self._pool[source]
+            self._last = await self.run(fed(batch, last))
+            return self._last
+        finally:
+            del self.under_way[0]
 
     async def run(self, batch: StepBatch) -> StepResult:
         step_s = self._step_s(batch)
@@ -64,13 +92,20 @@ class HashEngine:
             self.fail_steps -= 1
             raise EngineError("the simulated device failed")
         broken, self.break_slices = frozenset(self.break_slices), set()
-        drawn = []
+        drawn: list[tuple[Drawn, ...]] = []
+        failed: dict[int, EngineError] = {}
         for place, piece in enumerate(batch.slices):
+            if len(piece.tokens) > self.memory_tokens:
+                failed[place] = OutOfMemory("the simulated device has no memory for a slice")
+                drawn.append(())
+                continue
             self._write(piece.tokens, piece.start, piece.blocks)
             length = piece.start + len(piece.tokens)
             draws = () if place in broken else piece.draws
             drawn.append(tuple(self._draw(draw, piece.blocks, length) for draw in draws))
-        return StepResult(tuple(drawn), device_s=step_s, broken=broken)
+        return StepResult(
+            tuple(drawn), step_s, broken - failed.keys(), failed, shortages=len(failed)
+        )
 
     def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
         for position, token in enumerate(tokens, start=start):
@@ -91,12 +126,11 @@ class HashEngine:
 class HashStep:
     """The handle of one step."""
 
-    def __init__(self, engine: HashEngine, batch: StepBatch) -> None:
-        self._engine = engine
-        self._batch = batch
+    def __init__(self, task: asyncio.Task[StepResult]) -> None:
+        self._task = task
 
     async def result(self) -> StepResult:
-        return await self._engine.run(self._batch)
+        return await asyncio.shield(self._task)
 
 
 def record(token: int, position: int, slab: int) -> bytes:

@@ -29,7 +29,7 @@ ROOT = identity.root(KEY, "model", "float32")
 
 
 class Bench:
-    """A scheduler with its pool; every drawn token is 7."""
+    """A scheduler with its pool, one step at a time; every drawn token is 7."""
 
     def __init__(self, blocks: int = 64, **step: int | float) -> None:
         settings: dict[str, int | float] = {
@@ -295,9 +295,9 @@ def test_a_slice_that_was_not_computed_fails_alone_and_leaves_the_cache() -> Non
     bench.step(), bench.step()
     plan = bench.scheduler.plan()
     assert [s.request for s in plan.decoding] == [bad, good]
-    short = OutOfMemory("no memory")
-    outcome = bench.scheduler.commit(plan, bench.result(plan, failed={0: short, 2: short}))
-    assert [(s.request, error) for s, error in outcome.failed] == [(bad, short), (young, short)]
+    short, lost = OutOfMemory("no memory"), EngineError("lost")
+    outcome = bench.scheduler.commit(plan, bench.result(plan, failed={0: short, 2: lost}))
+    assert [(s.request, error) for s, error in outcome.failed] == [(bad, short), (young, lost)]
     assert [s.request for s, _ in outcome.drawn] == [good]
     assert not outcome.broken
     bench.end(bad), bench.end(young)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from typing import Any
 
 import pytest
 
 from baton.engine.chunks import Chunk, ChunkScheduler
+
+
+def commit(scheduler: ChunkScheduler[Any], chunks: list[Chunk[Any]]) -> None:
+    for chunk in chunks:
+        assert scheduler.follows(chunk)
+        scheduler.commit(chunk)
 
 
 def steps_until_done(scheduler: ChunkScheduler[str], limit: int = 1000) -> dict[str, int]:
@@ -16,7 +24,7 @@ def steps_until_done(scheduler: ChunkScheduler[str], limit: int = 1000) -> dict[
         chunks = scheduler.plan()
         if not chunks:
             return done
-        scheduler.commit(chunks)
+        commit(scheduler, chunks)
         done.update({chunk.key: step for chunk in chunks if chunk.last})
     raise AssertionError("the prompts never end")
 
@@ -27,7 +35,7 @@ def test_one_prompt_goes_in_chunks_that_end_on_block_borders() -> None:
     seen: list[Chunk[str]] = []
     while chunks := scheduler.plan():
         seen += chunks
-        scheduler.commit(chunks)
+        commit(scheduler, chunks)
     assert [(c.start, c.end, c.last) for c in seen] == [
         (0, 256, False),
         (256, 512, False),
@@ -57,24 +65,74 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
         for n in range(4):
             scheduler.add(f"short-{step}-{n}", 16, 0)
         chunks = scheduler.plan()
-        scheduler.commit(chunks)
+        commit(scheduler, chunks)
         if any(chunk.key == "long" and chunk.last for chunk in chunks):
             assert step == 99  # half of every step was its own
             return
     raise AssertionError("the long prompt starved")
 
 
-def test_a_cancelled_prompt_leaves_the_plan_and_a_late_commit_is_harmless() -> None:
+def test_a_cancelled_prompt_leaves_the_plan_and_its_chunk_follows_nothing() -> None:
     scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
     scheduler.add("a", 640, 0)
-    chunks = scheduler.plan()
+    (chunk,) = scheduler.plan()
     scheduler.remove("a")
-    scheduler.commit(chunks)
+    assert not scheduler.follows(chunk)
     assert len(scheduler) == 0 and scheduler.plan() == []
+
+
+def test_the_next_chunk_is_planned_while_one_runs() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
+    scheduler.add("a", 100, 0)
+    first, second = scheduler.plan(), scheduler.plan()
+    assert [*first, *second] == [Chunk("a", 0, 64, last=False), Chunk("a", 64, 100, last=True)]
+    assert scheduler.plan() == []  # all of it is under way
+    assert scheduler.remaining_tokens == 100
+    commit(scheduler, first)
+    assert scheduler.remaining_tokens == 36
+    scheduler.add("b", 20, 0)
+    assert scheduler.plan() == [Chunk("b", 0, 20, last=True)]
+    commit(scheduler, second)
+    assert len(scheduler) == 1
+
+
+def test_a_prompt_under_way_takes_no_share_of_a_step() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
+    scheduler.add("a", 40, 0)
+    scheduler.plan()
+    scheduler.add("b", 640, 0)
+    assert scheduler.plan() == [Chunk("b", 0, 64, last=False)]
+
+
+def test_a_chunk_that_did_not_fit_is_planned_again_in_halves_and_nothing_after_it_counts() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
+    scheduler.add("a", 200, 0)
+    (first,), (second,) = scheduler.plan(), scheduler.plan()
+    assert scheduler.cut(first)
+    (again,) = scheduler.plan()  # while the second is still under way
+    assert (again.start, again.end) == (0, 32)
+    assert not scheduler.follows(second)
+    assert scheduler.follows(again)
+    assert scheduler.cut(again)
+    spans = []
+    while chunks := scheduler.plan():
+        commit(scheduler, chunks)
+        spans += [(chunk.start, chunk.end) for chunk in chunks]
+    assert spans == [(start, min(start + 16, 200)) for start in range(0, 200, 16)]
+
+
+def test_a_chunk_of_one_block_is_not_cut() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(64, 16, 16)
+    scheduler.add("a", 40, 0)
+    (chunk,) = scheduler.plan()
+    assert not scheduler.cut(chunk)
+    commit(scheduler, [chunk])
+    assert scheduler.plan() == [Chunk("a", 16, 32, last=False)]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_mix_respects_the_budget_and_ends(seed: int) -> None:
+    """Also where a step is planned while one or two others are under way, and some are cut."""
     rng = random.Random(seed)
     block = rng.choice([1, 4, 16])
     step = block * rng.randrange(1, 40)
@@ -83,18 +141,27 @@ def test_any_mix_respects_the_budget_and_ends(seed: int) -> None:
     computed = {n: rng.randrange(total) // block * block for n, total in totals.items()}
     for n, total in totals.items():
         scheduler.add(n, total, computed[n])
+    under_way: deque[list[Chunk[int]]] = deque()
     for _ in range(10_000):
         chunks = scheduler.plan()
-        if not chunks:
+        if chunks:
+            under_way.append(chunks)
+        if not under_way:
             break
         assert sum(chunk.end - chunk.start for chunk in chunks) <= step
         assert len({chunk.key for chunk in chunks}) == len(chunks)
         for chunk in chunks:
-            assert chunk.start == computed[chunk.key] < chunk.end
+            assert chunk.start < chunk.end
             assert chunk.last == (chunk.end == totals[chunk.key])
             assert chunk.last or chunk.end % block == 0
+        if chunks and len(under_way) < rng.choice([1, 2, 3]):
+            continue
+        for chunk in under_way.popleft():
+            if not scheduler.follows(chunk) or (rng.random() < 0.2 and scheduler.cut(chunk)):
+                continue
+            assert chunk.start == computed[chunk.key]
             computed[chunk.key] = chunk.end
-        scheduler.commit(chunks)
+            scheduler.commit(chunk)
     assert computed == totals
     assert scheduler.remaining_tokens == 0
 

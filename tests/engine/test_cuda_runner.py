@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from baton.engine.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult, fed
+from baton.engine.batch import (
+    Draw,
+    Drawn,
+    SamplingParams,
+    Slice,
+    StepBatch,
+    StepResult,
+    fed,
+    unfinished,
+)
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.graph_device import HostDevice
@@ -237,15 +246,36 @@ def test_results_outlive_the_memory_they_came_from(told):
 
 
 @pytest.mark.parametrize("captured", [True, False])
-def test_after_a_step_that_failed_nothing_is_fed(told, captured):
-    """Its slices were others: a token of the step before it would be another sequence's."""
+def test_after_a_step_that_failed_only_its_own_slices_are_lost(told, captured):
+    """What it feeds is token 0, never a token of the step before it: that one's slices were
+    others. A slice that it does not feed is computed as ever."""
     runner = told.runner if captured else told.plain
-    blocks = told.prompt(6, 6)
-    runner.run(StepBatch((decode(3, 6, blocks),)))
+    lost, other = told.prompt(6, 6), told.prompt(6, 1)
+    runner.run(StepBatch((decode(3, 6, lost),)))
     with pytest.raises(EngineError, match="outside the pool"):
-        runner.run(StepBatch((decode(3, 7, [BLOCKS] * len(blocks)),)))
+        runner.run(StepBatch((decode(3, 7, [BLOCKS] * len(lost)),)))
+    after = runner.run(StepBatch((decode(0, 7, lost, feed=0), decode(5, 6, other))))
+    again = runner.run(StepBatch((decode(0, 7, lost), decode(5, 6, other))))
+    assert after.drawn == again.drawn
     with pytest.raises(EngineError, match="drew nothing"):
-        runner.run(StepBatch((decode(0, 7, blocks, feed=0),)))
+        runner.run(StepBatch((decode(0, 8, lost, feed=2),)))
+    with pytest.raises(EngineError, match="drew nothing"):
+        runner.run(StepBatch((decode(0, 8, lost, feed=1),)))  # of the step that was refused
+
+
+def test_a_fed_draw_has_the_token_in_its_history():
+    """So that penalties count it; draws without a history get none."""
+    counted = SamplingParams(frequency_penalty=0.5)
+    draws = (Draw(0, 3, counted, [4, 5], 1), Draw(1, 3, SamplingParams()))
+    batch = StepBatch((Slice([0], 2, [0], draws, feed=0),))
+    (item,) = fed(batch, StepResult(((Drawn(0, 7),),))).slices
+    assert [tuple(draw.history) for draw in item.draws] == [(4, 5, 7), ()]
+    assert item.draws[0].prompt_tokens == 1 and item.tokens == (7,)
+
+
+def test_a_step_that_failed_has_nothing_for_anybody():
+    result = unfinished(StepBatch((Slice([1], 0, [0]), Slice([2], 0, [1]))))
+    assert result.drawn == ((), ()) and set(result.failed) == {0, 1}
 
 
 def test_fed_needs_a_draw_to_feed_from():

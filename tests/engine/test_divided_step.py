@@ -61,7 +61,7 @@ def test_one_failure_at_any_allocation_changes_nothing(qwen3, story, prompts):
     """The step is run again in halves: the same tokens and, bit for bit, the same KV."""
     bench = Bench(story, qwen3.folder, prompts)
     expected, count, pool = bench.run()
-    assert count > 100 and not expected.failed
+    assert count > 100 and not expected.failed and not expected.shortages
     for failing in range(1, count + 1):
         result, _, after = bench.run(failing)
         assert result.drawn == expected.drawn, failing
@@ -95,6 +95,7 @@ def test_when_nothing_fits_every_slice_says_so(qwen3, story, prompts):
     result, _, _ = bench.run(most=0)
     assert set(result.failed) == {0, 1, 2, 3}
     assert result.drawn == ((), (), (), ())
+    assert result.shortages == 7  # four slices, two halves, the whole
 
 
 def test_parts_are_put_together_in_order():
@@ -115,6 +116,7 @@ def test_parts_are_put_together_in_order():
     assert [drawn[0].token for drawn in result.drawn] == [0, 2, 4, 3, 5]
     assert result.broken == {3}
     assert result.device_s == 1.0
+    assert result.shortages == 3
 
 
 def test_the_memory_of_the_failed_try_is_given_back():

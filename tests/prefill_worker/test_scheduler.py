@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from opentelemetry.context import Context
@@ -11,7 +12,7 @@ from baton.engine.batch import Drawn, StepResult
 from baton.engine.blocks import BlockPool
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
-from baton.prefill_worker.scheduler import PrefillScheduler
+from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.proto import handoff_pb2
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
@@ -168,12 +169,102 @@ def test_broken_numbers_fail_the_prompt_and_are_not_cached() -> None:
 def test_a_prompt_that_was_not_computed_fails_alone() -> None:
     bench = Bench()
     bad, good = bench.submit([1] * 8), bench.submit([2] * 8)
-    bench.step(failed={0: OutOfMemory("no memory")})
+    bench.step(failed={0: EngineError("no luck")})
     bench.run()
-    assert any("no memory" in event for event in events(bad))
+    assert any("no luck" in event for event in events(bad))
     assert events(good)[-1] == "None"
     bad.end(), good.end()
     assert bench.pool.available == bench.pool.total
+
+
+def test_a_chunk_that_memory_is_too_short_for_is_cut_before_its_prompt_fails() -> None:
+    bench = Bench()
+    prompt = bench.submit(list(range(22)))
+    short = {0: OutOfMemory("no memory")}
+    assert bench.step(failed=short) == 8  # nothing of it counts
+    assert bench.scheduler.queued_tokens == 22 and events(prompt) == []
+    assert [bench.step(), bench.step()] == [4, 4]
+    assert events(prompt) == ["offer 0+1", "offer 1+1"]
+    bench.step(failed=short)  # one block is no less
+    assert any("no memory" in event for event in events(prompt))
+    prompt.end()
+    assert bench.pool.available == bench.pool.total
+
+
+def draws(plan: StepPlan, **more: Any) -> StepResult:
+    drawn = tuple(tuple(Drawn(d.choice, 7) for d in piece.draws) for piece in plan.batch.slices)
+    return StepResult(drawn, **more)
+
+
+def two_steps(bench: Bench) -> tuple[Prompt, StepPlan, StepPlan]:
+    """A prompt with its first two chunks of eight tokens under way."""
+    prompt = bench.submit(list(range(18)))
+    bench.scheduler.admit()
+    first, second = bench.scheduler.plan(), bench.scheduler.plan()
+    assert [list(p.batch.slices[0].tokens) for p in (first, second)] == [
+        list(range(8)),
+        list(range(8, 16)),
+    ]
+    return prompt, first, second
+
+
+def test_the_next_chunk_is_planned_while_one_runs_and_offered_after_it() -> None:
+    bench = Bench()
+    prompt, first, second = two_steps(bench)
+    assert events(prompt) == []
+    bench.scheduler.commit(first, draws(first))
+    assert events(prompt) == ["offer 0+2"]
+    third = bench.scheduler.plan()
+    bench.scheduler.commit(second, draws(second))
+    assert events(prompt) == ["offer 2+2"]
+    assert not bench.scheduler.plan()  # its last tokens are under way
+    (complete,) = bench.scheduler.commit(third, draws(third))
+    assert complete is prompt
+    assert events(prompt) == ["first 1 cached 0", "offer 4+1 partial 2", "None"]
+    prompt.end()
+    assert bench.pool.available == bench.pool.total
+
+
+@pytest.mark.parametrize("how", ["ended", "broken", "failed", "step failed"])
+def test_blocks_of_a_prompt_that_is_over_are_freed_with_the_last_step_that_writes_them(
+    how: str,
+) -> None:
+    bench = Bench()
+    prompt, first, second = two_steps(bench)
+    if how == "step failed":
+        bench.scheduler.abandon_step(first, EngineError("device"))
+    elif how == "ended":
+        prompt.end()
+        bench.scheduler.commit(first, draws(first))
+    elif how == "broken":
+        bench.scheduler.commit(first, draws(first, broken=frozenset({0})))
+    else:
+        bench.scheduler.commit(first, draws(first, failed={0: EngineError("no luck")}))
+    assert bench.pool.counts().used == 5
+    assert not bench.scheduler.plan() and bench.scheduler.queued_tokens == 0
+    bench.scheduler.commit(second, draws(second))
+    counts = bench.pool.counts()
+    assert (counts.used, counts.cached) == (0, 0)  # nothing of the second is published either
+    assert all("Error" in event for event in events(prompt))
+    if how != "ended":
+        prompt.end()
+    bench.pool.check()
+
+
+def test_after_a_cut_chunk_the_one_under_way_is_computed_again() -> None:
+    bench = Bench()
+    prompt, first, second = two_steps(bench)
+    bench.scheduler.commit(first, draws(first, failed={0: OutOfMemory("no memory")}))
+    again = bench.scheduler.plan()
+    assert list(again.batch.slices[0].tokens) == [0, 1, 2, 3]
+    bench.scheduler.commit(second, draws(second, broken=frozenset({0})))  # it read garbage
+    assert events(prompt) == []
+    bench.scheduler.commit(again, draws(again))
+    bench.run()
+    assert events(prompt)[:2] == ["offer 0+1", "offer 1+1"]
+    prompt.end()
+    assert bench.pool.counts().cached == 4
+    bench.pool.check()
 
 
 def test_a_failed_step_fails_its_prompts_alone() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
 from baton.engine.batch import Draw, Slice, StepBatch
-from baton.runtime.errors import EngineError
+from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.hash_engine import HashEngine, block_bytes, expected_output
 
@@ -101,3 +103,58 @@ async def test_a_copied_block_reads_like_its_source() -> None:
     await run(engine, Slice([1, 2, 3], 0, [0]))
     engine.copy_block(0, 6)
     assert await run(engine, prompt_slice([4], [6], start=3)) == [expected([1, 2, 3, 4], 1)]
+
+
+async def test_steps_run_in_their_order_and_feed_each_other() -> None:
+    engine, _ = make()
+    tokens = list(range(7))
+    first = engine.submit(StepBatch((prompt_slice(tokens, [0, 1, 2]),)))
+    fed = [
+        engine.submit(StepBatch((Slice([0], start, [0, 1, 2], (draw,), feed=0),)))
+        for start in (7, 8, 9)
+        if (draw := Draw(0, start + 1, GREEDY))
+    ]
+    assert len(engine.under_way) == 4 and engine.steps == 0
+    results = [await step.result() for step in reversed([first, *fed])][::-1]
+    assert [result.drawn[0][0].token for result in results] == expected(tokens, 4)
+    assert (engine.under_way, engine.steps) == ([], 4)
+
+
+async def test_a_copy_waits_for_the_steps_before_it_and_the_next_one_for_the_copy() -> None:
+    engine, _ = make()
+    engine.submit(StepBatch((Slice([1, 2, 3], 0, [0]),)))
+    engine.copy_block(0, 6)
+    later = engine.submit(StepBatch((prompt_slice([4], [6], start=3),)))
+    assert (await later.result()).drawn[0][0].token == expected([1, 2, 3, 4], 1)[0]
+
+
+async def test_a_step_that_failed_feeds_a_token_that_nobody_wants() -> None:
+    engine, pool = make()
+    engine.fail_steps = 1
+    failing = engine.submit(StepBatch((prompt_slice([1], [0]),)))
+    lost = Slice([0], 1, [0], (Draw(0, 2, GREEDY),), feed=0)
+    after = engine.submit(StepBatch((lost, prompt_slice([2], [1]))))
+    with pytest.raises(EngineError):
+        await failing.result()
+    assert (await after.result()).drawn[1][0].token == expected([2], 1)[0]
+    assert pool[0].any()  # what a step writes for a request that is over
+
+
+async def test_a_step_goes_on_when_nobody_waits_for_it_and_is_closed_in_the_end() -> None:
+    engine, pool = make()
+    waiting = asyncio.ensure_future(engine.submit(StepBatch((Slice([1], 0, [0]),))).result())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert not pool.any()
+    await engine.close()
+    assert pool.any() and not engine.under_way
+
+
+async def test_a_slice_over_the_memory_fails_alone_and_writes_nothing() -> None:
+    engine, pool = make()
+    engine.memory_tokens = 3
+    batch = StepBatch((prompt_slice([1, 2, 3, 4], [0]), prompt_slice([5, 6, 7], [1])))
+    result = await engine.submit(batch).result()
+    assert type(result.failed[0]) is OutOfMemory and result.drawn[0] == ()
+    assert result.drawn[1][0].token == expected([5, 6, 7], 1)[0]
+    assert result.shortages == 1 and not pool[0].any()

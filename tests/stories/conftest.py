@@ -1,13 +1,16 @@
-"""A cluster of real workers on hash engines, closed after each test."""
+"""A cluster of real workers on hash engines, closed after each test. Whatever happens in it, no
+block of a step under way is given to another: a worker that does so ends, and its test fails."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
+from baton.engine.blocks import Hold
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
-from baton.simulation.cluster import SLABS, Cluster
+from baton.simulation.cluster import SLABS, Cluster, Node
 from baton.simulation.hash_engine import block_bytes
 
 BLOCK = 4
@@ -34,6 +37,18 @@ def config(lease_s: float = 0.4, **step: int | float) -> Config:
 MakeCluster = Callable[..., Cluster]
 
 
+def watch(node: Node[Any]) -> None:
+    allocate = node.pool.allocate
+
+    def watched(count: int, hold: Hold) -> list[int]:
+        blocks = allocate(count, hold)
+        slices = [piece for batch in node.engine.under_way for piece in batch.slices]
+        assert not set(blocks) & {block for piece in slices for block in piece.blocks}
+        return blocks
+
+    node.pool.allocate = watched  # type: ignore[method-assign]
+
+
 @pytest.fixture
 async def make_cluster() -> AsyncIterator[MakeCluster]:
     made: list[Cluster] = []
@@ -49,9 +64,9 @@ async def make_cluster() -> AsyncIterator[MakeCluster]:
     ) -> Cluster:
         cluster = Cluster(settings or config(), step_s=lambda batch: step_s)
         for number in range(prefill):
-            cluster.add_prefill(f"prefill-{number}", prefill_blocks)
+            watch(cluster.add_prefill(f"prefill-{number}", prefill_blocks))
         for number in range(decode):
-            cluster.add_decode(f"decode-{number}", blocks)
+            watch(cluster.add_decode(f"decode-{number}", blocks))
         made.append(cluster)
         return cluster
 

@@ -1,0 +1,118 @@
+"""Two steps on an engine: one runs, and the next one is planned and submitted while it does.
+
+    step k      ├───────── runs ─────────┤
+    step k+1          plan, submit ─▶ ...├───────── runs ─────────┤
+    step k                               │ commit
+                            LEAD_S ├─────┤
+
+Who has to wait for a step joins the next one that is planned, so that is done as late as is
+safe: LEAD_S before the running step should end. One that ends before costs the old gap, no more.
+Knows no scheduler and no request; a worker's loop owns it and all its plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from baton.engine.batch import Engine, StepBatch, StepHandle, StepResult
+from baton.runtime.errors import EngineError
+
+# For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
+LEAD_S = 0.005
+
+
+class Planned(Protocol):
+    """What a scheduler plans."""
+
+    batch: StepBatch
+
+
+Plan = TypeVar("Plan", bound=Planned)
+
+
+@dataclass(frozen=True, slots=True)
+class Over(Generic[Plan]):
+    """A step that is over; times are of the loop's clock."""
+
+    plan: Plan
+    outcome: StepResult | EngineError
+    started_s: float  # when it was submitted, or the step before it ended
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step(Generic[Plan]):
+    plan: Plan
+    handle: StepHandle
+    submitted_s: float
+
+
+class StepPipeline(Generic[Plan]):
+    """At most two steps, which end in the order of their submission."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._steps: deque[_Step[Plan]] = deque()
+        self._result: asyncio.Task[StepResult] | None = None  # of the oldest
+        self._asked = False  # for the step after the oldest
+        self._last_end_s = 0.0
+        self._last_took_s = (0.0, 0.0)  # the last two steps
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def submit(self, plan: Plan) -> None:
+        """Raises EngineError if the engine does not take it."""
+        handle = self._engine.submit(plan.batch)
+        self._steps.append(_Step(plan, handle, asyncio.get_running_loop().time()))
+
+    async def next(self) -> Over[Plan] | None:
+        """The oldest step, once it is over. None if a step should be planned now: nothing runs,
+        or what runs is about to end; then, whatever came of planning, the oldest step.
+
+        Raises DeviceLost as `StepHandle.result` does.
+        """
+        if not self._steps:
+            return None
+        if self._result is None:
+            self._result = asyncio.ensure_future(self._steps[0].handle.result())
+        if not self._asked:
+            self._asked = True
+            if not await self._over_within(self._plan_at() - asyncio.get_running_loop().time()):
+                return None
+        await asyncio.wait({self._result})
+        return self._take(self._result)
+
+    def close(self) -> None:
+        """Nobody waits for the steps under way any more."""
+        if self._result is not None:
+            self._result.cancel()
+
+    async def _over_within(self, seconds: float) -> bool:
+        assert self._result is not None
+        if seconds > 0:
+            await asyncio.wait({self._result}, timeout=seconds)
+        return self._result.done()
+
+    def _plan_at(self) -> float:
+        """Steps that follow each other are alike, or the next one is a prompt's short last
+        chunk: planned too early, somebody waits longer; too late, the device does."""
+        return self._started_s() + min(self._last_took_s) - LEAD_S
+
+    def _started_s(self) -> float:
+        return max(self._steps[0].submitted_s, self._last_end_s)
+
+    def _take(self, result: asyncio.Task[StepResult]) -> Over[Plan]:
+        started, now = self._started_s(), asyncio.get_running_loop().time()
+        step = self._steps.popleft()
+        self._result, self._asked = None, False
+        self._last_end_s, self._last_took_s = now, (self._last_took_s[1], now - started)
+        outcome: StepResult | EngineError
+        try:
+            outcome = result.result()
+        except EngineError as error:
+            outcome = error
+        return Over(step.plan, outcome, started, now)

@@ -1,0 +1,207 @@
+"""Two steps under way: when the next one is planned, and in what order they end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from baton.engine import step_pipeline
+from baton.engine.batch import Slice, StepBatch, StepResult
+from baton.engine.step_pipeline import Over, StepPipeline
+from baton.runtime.errors import DeviceLost, EngineError
+
+
+@dataclass
+class Plan:
+    batch: StepBatch
+
+
+class Handle:
+    def __init__(self, future: asyncio.Future[StepResult]) -> None:
+        self._future = future
+
+    async def result(self) -> StepResult:
+        return await asyncio.shield(self._future)
+
+
+class Device:
+    """Steps that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.steps: list[asyncio.Future[StepResult]] = []
+        self.refusal: EngineError | None = None
+
+    def submit(self, batch: StepBatch) -> Handle:
+        if self.refusal is not None:
+            raise self.refusal
+        self.steps.append(asyncio.get_running_loop().create_future())
+        return Handle(self.steps[-1])
+
+    def copy_block(self, source: int, target: int) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+    def end(self, step: int, device_s: float = 0.0) -> None:
+        self.steps[step].set_result(StepResult((), device_s))
+
+
+def plan(number: int) -> Plan:
+    return Plan(StepBatch((Slice([number], 0, [0]),)))
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def steps(device: Device) -> StepPipeline[Plan]:
+    return StepPipeline(device)
+
+
+async def over(steps: StepPipeline[Plan]) -> Over[Plan]:
+    found = await asyncio.wait_for(steps.next(), 5)
+    assert found is not None
+    return found
+
+
+async def test_with_nothing_under_way_a_step_should_be_planned(steps: StepPipeline[Plan]) -> None:
+    assert await steps.next() is None
+    assert not steps
+
+
+async def test_the_second_step_is_planned_while_the_first_runs(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    first, second, third = plan(1), plan(2), plan(3)
+    steps.submit(first)
+    assert await steps.next() is None  # how long it takes is not known yet: now
+    steps.submit(second)
+    waiting = asyncio.ensure_future(steps.next())
+    await asyncio.sleep(0.01)
+    assert not waiting.done() and len(steps) == 2
+    device.end(0, 0.25)
+    ended = await waiting
+    assert ended is not None and ended.plan is first
+    assert isinstance(ended.outcome, StepResult) and ended.outcome.device_s == 0.25
+    assert await steps.next() is None  # asked once for each step
+    steps.submit(third)
+    device.end(1)
+    device.end(2)
+    assert (await over(steps)).plan is second
+    assert await steps.next() is None
+    assert (await over(steps)).plan is third
+    assert not steps
+
+
+async def test_where_there_is_nothing_to_plan_the_step_is_waited_for(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    steps.submit(plan(1))
+    assert await steps.next() is None
+    waiting = asyncio.ensure_future(steps.next())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    device.end(0)
+    assert (await waiting) is not None
+    assert await steps.next() is None
+
+
+async def test_steps_that_take_long_are_planned_shortly_before_their_end(
+    steps: StepPipeline[Plan], device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_pipeline, "LEAD_S", 0.04)
+    clock = asyncio.get_running_loop().time
+    for step in range(2):
+        steps.submit(plan(step))
+        await steps.next()
+        await asyncio.sleep(0.12)
+        device.end(step)
+        ended = await over(steps)
+        assert 0.11 < ended.ended_s - ended.started_s < 0.6
+    steps.submit(plan(2))
+    began = clock()
+    assert await steps.next() is None
+    assert clock() - began > 0.06
+
+
+async def test_a_step_that_ends_before_the_next_one_is_planned_is_told_first(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    for step in range(2):
+        steps.submit(plan(step))
+        await steps.next()
+        await asyncio.sleep(0.1)
+        device.end(step)
+        await over(steps)
+    steps.submit(plan(2))
+    asyncio.get_running_loop().call_later(0.01, device.end, 2)
+    assert (await over(steps)).plan.batch == plan(2).batch
+    assert await steps.next() is None
+
+
+async def test_a_step_starts_when_the_one_before_it_has_ended(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    steps.submit(plan(1))
+    await steps.next()
+    steps.submit(plan(2))
+    await asyncio.sleep(0.02)
+    device.end(0)
+    first = await over(steps)
+    await steps.next()
+    device.end(1)
+    second = await over(steps)
+    assert first.started_s < first.ended_s == second.started_s <= second.ended_s
+
+
+async def test_a_failed_step_is_told_in_its_turn_and_the_next_one_goes_on(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    steps.submit(plan(1))
+    await steps.next()
+    steps.submit(plan(2))
+    failure = EngineError("the device failed")
+    device.steps[0].set_exception(failure)
+    device.end(1)
+    assert (await over(steps)).outcome is failure
+    await steps.next()
+    assert isinstance((await over(steps)).outcome, StepResult)
+
+
+async def test_a_device_that_is_lost_is_nothing_to_go_on_from(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    steps.submit(plan(1))
+    await steps.next()
+    device.steps[0].set_exception(DeviceLost("no answer"))
+    with pytest.raises(DeviceLost):
+        await steps.next()
+
+
+async def test_a_step_that_the_engine_does_not_take_is_not_under_way(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    device.refusal = EngineError("the engine is closed")
+    with pytest.raises(EngineError, match="closed"):
+        steps.submit(plan(1))
+    assert not steps and await steps.next() is None
+
+
+async def test_closing_lets_go_of_a_step_and_does_not_disturb_it(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    steps.submit(plan(1))
+    await steps.next()
+    waiting = asyncio.ensure_future(steps.next())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    steps.close()
+    await asyncio.wait({waiting})
+    await asyncio.sleep(0)
+    assert not device.steps[0].cancelled()
+    device.end(0)
