@@ -1,9 +1,9 @@
 """Attention of a bfloat16 model over an eight-bit pool by the processor's own instruction.
 
-As `attention_bf16`, but that each tile of 16 tokens is unpacked into a core's first cache before
-it is used. Codes are exact in bfloat16; the scales of keys multiply the scores of their tokens
-and those of values the weights, so that decode rounds nothing which a bfloat16 pool would not. A
-chunk's keys and values are rounded to bfloat16 as they are packed. Needs numba; owns nothing but
+As `attention_bf16`, but that codes become numbers in registers, tile by tile of 16 tokens. They
+are exact in bfloat16; the scales of keys multiply the scores of their tokens and those of values
+the weights, so that decode rounds nothing which it would not over a bfloat16 pool. A chunk's
+keys and values are rounded to bfloat16 as they are packed. Needs numba; owns nothing but
 views of the pool.
 """
 
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.attention_bf16 import add_weighed, attend_packed, weigh, write_mixed
+from baton.engine.attention_bf16 import attend_packed, weigh
 from baton.engine.codes_numba import Slabs, decode_row
 from baton.engine.compiled import compiled, keep, take_threads
 from baton.engine.dot_bf16 import COLUMNS, supported
 from baton.engine.pool import KvPool
-from baton.engine.softmax_ir import TOKENS, scores, unpack
+from baton.engine.softmax_ir import TOKENS, code_scores, mix, narrow
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows
 
@@ -107,7 +107,7 @@ def _walk(  # type: ignore[no-untyped-def]
     """One job per row and KV head."""
     slabs, words, floating, first_row, first_scale, size = codes
     kv_heads, by_head = slabs.shape[1], slabs.shape[2]
-    group, by_token = heads // kv_heads, 2 * dim
+    group = heads // kv_heads
     stretch = np.float32(256.0 if floating else 1.0)
     for job in numba.prange(lengths.shape[0] * kv_heads):
         row, head = job // kv_heads, job % kv_heads
@@ -120,8 +120,6 @@ def _walk(  # type: ignore[no-untyped-def]
         sizes = np.empty((2, width), dtype=np.float32)  # the scales of keys, and of values
         mixed = np.zeros((group, dim), dtype=np.float32)
         tiles = np.empty(end - start, dtype=np.int64)
-        unpacked = np.empty(TOKENS * dim, dtype=np.uint16)
-        at, tile = weights.ctypes.data, unpacked.ctypes.data
         for number in range(end - start):
             token = (start + number) * TOKENS
             block, slot = tables[row, token // size], token % size
@@ -134,10 +132,7 @@ def _walk(  # type: ignore[no-untyped-def]
                     sizes[side, number * TOKENS + t] = found * stretch
         for number in range(end - start):
             ahead = tiles[min(number + _FAR, end - start - 1)]
-            _unpack(floating, tiles[number], tile, TOKENS * dim // 32)
-            for g in range(group):
-                query, to = queries + offset + g * dim * 2, at + (g * width + number * TOKENS) * 4
-                scores(query, tile, by_token, dim // 32, ahead, to)
+            _score_tile(floating, queries + offset, tiles[number], dim, ahead, weights, number)
         skip = start * TOKENS
         for g in range(group):
             weights[g] *= sizes[0]
@@ -145,20 +140,52 @@ def _walk(  # type: ignore[no-untyped-def]
             for t in range(first - skip, length - skip):
                 weights[g, t] *= sizes[1, t] / total
         for number in range(end - start):
-            _unpack(floating, tiles[number] + size * dim, tile, TOKENS * dim // 32)
             token = max(first - skip, number * TOKENS)
             count = min(length - skip, (number + 1) * TOKENS) - token
-            values = tile + token % TOKENS * by_token
-            add_weighed(weights, token, values, by_token, count, tile, mixed)
-        write_mixed(mixed, out + offset)
-        keep(unpacked)
+            values = tiles[number] + (size + token % TOKENS) * dim
+            ahead = tiles[min(number + _FAR, end - start - 1)] + size * dim
+            _add_tile(floating, weights, token, values, count, ahead, mixed)
+        narrow(mixed.ctypes.data, out + offset, group * dim // TOKENS, np.float32(1.0))
+        keep(mixed)
 
 
-def _unpack_tile(floating, codes, out, vectors):  # type: ignore[no-untyped-def]
-    if floating:
-        _unpack_fp8(codes, out, vectors)
-    else:
-        _unpack_int8(codes, out, vectors)
+def _score(floating, query, keys, dim, ahead, weights, number):  # type: ignore[no-untyped-def]
+    """Products of a tile's 16 keys with all queries, bfloat16 [group, dim], to `weights`."""
+    group, stride = weights.shape[0], weights.shape[1] * 4
+    to, vectors = weights.ctypes.data + number * TOKENS * 4, dim // 32
+    for g in range(0, group - 1, 2):
+        at, into = query + g * dim * 2, to + g * stride
+        if floating:
+            _two_fp8(at, dim * 2, keys, dim, vectors, ahead, into, stride)
+        else:
+            _two_int8(at, dim * 2, keys, dim, vectors, ahead, into, stride)
+    if group % 2:
+        at, into = query + (group - 1) * dim * 2, to + (group - 1) * stride
+        if floating:
+            _one_fp8(at, dim * 2, keys, dim, vectors, ahead, into, stride)
+        else:
+            _one_int8(at, dim * 2, keys, dim, vectors, ahead, into, stride)
+
+
+def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore[no-untyped-def]
+    """As `attention_bf16`'s, of values that are codes."""
+    group, dim = mixed.shape
+    into, stride = mixed.ctypes.data, weights.shape[1] * 4
+    at = weights.ctypes.data + place * 4
+    for d in range(0, dim, COLUMNS):
+        value, later = values + d, ahead + d
+        for g in range(0, group - 1, 2):
+            to, weight = into + (g * dim + d) * 4, at + g * stride
+            if floating:
+                _mix_two_fp8(weight, stride, value, dim, count, later, to, dim * 4)
+            else:
+                _mix_two_int8(weight, stride, value, dim, count, later, to, dim * 4)
+        if group % 2:
+            to, weight = into + ((group - 1) * dim + d) * 4, at + (group - 1) * stride
+            if floating:
+                _mix_one_fp8(weight, stride, value, dim, count, later, to, dim * 4)
+            else:
+                _mix_one_int8(weight, stride, value, dim, count, later, to, dim * 4)
 
 
 def _pack_walk(  # type: ignore[no-untyped-def]
@@ -198,7 +225,10 @@ def _pack_walk(  # type: ignore[no-untyped-def]
                 values[head, d // 64, row, d % 64] = low | high << np.uint32(16)
 
 
-_unpack_int8, _unpack_fp8 = unpack(floating=False), unpack(floating=True)
-_unpack = compiled(_unpack_tile)
+_one_int8, _two_int8 = code_scores(1, "int8"), code_scores(2, "int8")
+_one_fp8, _two_fp8 = code_scores(1, "fp8"), code_scores(2, "fp8")
+_mix_one_int8, _mix_two_int8 = mix(1, "int8"), mix(2, "int8")
+_mix_one_fp8, _mix_two_fp8 = mix(1, "fp8"), mix(2, "fp8")
+_score_tile, _add_tile = compiled(_score), compiled(_add)
 _decode = compiled(_walk, parallel=True)
 _pack = compiled(_pack_walk, parallel=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
 from numba.core import types
@@ -29,12 +29,11 @@ from baton.engine.dot_bf16 import (
     store,
 )
 
+Codes = Literal["int8", "fp8"]
+
 TOKENS = LANES  # of one call of `scores`
 _FLOAT = ir.FloatType()
 _WORDS = ir.VectorType(I32, LANES)
-_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
-_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
-_WIDE = ir.VectorType(_FLOAT, 2 * LANES)
 _UNARY = ir.FunctionType(FLOATS, [FLOATS])
 _FUSED = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS])
 _LOWEST = -126.0  # exponent of two; below it a weight is nothing
@@ -181,42 +180,71 @@ def copy(context, at, out, vectors):  # type: ignore[no-untyped-def]
     return types.void(*[types.int64] * 3), generate
 
 
-def unpack(floating: bool) -> Any:
-    """A Numba function (codes, out, vectors): 32 * `vectors` codes of `KvCodes` become bfloat16
-    numbers, exactly: those of int8, or if `floating` those of FP8 times 2^-8."""
+def code_scores(queries: int, stored: Codes) -> Any:
+    """A Numba function (query, query_stride, keys, token_stride, vectors, ahead, out, out_stride)
+
+        out[q, t] = sum over d of query[q, d] * keys[t, d]
+
+    as `scores` for one or two queries, of keys that are codes: int8, or FP8 times 2^-8.
+    Meanwhile twice the bytes of the keys are fetched from the address `ahead` on.
+    """
+    together = TOKENS // queries  # tokens whose sums are in registers
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        codes, out, vectors = values
+        query, query_stride, keys, token_stride, vectors, ahead, out, out_stride = values
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+        for first in range(0, TOKENS, together):
 
-        def body(step: Any, _: list[Any]) -> list[Any]:
-            found = load(builder, builder.add(codes, builder.mul(step, I64(32))), 0, _BYTES)
-            if floating:
-                wide = builder.fpext(_as_halves(builder, found), _WIDE)
-            else:
-                wide = builder.sitofp(found, _WIDE)
-            rounded = builder.fptrunc(wide, PAIRS)
-            store(builder, rounded, builder.add(out, builder.mul(step, I64(64))))
-            return []
+            def body(step: Any, sums: list[Any], first: int = first) -> list[Any]:
+                parts = []
+                for q in range(queries):
+                    at = builder.add(query, builder.mul(query_stride, I64(q)))
+                    parts.append(
+                        load(builder, builder.add(at, builder.mul(step, I64(64))), 0, PAIRS)
+                    )
+                at = builder.add(keys, builder.mul(step, I64(32)))
+                later = builder.add(ahead, builder.mul(step, I64(64 * TOKENS)))
+                found = list(sums)
+                for t in range(together):
+                    place = builder.add(at, builder.mul(token_stride, I64(first + t)))
+                    key = builder.fptrunc(_numbers(builder, place, 2 * LANES, stored), PAIRS)
+                    for q in range(queries):
+                        n = q * together + t
+                        found[n] = dot(builder, sums[n], parts[q], key)
+                    prefetch(builder, builder.add(later, I64(64 * (first + t))), 1)
+                return found
 
-        _loop(builder, vectors, [], body)
+            sums = _loop(builder, vectors, [zero] * TOKENS, body)
+            while len(sums) > 1:
+                sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
+            for q in range(queries):
+                lanes = ir.Constant(
+                    ir.VectorType(I32, together), list(range(q * together, (q + 1) * together))
+                )
+                part = builder.shuffle_vector(sums[0], sums[0], lanes)
+                store(builder, part, builder.add(out, builder.mul(out_stride, I64(q))), 4 * first)
         return context.get_dummy_value()
 
-    def unpacked(context, codes, out, vectors):  # type: ignore[no-untyped-def]
-        return types.void(*[types.int64] * 3), generate
+    def scored(  # type: ignore[no-untyped-def]
+        context, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
+    ):
+        return types.void(*[types.int64] * 8), generate
 
-    return intrinsic(unpacked)
+    return intrinsic(scored)
 
 
-def mix(queries: int) -> Any:
+def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
     """A Numba function (weights, weights_stride, values, token_stride, tokens, ahead, out,
     out_stride)
 
         out[q, d] += sum over t of weights[q, t] * values[t, d]
 
     for this number of queries and 64 numbers d: weights and out float32, values bfloat16. Of
-    each 32 in out, the 16 with an even d come first, then those with an odd one. Meanwhile as
-    many values are fetched from the address `ahead` on.
+    each 32 in out, the 16 with an even d come first, then those with an odd one; of values that
+    are codes (FP8 times 2^-8) they keep their order. Meanwhile as many values are fetched from
+    the address `ahead` on.
     """
+    lines = 2 if stored == "bfloat16" else 1
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         weights, weights_stride, values, token_stride, tokens, ahead, out, out_stride = given
@@ -225,8 +253,12 @@ def mix(queries: int) -> Any:
 
         def body(token: Any, sums: list[Any]) -> list[Any]:
             at = builder.add(values, builder.mul(token, token_stride))
-            prefetch(builder, builder.add(ahead, builder.mul(token, token_stride)), 2)
-            parts = [p for half in (0, 64) for p in _widened(builder, at, half)]
+            prefetch(builder, builder.add(ahead, builder.mul(token, token_stride)), lines)
+            if stored == "bfloat16":
+                parts = [p for half in (0, 64) for p in _widened(builder, at, half)]
+            else:
+                places = [builder.add(at, I64(LANES * part)) for part in range(4)]
+                parts = [_numbers(builder, place, LANES, stored) for place in places]
             found = []
             for q in range(queries):
                 place = builder.add(weights, builder.mul(weights_stride, I64(q)))
@@ -307,15 +339,21 @@ def _widened(builder: Any, address: Any, offset: int) -> tuple[Any, Any]:
     return builder.bitcast(even, FLOATS), builder.bitcast(odd, FLOATS)
 
 
-def _as_halves(builder: Any, codes: Any) -> Any:
-    """32 bytes of FP8 (E4M3) as float16 times 2^-8: the exponent's field begins as FP8's does,
-    and is one bit longer."""
-    shorts = builder.zext(codes, _SHORTS)
-    rest = builder.and_(shorts, ir.Constant(_SHORTS, [0x7F] * 2 * LANES))
-    sign = builder.and_(shorts, ir.Constant(_SHORTS, [0x80] * 2 * LANES))
-    rest = builder.shl(rest, ir.Constant(_SHORTS, [7] * 2 * LANES))
-    sign = builder.shl(sign, ir.Constant(_SHORTS, [8] * 2 * LANES))
-    return builder.bitcast(builder.or_(rest, sign), ir.VectorType(ir.HalfType(), 2 * LANES))
+def _numbers(builder: Any, address: Any, count: int, stored: Codes) -> Any:
+    """`count` codes as float32. FP8 (E4M3) is read as float16, whose exponent is one bit longer
+    and begins as FP8's does: that is the number times 2^-8."""
+    codes = load(builder, address, 0, ir.VectorType(ir.IntType(8), count))
+    wide = ir.VectorType(_FLOAT, count)
+    if stored == "int8":
+        return builder.sitofp(codes, wide)
+    shorts = ir.VectorType(ir.IntType(16), count)
+    bits = builder.zext(codes, shorts)
+    rest = builder.and_(bits, ir.Constant(shorts, [0x7F] * count))
+    sign = builder.and_(bits, ir.Constant(shorts, [0x80] * count))
+    rest = builder.shl(rest, ir.Constant(shorts, [7] * count))
+    sign = builder.shl(sign, ir.Constant(shorts, [8] * count))
+    halves = builder.bitcast(builder.or_(rest, sign), ir.VectorType(ir.HalfType(), count))
+    return builder.fpext(halves, wide)
 
 
 def _all(value: float) -> Any:

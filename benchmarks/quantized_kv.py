@@ -1,0 +1,228 @@
+"""What KV in eight bits costs in exactness and in time, against the same model with bf16 KV.
+
+    python -m benchmarks.quantized_kv [--rounds N] [--threads N] [--quick] [--json FILE]
+
+attention_error_KIND   of the output of 16 heads over 8 KV heads of 128 and 512 tokens of normal
+                       numbers, relative (norm over norm); `_chunk` for a chunk's last 64 tokens.
+                       bf16 is against float32, the others against bf16
+logits_error_KIND      of the model's logits over 512 tokens, against those of bf16 KV, likewise
+greedy_agree_KIND      share of those 512 places where the likeliest token is the same
+greedy_steps_KIND      tokens that 8 sequences draw alike, of 64 each, before the first other one
+step_ms_KIND           a decode step of 32 sequences with 512 tokens each; over bf16's beside it
+prefill_ms_KIND        a prompt of 1,024 tokens
+kv_bytes_token_KIND    of the pool, for each token
+
+The model: random, Qwen3-shaped, 0.45 B parameters, bf16 (`benchmarks.cached_model`). Kinds take
+turns in each round; of five calls in a row the fastest counts, of rounds the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.attention import TorchAttention
+from baton.engine.attention_codes import CodesAttention
+from baton.engine.attention_numba import NumbaAttention
+from baton.engine.batch import Draw, Slice, StepBatch
+from baton.engine.kv_codes import CODES
+from baton.engine.loading import build_runner
+from baton.engine.pool import KvPool
+from baton.engine.runner import ModelRunner
+from baton.engine.spec import AttentionSpec, ModelSpec
+from baton.engine.step_layout import Bounds, lay_out
+from baton.models.random_model import embedded_model
+from benchmarks.cached_model import cached_model
+from benchmarks.engine_cpu import GREEDY, SPIN
+from benchmarks.report import Figure, parser, report
+
+KINDS = ("auto", *CODES)
+BLOCK = 16
+CONTEXT = 512
+BATCH = 32
+PROMPT = 1024
+STEPS = 64
+SEQUENCES = 8
+CALLS = 5
+
+
+def name_of(kind: str) -> str:
+    return "bf16" if kind == "auto" else kind
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def attention_figures(spec: ModelSpec) -> list[Figure]:
+    """`spec` gives heads and layers; the numbers are normal ones."""
+    torch.manual_seed(0)
+    blocks = CONTEXT // BLOCK
+    kv = torch.randn(CONTEXT, spec.kv_heads, 2, spec.head_dim).to(torch.bfloat16)
+    queries = torch.randn(65, spec.heads, spec.head_dim).to(torch.bfloat16)
+    form = AttentionSpec(spec.head_dim**-0.5, (0,) * spec.layers)
+    table = random.Random(0).sample(range(blocks), blocks)
+    ends = (Slice([1], CONTEXT - 1, table), Slice([1] * 64, CONTEXT - 64, table))
+    layout = lay_out(StepBatch(ends), Bounds(blocks, BLOCK, 9, CONTEXT))
+    places = torch.arange(CONTEXT)
+    wanted: Tensor | None = None
+    made: list[Figure] = []
+    for kind in ("exact", *KINDS):
+        dtype = torch.float32 if kind == "exact" else torch.bfloat16
+        pool = KvPool(spec, blocks, BLOCK, dtype, codes=CODES.get(kind))
+        pool.put(0, torch.tensor(table)[places // BLOCK], places % BLOCK, kv.to(dtype))
+        backend = {"exact": TorchAttention, "auto": NumbaAttention}.get(kind, CodesAttention)
+        found = backend(pool, form).attend(0, queries.to(dtype), layout)
+        if wanted is not None:
+            name = f"attention_error_{name_of(kind)}"
+            made.append(Figure(name, error(found[0], wanted[0])))
+            made.append(Figure(f"{name}_chunk", error(found[1:], wanted[1:])))
+        if wanted is None or kind == "auto":
+            wanted = found
+    return made
+
+
+class Bench:
+    """A runner of each kind, over one model."""
+
+    def __init__(self, quick: bool) -> None:
+        folder = embedded_model() if quick else cached_model()
+        self._blocks = BATCH * (CONTEXT // BLOCK + 1)
+        self.runners = {
+            kind: build_runner(
+                folder, blocks=self._blocks, block_size=BLOCK, dtype="bfloat16", kv_dtype=kind
+            )
+            for kind in KINDS
+        }
+        self.spec = self.runners["auto"].spec
+        self._order = random.Random(0).sample(range(self._blocks), self._blocks)
+        self._vocab = min(self.spec.vocab_size, 4000)
+
+    def exactness(self) -> list[Figure]:
+        tokens = self._text(CONTEXT, 0)
+        whole = StepBatch((Slice(tokens, 0, self._order[: CONTEXT // BLOCK]),))
+        logits = {kind: runner.all_logits(whole)[0] for kind, runner in self.runners.items()}
+        drawn = {kind: self._greedy(runner) for kind, runner in self.runners.items()}
+        made = []
+        for kind in CODES:
+            same = logits[kind].argmax(-1) == logits["auto"].argmax(-1)
+            alike = statistics.mean(
+                _common(mine, theirs)
+                for mine, theirs in zip(drawn[kind], drawn["auto"], strict=True)
+            )
+            made += [
+                Figure(f"logits_error_{kind}", error(logits[kind], logits["auto"])),
+                Figure(f"greedy_agree_{kind}", float(same.float().mean())),
+                Figure(f"greedy_steps_{kind}", alike, "", f"of {STEPS}"),
+            ]
+        return made
+
+    def times(self, rounds: int) -> list[Figure]:
+        steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        prompts: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for runner in self.runners.values():
+            self._fill(runner)
+        for turn in range(rounds + 1):
+            for kind, runner in self.runners.items():
+                step, prompt = self._fastest(runner, self._decodes()), self._prompt()
+                taken = self._fastest(runner, prompt, calls=2)
+                if turn:  # the first warms up
+                    steps[kind].append(1e3 * step)
+                    prompts[kind].append(1e3 * taken)
+        made = []
+        for name, found in (("step_ms", steps), ("prefill_ms", prompts)):
+            for kind, values in found.items():
+                ratios = [a / b for a, b in zip(values, found["auto"], strict=True)]
+                beside = f"{statistics.median(ratios):.3f} of bf16's"
+                figure = f"{name}_{name_of(kind)}"
+                made.append(Figure(figure, statistics.median(values), "ms", beside))
+        for kind, runner in self.runners.items():
+            each = runner.pool.block_bytes / BLOCK
+            made.append(Figure(f"kv_bytes_token_{name_of(kind)}", each, "B"))
+        return made
+
+    def _greedy(self, runner: ModelRunner) -> list[list[int]]:
+        """`STEPS` tokens of each of `SEQUENCES`, after 64 of text."""
+        each = (64 + STEPS) // BLOCK + 1
+        tables = [self._order[n * each : (n + 1) * each] for n in range(SEQUENCES)]
+        todo = [self._text(64, seed) for seed in range(SEQUENCES)]
+        out: list[list[int]] = [[] for _ in range(SEQUENCES)]
+        start = 0
+        for _ in range(STEPS):
+            end = start + len(todo[0])
+            slices = [
+                Slice(tokens, start, table, (Draw(0, end, GREEDY),))
+                for tokens, table in zip(todo, tables, strict=True)
+            ]
+            drawn = runner.run(StepBatch(tuple(slices))).drawn
+            todo, start = [[each[0].token] for each in drawn], end
+            for known, new in zip(out, todo, strict=True):
+                known += new
+        return out
+
+    def _fill(self, runner: ModelRunner) -> None:
+        """All blocks with the rows of one text; `BATCH` sequences are that text many times."""
+        each, memory = CONTEXT // BLOCK, runner.pool.memory
+        runner.run(StepBatch((Slice(self._text(CONTEXT, 1), 0, list(range(each))),)))
+        for first in range(each, self._blocks, each):
+            memory[first : first + each] = memory[:each]
+
+    def _decodes(self) -> StepBatch:
+        each = CONTEXT // BLOCK + 1
+        draws = (Draw(0, CONTEXT + 1, GREEDY),)
+        tables = (self._order[n * each : (n + 1) * each] for n in range(BATCH))
+        return StepBatch(tuple(Slice([n], CONTEXT, table, draws) for n, table in enumerate(tables)))
+
+    def _prompt(self) -> StepBatch:
+        blocks = self._order[: PROMPT // BLOCK]
+        draws = (Draw(0, PROMPT, GREEDY),)
+        return StepBatch((Slice(self._text(PROMPT, 3), 0, blocks, draws),))
+
+    def _fastest(self, runner: ModelRunner, batch: StepBatch, calls: int = CALLS) -> float:
+        taken = []
+        for _ in range(calls):
+            begun = time.perf_counter()
+            result = runner.run(batch)
+            taken.append(time.perf_counter() - begun)
+            assert not result.broken
+        return min(taken)
+
+    def _text(self, tokens: int, seed: int) -> list[int]:
+        return random.Random(seed).choices(range(self._vocab), k=tokens)
+
+
+def _common(mine: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens are equal before the first that is not."""
+    pairs = enumerate(zip(mine, theirs, strict=True))
+    return next((place for place, (a, b) in pairs if a != b), len(mine))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    if any(os.environ.get(name) != value for name, value in SPIN.items()):
+        again = [sys.executable, "-m", "benchmarks.quantized_kv", *(arguments or sys.argv[1:])]
+        os.execve(sys.executable, again, os.environ | SPIN)
+    torch.set_num_threads(options.threads)
+    bench = Bench(options.quick)
+    found = attention_figures(bench.spec) + bench.exactness() + bench.times(options.rounds)
+    report(found, options.json)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    made = parser("What KV in eight bits costs")
+    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--quick", action="store_true", help="the small embedded model instead")
+    return made.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
