@@ -8,6 +8,7 @@ python -m benchmarks.quantization [--json FILE]
 
 Times are the processor time of one thread, so that neighbours disturb them little: medians of
 interleaved rounds, over several matrices in turn. The model: Qwen3-shaped, 8 layers of 512.
+What KV in eight bits costs: `benchmarks.quantized_kv`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def product_figures() -> list[Figure]:
     for name, form in FORMS.items():
         products[name] = [QuantizedMatrix(form(weight)) for weight in plain]
     errors = [
-        Figure(f"product_error_{name}", _error(made[0](x[:32]), wanted))
+        Figure(f"product_error_{name}", error(made[0](x[:32]), wanted))
         for name, made in products.items()
     ]
     taken: dict[tuple[str, int], list[float]] = {}
@@ -96,13 +97,13 @@ def product_figures() -> list[Figure]:
     return errors + times
 
 
-def _error(found: Tensor, wanted: Tensor) -> float:
+def error(found: Tensor, wanted: Tensor) -> float:
     return float((found.float() - wanted.float()).norm() / wanted.float().norm())
 
 
-def logits_figures(folder: Path) -> list[Figure]:
-    plain = make_shaped_model(
-        folder / "bf16",
+def small_model(folder: Path) -> Path:
+    return make_shaped_model(
+        folder,
         layers=8,
         hidden=512,
         heads=8,
@@ -113,14 +114,18 @@ def logits_figures(folder: Path) -> list[Figure]:
         dtype="bfloat16",
         seed=0,
     )
+
+
+def logits_figures(folder: Path) -> list[Figure]:
+    plain = small_model(folder / "bf16")
     wanted = _logits(plain)
     exact = _logits(plain, dtype="float32")
-    figures = [Figure("logits_error_bf16", _error(wanted, exact), "", "against float32")]
+    figures = [Figure("logits_error_bf16", error(wanted, exact), "", "against float32")]
     for made in ("int8", "int4"):
         found = _logits(plain, quantization=made)
-        figures.append(Figure(f"logits_error_{made}", _error(found, wanted)))
+        figures.append(Figure(f"logits_error_{made}", error(found, wanted)))
     found = _logits(_as_fp8(plain, folder / "fp8"))
-    return [*figures, Figure("logits_error_fp8_blocks", _error(found, wanted))]
+    return [*figures, Figure("logits_error_fp8_blocks", error(found, wanted))]
 
 
 def _logits(folder: Path, dtype: str = "bfloat16", quantization: str = "none") -> Tensor:

@@ -5,15 +5,17 @@
 attention_error_KIND   of the output of 16 heads over 8 KV heads of 128 and 512 tokens of normal
                        numbers, relative (norm over norm); `_chunk` for a chunk's last 64 tokens.
                        bf16 is against float32, the others against bf16
-logits_error_KIND      of the model's logits over 512 tokens, against those of bf16 KV, likewise
-greedy_agree_KIND      share of those 512 places where the likeliest token is the same
-greedy_steps_KIND      tokens that 8 sequences draw alike, of 64 each, before the first other one
+logits_error_KIND      of the logits of the model of `benchmarks.quantization` over 256 tokens,
+                       against those of bf16 KV; float32 is all of that model in float32, beside
+                       which the others' are to be read
+greedy_agree_KIND      share of those 256 places where the likeliest token is the same
+greedy_steps_KIND      tokens that 8 of its sequences draw alike, of 64 each, before another one
 step_ms_KIND           a decode step of 32 sequences with 512 tokens each; over bf16's beside it
 prefill_ms_KIND        a prompt of 1,024 tokens
 kv_bytes_token_KIND    of the pool, for each token
 
-The model: random, Qwen3-shaped, 0.45 B parameters, bf16 (`benchmarks.cached_model`). Kinds take
-turns in each round; of five calls in a row the fastest counts, of rounds the median.
+Times are of the random Qwen3-shaped model of 0.45 B parameters in bf16 (`benchmarks.cached_model`).
+Kinds take turns in each round; of five calls in a row the fastest counts, of rounds the median.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -42,6 +46,7 @@ from baton.engine.step_layout import Bounds, lay_out
 from baton.models.random_model import embedded_model
 from benchmarks.cached_model import cached_model
 from benchmarks.engine_cpu import GREEDY, SPIN
+from benchmarks.quantization import TOKENS, error, small_model
 from benchmarks.report import Figure, parser, report
 
 KINDS = ("auto", *CODES)
@@ -56,10 +61,6 @@ CALLS = 5
 
 def name_of(kind: str) -> str:
     return "bf16" if kind == "auto" else kind
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 def attention_figures(spec: ModelSpec) -> list[Figure]:
@@ -90,8 +91,54 @@ def attention_figures(spec: ModelSpec) -> list[Figure]:
     return made
 
 
+def exactness_figures(folder: Path) -> list[Figure]:
+    model = small_model(folder / "model")
+    hows = {kind: {"dtype": "bfloat16", "kv_dtype": kind} for kind in KINDS}
+    blocks = SEQUENCES * ((64 + STEPS) // BLOCK + 1)
+    whole = StepBatch((Slice(_text(TOKENS, 0), 0, list(range(TOKENS // BLOCK))),))
+    logits, drawn = {}, {}
+    for kind, how in {**hows, "float32": {"dtype": "float32"}}.items():
+        runner = build_runner(model, blocks=blocks, block_size=BLOCK, **how)
+        logits[kind], drawn[kind] = runner.all_logits(whole)[0], _greedy(runner)
+    made = []
+    for kind in ("float32", *CODES):
+        same = logits[kind].argmax(-1) == logits["auto"].argmax(-1)
+        pairs = zip(drawn[kind], drawn["auto"], strict=True)
+        alike = statistics.mean(_common(mine, theirs) for mine, theirs in pairs)
+        made += [
+            Figure(f"logits_error_{kind}", error(logits[kind], logits["auto"])),
+            Figure(f"greedy_agree_{kind}", float(same.float().mean())),
+            Figure(f"greedy_steps_{kind}", alike, "", f"of {STEPS}"),
+        ]
+    return made
+
+
+def _greedy(runner: ModelRunner) -> list[list[int]]:
+    """`STEPS` tokens of each of `SEQUENCES`, after 64 of text."""
+    each = (64 + STEPS) // BLOCK + 1
+    todo = [_text(64, seed) for seed in range(SEQUENCES)]
+    out: list[list[int]] = [[] for _ in range(SEQUENCES)]
+    start = 0
+    for _ in range(STEPS):
+        end = start + len(todo[0])
+        draws = (Draw(0, end, GREEDY),)
+        slices = [
+            Slice(tokens, start, list(range(n * each, (n + 1) * each)), draws)
+            for n, tokens in enumerate(todo)
+        ]
+        todo = [[found[0].token] for found in runner.run(StepBatch(tuple(slices))).drawn]
+        start = end
+        for known, new in zip(out, todo, strict=True):
+            known += new
+    return out
+
+
+def _text(tokens: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(2000), k=tokens)
+
+
 class Bench:
-    """A runner of each kind, over one model."""
+    """A runner of each kind, over one model, for times."""
 
     def __init__(self, quick: bool) -> None:
         folder = embedded_model() if quick else cached_model()
@@ -104,26 +151,6 @@ class Bench:
         }
         self.spec = self.runners["auto"].spec
         self._order = random.Random(0).sample(range(self._blocks), self._blocks)
-        self._vocab = min(self.spec.vocab_size, 4000)
-
-    def exactness(self) -> list[Figure]:
-        tokens = self._text(CONTEXT, 0)
-        whole = StepBatch((Slice(tokens, 0, self._order[: CONTEXT // BLOCK]),))
-        logits = {kind: runner.all_logits(whole)[0] for kind, runner in self.runners.items()}
-        drawn = {kind: self._greedy(runner) for kind, runner in self.runners.items()}
-        made = []
-        for kind in CODES:
-            same = logits[kind].argmax(-1) == logits["auto"].argmax(-1)
-            alike = statistics.mean(
-                _common(mine, theirs)
-                for mine, theirs in zip(drawn[kind], drawn["auto"], strict=True)
-            )
-            made += [
-                Figure(f"logits_error_{kind}", error(logits[kind], logits["auto"])),
-                Figure(f"greedy_agree_{kind}", float(same.float().mean())),
-                Figure(f"greedy_steps_{kind}", alike, "", f"of {STEPS}"),
-            ]
-        return made
 
     def times(self, rounds: int) -> list[Figure]:
         steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -149,29 +176,10 @@ class Bench:
             made.append(Figure(f"kv_bytes_token_{name_of(kind)}", each, "B"))
         return made
 
-    def _greedy(self, runner: ModelRunner) -> list[list[int]]:
-        """`STEPS` tokens of each of `SEQUENCES`, after 64 of text."""
-        each = (64 + STEPS) // BLOCK + 1
-        tables = [self._order[n * each : (n + 1) * each] for n in range(SEQUENCES)]
-        todo = [self._text(64, seed) for seed in range(SEQUENCES)]
-        out: list[list[int]] = [[] for _ in range(SEQUENCES)]
-        start = 0
-        for _ in range(STEPS):
-            end = start + len(todo[0])
-            slices = [
-                Slice(tokens, start, table, (Draw(0, end, GREEDY),))
-                for tokens, table in zip(todo, tables, strict=True)
-            ]
-            drawn = runner.run(StepBatch(tuple(slices))).drawn
-            todo, start = [[each[0].token] for each in drawn], end
-            for known, new in zip(out, todo, strict=True):
-                known += new
-        return out
-
     def _fill(self, runner: ModelRunner) -> None:
         """All blocks with the rows of one text; `BATCH` sequences are that text many times."""
         each, memory = CONTEXT // BLOCK, runner.pool.memory
-        runner.run(StepBatch((Slice(self._text(CONTEXT, 1), 0, list(range(each))),)))
+        runner.run(StepBatch((Slice(_text(CONTEXT, 1), 0, list(range(each))),)))
         for first in range(each, self._blocks, each):
             memory[first : first + each] = memory[:each]
 
@@ -184,7 +192,7 @@ class Bench:
     def _prompt(self) -> StepBatch:
         blocks = self._order[: PROMPT // BLOCK]
         draws = (Draw(0, PROMPT, GREEDY),)
-        return StepBatch((Slice(self._text(PROMPT, 3), 0, blocks, draws),))
+        return StepBatch((Slice(_text(PROMPT, 3), 0, blocks, draws),))
 
     def _fastest(self, runner: ModelRunner, batch: StepBatch, calls: int = CALLS) -> float:
         taken = []
@@ -194,9 +202,6 @@ class Bench:
             taken.append(time.perf_counter() - begun)
             assert not result.broken
         return min(taken)
-
-    def _text(self, tokens: int, seed: int) -> list[int]:
-        return random.Random(seed).choices(range(self._vocab), k=tokens)
 
 
 def _common(mine: Sequence[int], theirs: Sequence[int]) -> int:
@@ -212,7 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.execve(sys.executable, again, os.environ | SPIN)
     torch.set_num_threads(options.threads)
     bench = Bench(options.quick)
-    found = attention_figures(bench.spec) + bench.exactness() + bench.times(options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        exactness = exactness_figures(Path(folder))
+    found = attention_figures(bench.spec) + exactness + bench.times(options.rounds)
     report(found, options.json)
 
 
@@ -220,7 +227,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     made = parser("What KV in eight bits costs")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--threads", type=int, default=2)
-    made.add_argument("--quick", action="store_true", help="the small embedded model instead")
+    made.add_argument("--quick", action="store_true", help="times of the embedded model")
     return made.parse_args(arguments)
 
 
