@@ -13,6 +13,7 @@ import pytest
 from baton.deploy import cli
 from baton.deploy.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings import load
 
 COMMANDS = ("serve", "demo", "worker", "router", "chat", "ps", "doctor")
 
@@ -102,6 +103,13 @@ def test_a_child_leaves_its_message_where_its_keeper_looks(tmp_path: Path) -> No
 def test_a_server_that_is_not_there_is_no_configuration_error() -> None:
     done = baton("chat", "--url", "http://127.0.0.1:9")
     assert done.returncode == 1 and "nothing answers" in done.stderr
+
+
+def test_kv_dtype_becomes_a_setting() -> None:
+    flags = cli.flags_of(cli.parser().parse_args(["serve", "--kv-dtype", "fp8_e4m3"]))
+    assert load(None, {}, flags).pool.kv_dtype == "fp8_e4m3"
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int4': give one of auto, int8"):
+        load(None, {}, {"pool.kv_dtype": "int4"})
 
 
 def test_options_become_settings_and_set_wins() -> None:

@@ -6,10 +6,22 @@ import pytest
 import torch
 
 from baton.engine.dot_bf16 import supported
-from baton.engine.softmax_ir import copy, exponentials, highest, mix, narrow, scores, widen
+from baton.engine.kv_codes import FP8_E4M3, INT8
+from baton.engine.softmax_ir import (
+    code_scores,
+    copy,
+    exponentials,
+    highest,
+    mix,
+    narrow,
+    scores,
+    widen,
+)
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
 _mix_two = mix(2)
+_one_int8, _two_fp8 = code_scores(1, "int8"), code_scores(2, "fp8")
+_mix_one_fp8, _mix_two_int8 = mix(1, "fp8"), mix(2, "int8")
 
 
 @numba.njit
@@ -35,6 +47,71 @@ def run_narrow(at, out, vectors, factor):
 @numba.njit
 def run_mix(weights, weights_stride, values, stride, tokens, out, out_stride):
     _mix_two(weights, weights_stride, values, stride, tokens, 0, out, out_stride)
+
+
+@numba.njit
+def run_one_int8(query, query_stride, keys, stride, vectors, out, out_stride):
+    _one_int8(query, query_stride, keys, stride, vectors, keys, out, out_stride)
+
+
+@numba.njit
+def run_two_fp8(query, query_stride, keys, stride, vectors, out, out_stride):
+    _two_fp8(query, query_stride, keys, stride, vectors, 0, out, out_stride)
+
+
+@numba.njit
+def run_mix_codes(weights, weights_stride, values, stride, tokens, out, out_stride, two):
+    if two:
+        _mix_two_int8(weights, weights_stride, values, stride, tokens, 0, out, out_stride)
+    else:
+        _mix_one_fp8(weights, weights_stride, values, stride, tokens, 0, out, out_stride)
+
+
+@pytest.mark.parametrize("dim", [32, 128])
+@pytest.mark.parametrize(
+    ("codes", "run", "queries"), [(INT8, run_one_int8, 1), (FP8_E4M3, run_two_fp8, 2)]
+)
+def test_scores_of_codes(codes, run, queries, dim):
+    torch.manual_seed(dim)
+    stride = dim + 8
+    query = torch.randn(queries, stride).bfloat16()
+    keys, _ = codes.encode(torch.randn(16, stride))
+    out = torch.zeros(queries, 20)
+    run(query.data_ptr(), 2 * stride, keys.data_ptr(), stride, dim // 32, out.data_ptr(), 80)
+    expected = query[:, :dim].double() @ keys[:, :dim].double().T
+    expected /= 1 if codes is INT8 else 256
+    torch.testing.assert_close(out[:, :16].double(), expected, rtol=1e-5, atol=1e-4)
+    assert not out[:, 16:].any()
+
+
+@pytest.mark.parametrize(("codes", "queries"), [(FP8_E4M3, 1), (INT8, 2)])
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_mix_of_codes(codes, queries, tokens):
+    weights, start = torch.rand(queries, 24), torch.randn(queries, 64)
+    values, _ = codes.encode(torch.randn(tokens, 72))
+    out = start.clone()
+    given = (weights.data_ptr(), 96, values.data_ptr(), 72, tokens, out.data_ptr(), 256)
+    run_mix_codes(*given, queries == 2)
+    mixed = weights[:, :tokens].double() @ values[:, :64].double()
+    expected = start.double() + mixed / (1 if codes is INT8 else 256)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_every_code_counts_as_its_number():
+    """All numbers of either kind, as keys against a query that picks one place."""
+    for codes, run, queries in ((INT8, run_one_int8, 1), (FP8_E4M3, run_two_fp8, 2)):
+        numbers = torch.arange(256, dtype=torch.uint8).view(16, 16)
+        keys = torch.zeros(16, 32, dtype=torch.uint8)
+        for place in range(16):
+            keys[:, 5] = numbers[:, place]
+            query, out = torch.zeros(queries, 32), torch.zeros(queries, 16)
+            query[:, 5] = 1.0
+            bits = query.bfloat16()
+            run(bits.data_ptr(), 64, keys.data_ptr(), 32, 1, out.data_ptr(), 64)
+            expected = keys[:, 5].clone().view(codes.dtype).float()
+            expected /= 1 if codes is INT8 else 256
+            there = ~expected.isnan()
+            assert torch.equal(out[0, there], expected[there])
 
 
 @pytest.mark.parametrize("dim", [32, 64, 96])
