@@ -23,7 +23,7 @@ from baton.engine.softmax_ir import TOKENS, code_scores, mix, narrow
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows
 
-_FAR = 4  # tiles that are fetched ahead
+_FAR = 3  # tiles that are fetched ahead
 
 
 def usable(pool: KvPool) -> bool:

@@ -50,7 +50,7 @@ class MemoryPlan:
             free = f"({free} - {_size(self.beside_bytes)} of buffers, graphs and a step)"
         return (
             f"weights {_size(self.weights_bytes)}; free {free}{share}: "
-            f"pool {_size(self.pool_bytes)} of {self.kv} = {self.blocks:,} blocks of "
+            f"pool {_size(self.pool_bytes)} ({self.kv}) = {self.blocks:,} blocks of "
             f"{_size(self.block_bytes)} = {self.tokens:,} tokens = {self.sequences:,} sequences "
             f"of {self.sequence_tokens:,}"
         )

@@ -186,7 +186,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
         out[q, t] = sum over d of query[q, d] * keys[t, d]
 
     as `scores` for one or two queries, of keys that are codes: int8, or FP8 times 2^-8.
-    Meanwhile twice the bytes of the keys are fetched from the address `ahead` on.
+    Meanwhile as many bytes are fetched from the address `ahead` on.
     """
     together = TOKENS // queries  # tokens whose sums are in registers
 
@@ -203,7 +203,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
                         load(builder, builder.add(at, builder.mul(step, I64(64))), 0, PAIRS)
                     )
                 at = builder.add(keys, builder.mul(step, I64(32)))
-                later = builder.add(ahead, builder.mul(step, I64(64 * TOKENS)))
+                later = builder.add(ahead, builder.mul(step, I64(32 * TOKENS)))
                 found = list(sums)
                 for t in range(together):
                     place = builder.add(at, builder.mul(token_stride, I64(first + t)))
@@ -211,7 +211,8 @@ def code_scores(queries: int, stored: Codes) -> Any:
                     for q in range(queries):
                         n = q * together + t
                         found[n] = dot(builder, sums[n], parts[q], key)
-                    prefetch(builder, builder.add(later, I64(64 * (first + t))), 1)
+                    if t % 2:  # a line holds 32 numbers of two tokens
+                        prefetch(builder, builder.add(later, I64(32 * (first + t - 1))), 1)
                 return found
 
             sums = _loop(builder, vectors, [zero] * TOKENS, body)
@@ -347,12 +348,10 @@ def _numbers(builder: Any, address: Any, count: int, stored: Codes) -> Any:
     if stored == "int8":
         return builder.sitofp(codes, wide)
     shorts = ir.VectorType(ir.IntType(16), count)
-    bits = builder.zext(codes, shorts)
-    rest = builder.and_(bits, ir.Constant(shorts, [0x7F] * count))
-    sign = builder.and_(bits, ir.Constant(shorts, [0x80] * count))
-    rest = builder.shl(rest, ir.Constant(shorts, [7] * count))
-    sign = builder.shl(sign, ir.Constant(shorts, [8] * count))
-    halves = builder.bitcast(builder.or_(rest, sign), ir.VectorType(ir.HalfType(), count))
+    high = builder.shl(builder.zext(codes, shorts), ir.Constant(shorts, [8] * count))
+    moved = builder.ashr(high, ir.Constant(shorts, [1] * count))  # the sign stands twice
+    bits = builder.and_(moved, ir.Constant(shorts, [0xBFFF] * count))
+    halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), count))
     return builder.fpext(halves, wide)
 
 

@@ -103,6 +103,16 @@ def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
+def test_float16_takes_torch(folder, kv_dtype):
+    """The compiled kernels write no codes of float16 rows."""
+    tokens, found = random.Random(5).choices(range(4000), k=40), []
+    for dtype in ("float16", "float32"):
+        runner = build_runner(folder, blocks=8, dtype=dtype, kv_dtype=kv_dtype)
+        found.append(runner.all_logits(StepBatch((Slice(tokens, 0, [4, 1, 6]),)))[0])
+        assert (type(runner.decoder._attention) is TorchAttention) == (dtype == "float16")
+    assert error(*found) < 0.02
+
+
 def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     runner = build_runner(folder, blocks=8, kv_dtype=kv_dtype)
@@ -129,7 +139,7 @@ def test_memory_is_shown_with_what_the_pool_holds(folder, kv_dtype):
         build_runner(folder, blocks=8, kv_dtype=kind).memory for kind in ("auto", kv_dtype)
     )
     assert small.block_bytes == plain.block_bytes * (64 + 4) // 128
-    assert f"of {kv_dtype} of bfloat16 = 8 blocks" in small.line()
+    assert f"({kv_dtype} of bfloat16) = 8 blocks" in small.line()
     sized = build_runner(folder, kv_dtype=kv_dtype, memory_fraction=0.01).memory
     assert sized.blocks * sized.block_bytes <= 0.01 * sized.free_bytes
 

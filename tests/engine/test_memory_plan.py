@@ -31,7 +31,7 @@ def test_a_sequence_is_not_longer_than_the_model_serves():
 
 def test_the_line_shows_all_of_it():
     assert plan().line() == (
-        "weights 890 MiB; free 20 GiB x 0.5: pool 10 GiB of bfloat16 = 5,851 blocks of 1.75 MiB = "
+        "weights 890 MiB; free 20 GiB x 0.5: pool 10 GiB (bfloat16) = 5,851 blocks of 1.75 MiB = "
         "93,616 tokens = 22 sequences of 4,096"
     )
     assert "free 20 GiB, blocks as set: pool" in plan(fraction=0.0).line()
