@@ -30,6 +30,8 @@ from baton.router.tokenizer import Tokenizer
 from baton.runtime.errors import InvalidRequest, NotFound
 
 LONGEST_NAME = 200  # characters of a field's path in an answer
+MOST_VALUES = 1 << 20  # of a body: commas, and quotation marks, outside its strings
+MOST_CONTAINERS = 1 << 16  # lists and objects: each costs more than a number does
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Shape = TypeVar("_Shape", bound=Body)
 
@@ -44,6 +46,7 @@ class Limits:
 
 def parse(body: bytes, shape: type[_Shape]) -> _Shape:
     """The body as `shape`. Raises InvalidRequest naming the first bad field."""
+    _check_counts(body)
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -56,6 +59,25 @@ def parse(body: bytes, shape: type[_Shape]) -> _Shape:
         return shape.model_validate(found)
     except ValidationError as error:
         raise _explain(error, found) from error
+
+
+def _check_counts(body: bytes) -> None:
+    """Refuse a body of so many values that to parse it would hold up the other requests. What
+    stands in its strings does not count."""
+    values = body.count(b",") + body.count(b'"')
+    if values <= MOST_VALUES and body.count(b"[") + body.count(b"{") <= MOST_CONTAINERS:
+        return
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # no escapes: a quote ends a string
+    quotes = bare.count(b'"')
+    outside = b"".join(bare.split(b'"')[::2]) if quotes <= MOST_VALUES else b""
+    values = outside.count(b",") + quotes
+    if values > MOST_VALUES:
+        raise InvalidRequest(f"the body holds over {MOST_VALUES} values: send fewer")
+    containers = outside.count(b"[") + outside.count(b"{")
+    if containers > MOST_CONTAINERS:
+        raise InvalidRequest(
+            f"the body holds {containers} lists and objects, at most {MOST_CONTAINERS} are read"
+        )
 
 
 def _drop_neutral(body: dict[str, Any], shape: type[Body]) -> None:

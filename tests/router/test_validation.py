@@ -12,7 +12,14 @@ from baton.router.chat_template import ChatTemplate
 from baton.router.detokenizer import Detokenizer
 from baton.router.generation_request import GenerationRequest
 from baton.router.openai_schema import ChatRequest, CompletionRequest, Message
-from baton.router.validation import Limits, Validator, parse, plain_messages
+from baton.router.validation import (
+    MOST_CONTAINERS,
+    MOST_VALUES,
+    Limits,
+    Validator,
+    parse,
+    plain_messages,
+)
 from baton.runtime.errors import InvalidRequest, NotFound
 
 LIMITS = Limits(max_context=50, vocab_size=200)
@@ -202,3 +209,34 @@ def test_complaints_name_the_deepest_place() -> None:
     with pytest.raises(InvalidRequest, match="missing: add it") as refused:
         parse(orjson.dumps(body), ChatRequest)
     assert refused.value.field == "messages[0].content[0].text"
+
+
+def completion_of(value: bytes) -> CompletionRequest:
+    return parse(b'{"model":"m","prompt":' + value + b"}", CompletionRequest)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (b"[" + b"[]," * MOST_CONTAINERS + b"[]]", "lists and objects"),
+        (b"[" * (MOST_CONTAINERS + 1), "lists and objects"),  # legal or not: counted first
+        (b'[{"a":"[\\\\"},' + b"{}," * MOST_CONTAINERS + b"1]", "lists and objects"),
+        (b"[" + b"1," * (MOST_VALUES + 1) + b"1]", "values"),
+        (b'"' * (MOST_VALUES + 2), "values"),
+    ],
+    ids=["lists", "nested", "objects-after-an-escape", "numbers", "strings"],
+)
+def test_a_body_of_very_many_values_is_refused_unparsed(value: bytes, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"the body holds .* {what}"):
+        completion_of(value)
+
+
+@pytest.mark.parametrize("text", ["[{,", '\\"[', '["],{"', "\\\\"])
+def test_what_stands_in_a_string_is_not_counted(text: str) -> None:
+    prompt = text * MOST_VALUES
+    assert completion_of(orjson.dumps(prompt)).prompt == prompt
+
+
+def test_as_many_tokens_as_are_read_are_read() -> None:
+    made = completion_of(b"[" + b"1," * (MOST_VALUES - 10) + b"1]")
+    assert isinstance(made.prompt, list) and len(made.prompt) == MOST_VALUES - 9
