@@ -1,6 +1,7 @@
 """How much of the machine the engine uses on a CPU.
 
     python -m benchmarks.engine_cpu [--rounds N] [--threads N] [--quick] [--json FILE]
+                                    [--openvino PYTHON] [--vllm PYTHON]
 
 One process, 2 threads, a random Qwen3-shaped bf16 model of 0.45 B parameters (28 layers, hidden
 1024, 16/8 heads of 128, FFN 3072, vocabulary 8192); steps go through the engine's step runner,
@@ -24,6 +25,10 @@ host_us_per_step_256  what a decode step of 256 sequences (each after 512 tokens
                       token appended to its sequence (`benchmarks.host_side`)
 deterministic_cost    step of 8 sequences with 512 tokens each under the `deterministic` setting,
                       over the same step without it; no limit
+prefill_vs_*, decode_bs1_vs_*, decode_bs32_vs_*
+                      a peer's time over ours for the same work, in turns within a round, if the
+                      interpreter of its environment is given (benchmarks/peers.md); a peer's
+                      scheduler is in its time, ours (see host_us_per_step_256) is not in ours
 
 Of a few calls of one kind in a row the fastest counts, for steps and ceilings alike: a neighbour's
 moment is no property of either. The threads of an idle OpenMP team spin for some ten
@@ -41,19 +46,22 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from baton.deploy.plan import SHORT_SPIN
-from baton.engine.batch import Draw, Slice, StepBatch
+from baton.engine.batch import Draw, Slice, StepBatch, StepResult
 from baton.engine.loading import build_runner
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
 from baton.models.random_model import embedded_model
 from baton.runtime.sampling import SamplingParams
+from benchmarks import peers as peer_engines
 from benchmarks.cached_model import cached_model
 from benchmarks.ceilings import Ceilings, matrix_unit
 from benchmarks.host_side import HostSide
+from benchmarks.peers import Peer
 from benchmarks.report import Figure, at_least, at_most, parser, report
 
 PROMPT_TOKENS = 1024
@@ -93,10 +101,9 @@ class Rounds:
 
 
 class Bench:
-    """One runner, its steps and the ceilings."""
+    """One runner, its steps, the ceilings and the peers; `peers` are the caller's to close."""
 
-    def __init__(self, quick: bool) -> None:
-        folder = embedded_model() if quick else cached_model()
+    def __init__(self, folder: Path, peers: Sequence[Peer]) -> None:
         blocks = BATCH * (CONTEXT_TOKENS // BLOCK_TOKENS + 1)
         self._runner = build_runner(
             folder, blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16"
@@ -116,11 +123,19 @@ class Bench:
         self._strict_order = random.Random(1).sample(range(few), few)
         self._ceilings = Ceilings()
         self._host = HostSide(HOST_BATCH)
+        self._peers = peers
         self.rounds = Rounds()
 
     def run(self, rounds: int) -> None:
+        # A peer's batch grows by a token a step: on average it has CONTEXT_TOKENS when measured.
+        ahead = STEPS * WARM_UPS + STEPS * rounds // 2
+        for peer in self._peers:
+            peer.hold_batch([self._tokens(CONTEXT_TOKENS - ahead) for _ in range(BATCH)])
         for number in range(-WARM_UPS, rounds):
             found = self.rounds if number >= 0 else Rounds()
+            if number == 0:
+                for peer in self._peers:
+                    peer.forget()
             self._prefill(found)
             self._decode(found)
             self._host_side(found)
@@ -128,8 +143,13 @@ class Bench:
 
     def _prefill(self, found: Rounds) -> None:
         rates = [self._ceilings.linear_flops()]
-        found.prefill.append(min(self._step(self._prompt()) for _ in range(2)))
+        prompts = [self._tokens(PROMPT_TOKENS) for _ in range(2)]
+        steps = [self._timed(self._prompt(tokens)) for tokens in prompts]
+        found.prefill.append(min(seconds for seconds, _ in steps))
         rates.append(self._ceilings.linear_flops())
+        first = [result.drawn[0][0].token for _, result in steps]
+        for peer in self._peers:
+            peer.prefill(prompts, first, found.prefill[-1])
         found.linear.append(max(rates))
         flops = prefill_flops(self.spec, PROMPT_TOKENS)
         found.mfu.append(flops / found.prefill[-1] / found.linear[-1])
@@ -140,6 +160,9 @@ class Bench:
         rates.append(self._ceilings.read_bytes_s())
         found.many.append(min(many := self._steps(BATCH, CONTEXT_TOKENS)))
         rates.append(self._ceilings.read_bytes_s())
+        for peer in self._peers:
+            peer.decode_one(self._tokens(CONTEXT_TOKENS), STEPS, found.one[-1])
+            peer.decode_batch(STEPS, found.many[-1])
         found.one_short.append(min(self._steps(1, SHORT_TOKENS)))
         found.many_short.append(min(self._steps(BATCH, SHORT_TOKENS)))
         found.read.append(statistics.median(rates))
@@ -169,14 +192,21 @@ class Bench:
         return [self._step(batch) for _ in range(STEPS)]
 
     def _step(self, batch: StepBatch, runner: ModelRunner | None = None) -> float:
+        return self._timed(batch, runner)[0]
+
+    def _timed(
+        self, batch: StepBatch, runner: ModelRunner | None = None
+    ) -> tuple[float, StepResult]:
         start = time.perf_counter()
         result = (runner or self._runner).run(batch)
         took = time.perf_counter() - start
         assert not result.broken
-        return took
+        return took, result
 
-    def _prompt(self) -> StepBatch:
-        tokens = random.choices(range(self.spec.vocab_size), k=PROMPT_TOKENS)
+    def _tokens(self, count: int) -> list[int]:
+        return random.choices(range(self.spec.vocab_size), k=count)
+
+    def _prompt(self, tokens: list[int]) -> StepBatch:
         blocks = self._order[: PROMPT_TOKENS // BLOCK_TOKENS]
         return StepBatch((Slice(tokens, 0, blocks, (Draw(0, PROMPT_TOKENS, GREEDY),)),))
 
@@ -253,9 +283,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         again = [sys.executable, "-m", "benchmarks.engine_cpu", *(arguments or sys.argv[1:])]
         os.execve(sys.executable, again, os.environ | SPIN)
     torch.set_num_threads(options.threads)
-    bench = Bench(options.quick)
-    bench.run(options.rounds)
-    report(figures(bench.rounds, options.threads), options.json)
+    folder = embedded_model() if options.quick else cached_model()
+    pythons = {"openvino": options.openvino, "vllm": options.vllm}
+    peers: list[Peer] = []
+    try:
+        for name, python in pythons.items():
+            if python is not None:
+                peers.append(peer_engines.start(python, name, folder, options.threads))
+        bench = Bench(folder, peers)
+        bench.run(options.rounds)
+    finally:
+        for peer in peers:
+            peer.close()
+    found = figures(bench.rounds, options.threads)
+    found += [each for peer in peers for each in peer_engines.figures(peer)]
+    report(found, options.json, peer_engines.notes(peers))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -263,6 +305,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--rounds", type=int, default=ROUNDS)
     made.add_argument("--threads", type=int, default=2)
     made.add_argument("--quick", action="store_true", help="the small embedded model instead")
+    for name in peer_engines.LIMITS:
+        made.add_argument(
+            f"--{name}", type=Path, metavar="PYTHON", help=f"of {name}'s own environment"
+        )
     return made.parse_args(arguments)
 
 

@@ -45,12 +45,15 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def report(figures: Sequence[Figure], json_file: Path | None = None) -> None:
-    """Print command, machine and figures; write `json_file` if given."""
+def report(
+    figures: Sequence[Figure], json_file: Path | None = None, notes: Sequence[str] = ()
+) -> None:
+    """Print command, machine, figures and notes; write `json_file` if given."""
     content = {
         "command": command(),
         "machine": machine(),
         "figures": [asdict(figure) for figure in figures],
+        "notes": list(notes),
     }
     print(f"$ {content['command']}")
     print("  ".join(f"{name} {value}" for name, value in machine().items()))
@@ -59,6 +62,8 @@ def report(figures: Sequence[Figure], json_file: Path | None = None) -> None:
         verdict = {None: "", True: "  holds", False: "  DOES NOT HOLD"}[figure.holds]
         value = f"{figure.value:>12.4g} {figure.unit:<6}"
         print(f"{figure.name:<{width}} {value} {figure.beside}{verdict}".rstrip())
+    for note in notes:
+        print(note)
     if json_file is not None:
         json_file.write_text(json.dumps(content, indent=2) + "\n")
 

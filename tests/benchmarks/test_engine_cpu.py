@@ -20,9 +20,13 @@ NAMED = {
 
 
 def test_it_writes_its_figures(tmp_path: Path) -> None:
-    file = tmp_path / "engine.json"
+    file, peer = tmp_path / "engine.json", tmp_path / "python"
+    script = Path(__file__).with_name("scripted_peer.py")
+    peer.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{script}" "$@"\n')
+    peer.chmod(0o755)
+    command = [sys.executable, "-m", "benchmarks.engine_cpu", "--quick", "--rounds=1"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engine_cpu", "--quick", "--rounds=1", f"--json={file}"],
+        [*command, f"--json={file}", f"--openvino={peer}"],
         cwd=FOLDER,
         capture_output=True,
         text=True,
@@ -33,7 +37,15 @@ def test_it_writes_its_figures(tmp_path: Path) -> None:
     figures = {figure["name"]: figure for figure in written["figures"]}
     assert figures.keys() >= {*NAMED, "deterministic_cost"}
     assert all("limit" in figures[name]["beside"] for name in NAMED)
+    against = {f"{kind}_vs_openvino" for kind in ("prefill", "decode_bs1", "decode_bs32")}
+    assert against == {name for name in figures if "_vs_" in name}
+    assert all("limit" in figures[name]["beside"] for name in against)
+    assert figures.pop("openvino_same_first_token")["beside"] == "of 2"  # without the warm-up
     assert all(figure["value"] > 0 for figure in figures.values())
+    ran, left_out = written["notes"]
+    assert ran == "openvino: kv bf16, threads 2, sequences 1, inherited none"
+    assert left_out.startswith("*_vs_vllm left out: give --vllm PYTHON")
+    assert left_out in done.stdout
     assert figures["rounds"]["value"] == 1
     parts = sum(figures[f"host_{part}_us"]["value"] for part in ("plan", "prepare", "commit"))
     assert parts == pytest.approx(figures["host_us_per_step_256"]["value"])

@@ -39,14 +39,16 @@ def test_the_table_and_the_file_say_the_same(
         report.at_most("overhead_p50", 9.25, 8, "ms"),  # type: ignore[attr-defined]
         report.Figure("rate", 1.5, "GB/s", "raw READ: 6.2"),  # type: ignore[attr-defined]
     ]
-    report.report(figures, file)  # type: ignore[attr-defined]
+    report.report(figures, file, ["peer left out"])  # type: ignore[attr-defined]
     text = capsys.readouterr().out
     assert text.startswith("$ python ")
     assert "--json x" in text.splitlines()[0]
     assert "cores" in text.splitlines()[1]
     assert "9.25 ms     limit: at most 8  DOES NOT HOLD" in text
     assert "1.5 GB/s   raw READ: 6.2" in text
+    assert text.splitlines()[-1] == "peer left out"
     content = json.loads(file.read_text())
+    assert content["notes"] == ["peer left out"]
     assert content["machine"]["cpu"]
     assert content["figures"][0] == {
         "name": "overhead_p50",
