@@ -69,6 +69,7 @@ CONTEXT_TOKENS = 512
 SHORT_TOKENS = 16
 BATCH = 32
 STRICT_BATCH = 8
+COMPARED, COMPARED_TOKENS = 8, 64  # prompts whose first token a peer should draw too
 HOST_BATCH = 256
 BLOCK_TOKENS = 16
 ROUNDS = 7
@@ -129,7 +130,10 @@ class Bench:
     def run(self, rounds: int) -> None:
         # A peer's batch grows by a token a step: on average it has CONTEXT_TOKENS when measured.
         ahead = STEPS * WARM_UPS + STEPS * rounds // 2
+        prompts = [self._tokens(COMPARED_TOKENS) for _ in range(COMPARED)]
+        first = [self._timed(self._prompt(tokens))[1].drawn[0][0].token for tokens in prompts]
         for peer in self._peers:
+            peer.compare(prompts, first)
             peer.hold_batch([self._tokens(CONTEXT_TOKENS - ahead) for _ in range(BATCH)])
         for number in range(-WARM_UPS, rounds):
             found = self.rounds if number >= 0 else Rounds()
@@ -144,12 +148,10 @@ class Bench:
     def _prefill(self, found: Rounds) -> None:
         rates = [self._ceilings.linear_flops()]
         prompts = [self._tokens(PROMPT_TOKENS) for _ in range(2)]
-        steps = [self._timed(self._prompt(tokens)) for tokens in prompts]
-        found.prefill.append(min(seconds for seconds, _ in steps))
+        found.prefill.append(min(self._step(self._prompt(tokens)) for tokens in prompts))
         rates.append(self._ceilings.linear_flops())
-        first = [result.drawn[0][0].token for _, result in steps]
         for peer in self._peers:
-            peer.prefill(prompts, first, found.prefill[-1])
+            peer.prefill(prompts, found.prefill[-1])
         found.linear.append(max(rates))
         flops = prefill_flops(self.spec, PROMPT_TOKENS)
         found.mfu.append(flops / found.prefill[-1] / found.linear[-1])
@@ -207,8 +209,8 @@ class Bench:
         return random.choices(range(self.spec.vocab_size), k=count)
 
     def _prompt(self, tokens: list[int]) -> StepBatch:
-        blocks = self._order[: PROMPT_TOKENS // BLOCK_TOKENS]
-        return StepBatch((Slice(tokens, 0, blocks, (Draw(0, PROMPT_TOKENS, GREEDY),)),))
+        blocks = self._order[: len(tokens) // BLOCK_TOKENS]
+        return StepBatch((Slice(tokens, 0, blocks, (Draw(0, len(tokens), GREEDY),)),))
 
     def _sequences(self, count: int, context: int, order: Sequence[int] | None = None) -> StepBatch:
         each, order = context // BLOCK_TOKENS + 1, order or self._order

@@ -96,8 +96,6 @@ class PeerRounds:
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {k: [] for k in KINDS})
     ratios: dict[str, list[float]] = field(default_factory=lambda: {k: [] for k in KINDS})
-    asked: int = 0
-    agreed: int = 0  # prompts whose first token was ours too
 
 
 class Peer:
@@ -111,6 +109,7 @@ class Peer:
         self._batch: PeerProcess | None = None
         self._start_batch = [*start, f"--kv-gib={MANY_GIB}"]
         self.rounds = PeerRounds()
+        self.agreed: list[bool] = []
 
     def hold_batch(self, prompts: Sequence[Sequence[int]]) -> None:
         """Start the second process and prefill its sequences, which stay for the whole run."""
@@ -118,15 +117,18 @@ class Peer:
         self._batch.answer()
         self._batch.ask(do="hold", prompts=prompts)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], ours: Sequence[int], own_s: float) -> None:
-        """One prompt after the other; `ours` are the first tokens that our engine drew."""
-        took = []
+    def compare(self, prompts: Sequence[Sequence[int]], ours: Sequence[int]) -> None:
+        """Whether it is the same model: `ours` are the first tokens that our engine drew."""
         for prompt, token in zip(prompts, ours, strict=True):
-            answer = self._alone.ask(do="hold", prompts=[prompt])
+            self.agreed.append(self._alone.ask(do="hold", prompts=[prompt])["first"] == [token])
             self._alone.ask(do="drop")
-            took.append(answer["seconds"])
-            self.rounds.asked += 1
-            self.rounds.agreed += answer["first"] == [token]
+
+    def prefill(self, prompts: Sequence[Sequence[int]], own_s: float) -> None:
+        """One prompt after the other."""
+        took = []
+        for prompt in prompts:
+            took.append(self._alone.ask(do="hold", prompts=[prompt])["seconds"])
+            self._alone.ask(do="drop")
         self._found("prefill", min(took), own_s)
 
     def decode_one(self, prompt: Sequence[int], steps: int, own_s: float) -> None:
@@ -170,8 +172,8 @@ def figures(peer: Peer) -> list[Figure]:
         values = [seconds * 1e3 for seconds in rounds.seconds[kind]]
         spread = f"{min(values):.4g} to {max(values):.4g}"
         made.append(Figure(f"{peer.name}_{kind}_ms", statistics.median(values), "ms", spread))
-    agreed = rounds.agreed / rounds.asked
-    return [*made, Figure(f"{peer.name}_same_first_token", agreed, "", f"of {rounds.asked}")]
+    share = statistics.mean(peer.agreed)
+    return [*made, Figure(f"{peer.name}_same_first_token", share, "", f"of {len(peer.agreed)}")]
 
 
 def notes(peers: Sequence[Peer]) -> list[str]:

@@ -40,7 +40,7 @@ def test_it_writes_its_figures(tmp_path: Path) -> None:
     against = {f"{kind}_vs_openvino" for kind in ("prefill", "decode_bs1", "decode_bs32")}
     assert against == {name for name in figures if "_vs_" in name}
     assert all("limit" in figures[name]["beside"] for name in against)
-    assert figures.pop("openvino_same_first_token")["beside"] == "of 2"  # without the warm-up
+    assert figures.pop("openvino_same_first_token")["beside"] == "of 8"
     assert all(figure["value"] > 0 for figure in figures.values())
     ran, left_out = written["notes"]
     assert ran == "openvino: kv bf16, threads 2, sequences 1, inherited none"

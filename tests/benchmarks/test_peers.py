@@ -91,14 +91,15 @@ def test_close_ends_the_peer_and_its_children(peers: Any) -> None:
 
 def test_rounds_become_ratios(peers: Any) -> None:
     with closing(peers.Peer("openvino", SCRIPT, Path("model"), 2)) as peer:
+        peer.compare([[1, 2, 3], [4, 5, 6]], [7, 8])
         peer.hold_batch([[1, 2]] * 3)
         for own_s in (0.5, 1.0):  # the first is warm-up
             peer.forget()
-            peer.prefill([[1, 2, 3], [4, 5, 6]], [7, 8], own_s)
+            peer.prefill([[1, 2, 3], [4, 5, 6]], own_s)
             peer.decode_one([1, 2, 3], 4, own_s)
             peer.decode_batch(4, own_s)
         assert peer.facts["sequences"] == "1" and peer.facts["threads"] == "2"
-        assert (peer.rounds.asked, peer.rounds.agreed) == (2, 1)
+        assert peer.agreed == [True, False]
         assert peer.rounds.ratios == peer.rounds.seconds  # ours took 1 s
         figures = {figure.name: figure for figure in peers.figures(peer)}
     assert figures["prefill_vs_openvino"].beside == "limit: at least 1.5"
@@ -106,6 +107,7 @@ def test_rounds_become_ratios(peers: Any) -> None:
     assert figures["decode_bs32_vs_openvino"].beside == "limit: at least 1.5"
     assert figures["decode_bs32_vs_openvino"].holds is False  # it took no time at all
     assert figures["openvino_same_first_token"].value == 0.5
+    assert figures["openvino_same_first_token"].beside == "of 2"
     milliseconds = figures["openvino_prefill_ms"].value
     assert milliseconds == pytest.approx(figures["prefill_vs_openvino"].value * 1e3)
 
@@ -124,11 +126,10 @@ def test_the_fastest_of_a_few_counts(peers: Any, monkeypatch: pytest.MonkeyPatch
     )
     with closing(peers.Peer("vllm", SCRIPT, Path("model"), 2)) as peer:
         monkeypatch.setattr(peers.PeerProcess, "ask", lambda self, **request: next(answers))
-        peer.prefill([[1], [2]], [1, 2], 1.5)
+        peer.prefill([[1], [2]], 1.5)
         peer.decode_one([1], 3, 0.1)
     assert peer.rounds.ratios["prefill"] == [2.0]
     assert peer.rounds.ratios["decode_bs1"] == [2.0]
-    assert peer.rounds.agreed == 2
 
 
 def test_notes_say_what_ran_and_what_was_left_out(peers: Any) -> None:
