@@ -4,9 +4,10 @@
     TRITON_INTERPRET=1 python -m benchmarks.gpu --dry-run      the same code, tiny, on a CPU
 
 First parity: every kernel against its reference, then whole models against the CPU. Then
-speed, beside the ceilings of the same run. Each part is a process of its own, with a limit of
-its own: one that fails, hangs or breaks the device's context stops no other, and is told by
-the exit code. Needs torch, triton, numpy and safetensors; what else is absent is skipped by name.
+speed, beside the ceilings of the same run, and real workers on this GPU. Each part is a process
+of its own, with a limit of its own: one that fails, hangs or breaks the device's context stops
+no other, and is told by the exit code. Needs torch, triton, numpy and safetensors; what else is
+absent is skipped by name.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from benchmarks.report import Figure, command, machine
 FOLDER = Path(__file__).resolve().parent.parent
 TESTS = FOLDER / "tests" / "engine"
 SCRIPTS: dict[str, tuple[float, list[str]]] = {  # limit in seconds, file and arguments
-    "kernel_parity": (70, ["triton_parity.py"]),
+    "kernel_parity": (65, ["triton_parity.py"]),
     "attention_parity": (50, ["attention_parity.py"]),
 }
 ENGINE_PARITY_S = 40.0
-HANDOFF_S, CHECKSUM_S = 25.0, 20.0
+HANDOFF_S, CHECKSUM_S, WORKERS_S = 25.0, 20.0, 60.0
 ORDER = (
     "kernel_parity",
     "attention_parity",
@@ -46,6 +47,7 @@ ORDER = (
     "attention",
     "handoff",
     "checksum",
+    "workers",
     "transformers_floor",
 )
 TOTAL_S = 535.0
@@ -113,16 +115,21 @@ def _arguments() -> argparse.Namespace:
 def _limit(part: str) -> float:
     if part in SCRIPTS:
         return SCRIPTS[part][0]
-    fixed = {"engine_parity": ENGINE_PARITY_S, "handoff": HANDOFF_S, "checksum": CHECKSUM_S}
+    fixed = {
+        "engine_parity": ENGINE_PARITY_S,
+        "handoff": HANDOFF_S,
+        "checksum": CHECKSUM_S,
+        "workers": WORKERS_S,
+    }
     if part in fixed:
         return fixed[part]
     return {
-        "ceilings": 30.0,
-        "llama_prefill": 60.0,
-        "llama_decode": 60.0,
-        "qwen_decode": 60.0,
-        "attention": 70.0,
-        "transformers_floor": 50.0,
+        "ceilings": 25.0,
+        "llama_prefill": 50.0,
+        "llama_decode": 50.0,
+        "qwen_decode": 50.0,
+        "attention": 60.0,
+        "transformers_floor": 40.0,
     }[part]
 
 
@@ -183,10 +190,12 @@ def _child(given: argparse.Namespace) -> int:
 
 
 def _function(part: str) -> Callable[[Any], list[Figure]]:
-    from benchmarks import gpu_handoff, gpu_speed
+    from benchmarks import gpu_handoff, gpu_speed, gpu_workers
 
     if part == "engine_parity":
         return _engine_parity
+    if part == "workers":
+        return gpu_workers.workers
     return getattr(gpu_speed, part, None) or getattr(gpu_handoff, part)  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,16 +28,24 @@ ANSWER_S = 120.0
 
 
 class WorkerPair:
-    """`settings` are `section.key=value`, the same for both."""
+    """`settings` are `section.key=value`, the same for both; `by_role` adds to one's."""
 
-    def __init__(self, model: Path, settings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        settings: Sequence[str],
+        by_role: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.token = secrets.token_hex(16)
         self.threads = max(1, len(os.sched_getaffinity(0)) // len(ROLES))
         self._folder = tempfile.TemporaryDirectory(prefix="baton-benchmark-")
         folder = Path(self._folder.name)
         self._registry = DirectoryRegistry(folder / "registry")
         self._log = folder / "workers.log"
-        self._processes = [self._start(role, model, settings) for role in ROLES]
+        own = by_role or {}
+        self._processes = [
+            self._start(role, model, [*settings, *own.get(role, ())]) for role in ROLES
+        ]
 
     def wait_ready(self) -> dict[str, WorkerRecord]:
         """Both workers' records, by role. Raises RuntimeError if one does not come."""

@@ -15,7 +15,7 @@ from baton.deploy.doctor import Finding, Level
 from baton.deploy.gpus import visible_gpus
 from baton.kv_transfer import preflight
 from baton.runtime.config import HandoffConfig
-from baton.runtime.errors import BatonError
+from baton.runtime.errors import BatonError, ConfigError
 
 TRANSPORTS_KEY = "UCX_TLS"
 SLOW = (
@@ -46,7 +46,10 @@ def transport(config: HandoffConfig, device: str = "cpu") -> list[Finding]:
 
 
 def _gpus(device: str) -> list[str]:
-    count = visible_gpus(device)
+    try:
+        count = visible_gpus(device)
+    except ConfigError:
+        return []  # the finding on the device itself says so
     return [device] if ":" in device else [f"cuda:{number}" for number in range(count)]
 
 

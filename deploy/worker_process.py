@@ -89,7 +89,7 @@ def run_worker(
         kv_dtype=config.pool.kv_dtype,
         progress=LoadProgress(),
         device=settings.device,
-        most_rows=config.step.max_sequences,
+        most_rows=config.step.max_sequences if role == "decode" else 1,  # prompts are no graphs
         step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
     )
     log.info(

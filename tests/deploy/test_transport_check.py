@@ -12,7 +12,7 @@ from baton.deploy.transport_check import transport
 from baton.kv_transfer import preflight
 from baton.kv_transfer.preflight import PreflightReport
 from baton.runtime.config import HandoffConfig
-from baton.runtime.errors import ReadFailed
+from baton.runtime.errors import ConfigError, ReadFailed
 
 
 def script(monkeypatch: pytest.MonkeyPatch, gbps: dict[str | None, float]) -> list[str | None]:
@@ -84,6 +84,19 @@ def test_each_gpu_that_workers_may_use_is_measured(
     if device == "auto":
         good = found["nixl on cuda:0"]
         assert (good.level, good.remedy) == ("ok", "") and "900.00 GB/s" in good.found
+
+
+def test_a_gpu_that_is_not_there_leaves_the_hosts_findings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(device: str) -> int:
+        raise ConfigError("torch sees 0 GPUs")
+
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    monkeypatch.setattr(transport_check, "visible_gpus", none)
+    script(monkeypatch, {None: 6.5, "tcp": 1.25})
+    found = transport(HandoffConfig(), "cuda")
+    assert [finding.name for finding in found] == ["nixl", "nixl over tcp"]
 
 
 def test_a_gpu_whose_memory_cannot_be_read_fails(
