@@ -101,12 +101,15 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
         if len(item.tokens) != 1 or not (drawn or lost):
             raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")
         token = drawn[0].token if drawn else 0
-        draws = tuple(
-            replace(draw, history=(*draw.history, token)) if draw.params.needs_history else draw
-            for draw in item.draws
-        )
-        slices[index] = replace(item, tokens=(token,), draws=draws, feed=None)
+        draws = tuple([_continued(draw, token) for draw in item.draws])
+        slices[index] = Slice((token,), item.start, item.blocks, draws)
     return StepBatch(tuple(slices))
+
+
+def _continued(draw: Draw, token: int) -> Draw:
+    if not draw.params.needs_history:
+        return draw
+    return replace(draw, history=(*draw.history, token))
 
 
 def unfinished(batch: StepBatch) -> StepResult:

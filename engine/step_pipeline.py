@@ -49,6 +49,10 @@ class _Step(Generic[Plan]):
     handle: StepHandle
     submitted_s: float
 
+    @property
+    def tokens(self) -> int:
+        return sum(len(piece.tokens) for piece in self.plan.batch.slices)
+
 
 class StepPipeline(Generic[Plan]):
     """At most two steps, which end in the order of their submission."""
@@ -59,7 +63,7 @@ class StepPipeline(Generic[Plan]):
         self._result: asyncio.Task[StepResult] | None = None  # of the oldest
         self._asked = False  # for the step after the oldest
         self._last_end_s = 0.0
-        self._last_took_s = (0.0, 0.0)  # the last two steps
+        self._last_took_s = (0.0, 0.0)  # a token, in each of the last two steps
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -98,9 +102,10 @@ class StepPipeline(Generic[Plan]):
         return self._result.done()
 
     def _plan_at(self) -> float:
-        """Steps that follow each other are alike, or the next one is a prompt's short last
-        chunk: planned too early, somebody waits longer; too late, the device does."""
-        return self._started_s() + min(self._last_took_s) - LEAD_S
+        """Steps that follow each other are alike, but for the length of a chunk: planned too
+        early, somebody waits longer; too late, the device does."""
+        expected_s = min(self._last_took_s) * self._steps[0].tokens
+        return self._started_s() + expected_s - LEAD_S
 
     def _started_s(self) -> float:
         return max(self._steps[0].submitted_s, self._last_end_s)
@@ -109,7 +114,8 @@ class StepPipeline(Generic[Plan]):
         started, now = self._started_s(), asyncio.get_running_loop().time()
         step = self._steps.popleft()
         self._result, self._asked = None, False
-        self._last_end_s, self._last_took_s = now, (self._last_took_s[1], now - started)
+        took_s = (now - started) / step.tokens
+        self._last_end_s, self._last_took_s = now, (self._last_took_s[1], took_s)
         outcome: StepResult | EngineError
         try:
             outcome = result.result()

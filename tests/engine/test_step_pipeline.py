@@ -49,8 +49,8 @@ class Device:
         self.steps[step].set_result(StepResult((), device_s))
 
 
-def plan(number: int) -> Plan:
-    return Plan(StepBatch((Slice([number], 0, [0]),)))
+def plan(number: int, tokens: int = 1) -> Plan:
+    return Plan(StepBatch((Slice([number] * tokens, 0, [0]),)))
 
 
 @pytest.fixture
@@ -127,6 +127,23 @@ async def test_steps_that_take_long_are_planned_shortly_before_their_end(
     began = clock()
     assert await steps.next() is None
     assert clock() - began > 0.06
+
+
+async def test_a_longer_chunk_is_expected_to_take_longer(
+    steps: StepPipeline[Plan], device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_pipeline, "LEAD_S", 0.04)
+    clock = asyncio.get_running_loop().time
+    for step in range(2):
+        steps.submit(plan(step, tokens=4))
+        await steps.next()
+        await asyncio.sleep(0.02)
+        device.end(step)
+        await over(steps)
+    steps.submit(plan(2, tokens=40))
+    began = clock()
+    assert await steps.next() is None
+    assert clock() - began > 0.12
 
 
 async def test_a_step_that_ends_before_the_next_one_is_planned_is_told_first(
