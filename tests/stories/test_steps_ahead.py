@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from baton.engine import step_pipeline
 from baton.engine.batch import StepBatch
 from baton.proto import worker_pb2
 from baton.runtime import metrics
@@ -21,6 +22,12 @@ MakeCluster = Callable[..., Cluster]
 
 STEP_S = 0.004
 PROMPT = list(range(9))
+
+
+@pytest.fixture(autouse=True)
+def always_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step is planned at once, however long the one that runs takes."""
+    monkeypatch.setattr(step_pipeline, "LEAD_S", 60.0)
 
 
 def value(counter: object) -> float:
