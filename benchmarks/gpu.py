@@ -32,13 +32,15 @@ FOLDER = Path(__file__).resolve().parent.parent
 TESTS = FOLDER / "tests" / "engine"
 SCRIPTS: dict[str, tuple[float, list[str]]] = {  # limit in seconds, file and arguments
     "kernel_parity": (65, ["triton_parity.py"]),
-    "attention_parity": (50, ["attention_parity.py"]),
+    "attention_parity": (32, ["attention_parity.py"]),
+    "latent_parity": (18, ["latent_parity.py"]),
 }
 ENGINE_PARITY_S = 40.0
 HANDOFF_S, CHECKSUM_S, WORKERS_S = 25.0, 20.0, 60.0
 ORDER = (
     "kernel_parity",
     "attention_parity",
+    "latent_parity",
     "engine_parity",
     "ceilings",
     "llama_prefill",

@@ -155,6 +155,13 @@ def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-de
     return exponentials(at, vectors, highest(at, vectors), scale)
 
 
+def _softmax_narrow(values, first, end, scale, soft_cap, to):  # type: ignore[no-untyped-def]
+    """As `_softmax`, divided by the sum, as bfloat16 from the address `to` on. Leaves float32
+    `values` undivided."""
+    total = weigh(values, first, end, scale, soft_cap)
+    narrow(values.ctypes.data, to, values.shape[0] // TOKENS, np.float32(1.0) / total)
+
+
 def _mix_tokens(  # type: ignore[no-untyped-def]
     weights, place, values, by_token, count, ahead, mixed
 ):
@@ -322,9 +329,8 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
             for row in range(rows):
                 end = start + first + row + 1 - low * COLUMNS
                 begin = max(0, end - window) if window else 0
-                total = weigh(found[row], begin, end, scale, soft_cap)
-                place, to = at + row * width * 4, narrowed + row * width * 2
-                narrow(place, to, width // TOKENS, np.float32(1.0) / total)
+                to = narrowed + row * width * 2
+                weigh_narrow(found[row], begin, end, scale, soft_cap, to)
             for number in range(dim // COLUMNS):
                 panel = values[head, number].ctypes.data + (low - skipped) * COLUMNS * COLUMNS * 2
                 for row in range(0, rows, MOST_ROWS):
@@ -339,7 +345,9 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
 
 _mix_one, _mix_two = mix(1), mix(2)
 _score_tile, _mix_tile = tile(1, wide=True), tile(1)
-weigh, add_weighed, write_mixed = compiled(_softmax), compiled(_mix_tokens), compiled(_write_mixed)
+add_weighed, write_mixed = compiled(_mix_tokens), compiled(_write_mixed)
+# Strict, so that it computes the same bits whatever it is inlined into.
+weigh, weigh_narrow = compiled(_softmax, strict=True), compiled(_softmax_narrow, strict=True)
 _decode = compiled(_walk, parallel=True)
 _pack = compiled(_pack_walk, parallel=True)
 _chunk = compiled(_chunk_walk, parallel=True)

@@ -1,7 +1,8 @@
 """Quantised matrices of other people's checkpoints, brought into our one form.
 
 Definitions: AutoAWQ's "gemm" packing (eight columns of the output in 32 bits, interleaved),
-GPTQ's (eight or four rows of the input in 32 bits; version 1 stores zero points less one),
+GPTQ's (eight or four rows of the input in 32 bits; version 1 stores zero points less one, and
+so 0 as the highest code),
 compressed-tensors' pack_to_int32 (columns of the input, codes shifted to be positive), and FP8
 E4M3 with scales to multiply by. Reads through `Shards`; keeps no state.
 """
@@ -96,7 +97,7 @@ class _Module:
         packed = self._words("qzeros", (self._groups, -(-self._rows // per_word)))
         zeros = _spread(packed, bits)[:, : self._rows].t().to(torch.int16)
         if self._form.layout == "gptq":
-            zeros = zeros + 1
+            zeros = (zeros + 1) & ((1 << bits) - 1)
         return self._weight(codes, self._scales_across(), self._centred(zeros), order)
 
     def packed(self) -> QuantizedWeight:

@@ -9,6 +9,8 @@ Immutable after construction.
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -72,6 +74,18 @@ class Decoder:
             part = self._output_norm(self._mlp(layer, normed), layer.output_norm)
             normed, x = self._norms.add_norm(part, x, after[index], eps)
         return normed
+
+    def of_each_kind(self) -> Decoder:
+        """The same, of as few first layers as hold one of each kind: with a window and without,
+        of each kind of MLP. What it computes is no text; every kernel takes part in it."""
+        layers, windows = self._weights.layers, self._spec.attention.windows
+        kinds = [
+            (window > 0, type(layer.mlp)) for window, layer in zip(windows, layers, strict=True)
+        ]
+        count = 1 + max(kinds.index(kind) for kind in set(kinds))
+        short = copy(self)
+        short._weights = replace(self._weights, layers=layers[:count])
+        return short
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [rows, vocab] of `hidden` [rows, hidden]."""

@@ -121,7 +121,7 @@ def _emit_tile(
     prefetch(builder, builder.add(ahead, builder.mul(pair, I64(64 * lines))), lines)
     new = []
     for row in range(rows):
-        both = _splat(builder, builder.add(x_rows[row], builder.mul(pair, I64(4))))
+        both = splat(builder, builder.add(x_rows[row], builder.mul(pair, I64(4))))
         for place in range(_VECTORS):
             new.append(dot(builder, sums[row * _VECTORS + place], both, weights[place]))
     following = builder.add(pair, I64(1))
@@ -151,7 +151,7 @@ def store(builder: Any, value: Any, address: Any, offset: int = 0) -> None:
     builder.store(value, pointer, align=1)
 
 
-def _splat(builder: Any, address: Any) -> Any:
+def splat(builder: Any, address: Any) -> Any:
     """Two neighbouring bfloat16 numbers, sixteen times."""
     word = builder.load(builder.inttoptr(address, _POINTER), typ=I32, align=2)
     words = ir.VectorType(I32, LANES)

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from baton.engine.linear import Linear
 from baton.engine.mixture_spec import ExpertsSpec
-
-_VECTORS = 64  # a multiple of what torch's kernels take at a time
-_ONE_THREAD = 1 << 14  # numbers that torch does not split among threads
+from baton.engine.whole_vectors import in_whole_vectors
 
 Gating = Callable[[Tensor], Tensor]  # [rows, 2 ffn] to [rows, ffn]
 
@@ -94,7 +92,10 @@ def route(
     `spec.groups` equal runs, and only those in the `spec.chosen_groups` best are candidates
     (DeepSeek-AI 2024, arXiv:2405.04434).
     """
-    scores = _sigmoid(logits) if spec.scoring == "sigmoid" else logits.softmax(dim=-1)
+    if spec.scoring == "sigmoid":  # its last bit can be enough to choose another expert
+        scores = in_whole_vectors(torch.sigmoid, logits)
+    else:
+        scores = logits.softmax(dim=-1)
     ranks = scores if correction is None else scores + correction
     if spec.chosen_groups < spec.groups:
         ranks = ranks.masked_fill(~_in_best_groups(ranks, spec), float("-inf"))
@@ -103,15 +104,6 @@ def route(
     if spec.normalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return chosen, weights * spec.scale
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    """Of `x` [rows, experts], every number in whole vectors of one thread. torch computes the
-    end of a thread's share by other instructions, and a row would depend on the others by its
-    last bits: enough to choose another expert."""
-    filled = functional.pad(x, (0, -x.shape[1] % _VECTORS))
-    tiles = torch.split(filled, max(1, _ONE_THREAD // filled.shape[1]))
-    return torch.cat([tile.sigmoid() for tile in tiles])[:, : x.shape[1]]
 
 
 def _in_best_groups(ranks: Tensor, spec: ExpertsSpec) -> Tensor:

@@ -2,8 +2,8 @@
 
 Matrix libraries choose a kernel, and with it the order of a sum, by the number of rows. Which
 numbers share one is not documented, so it is measured here on this machine, once for each
-shape of matrix: as many rows as the step has, at least two, or always the same number. Holds
-the matrix that it wraps; immutable but for the choice.
+shape of matrix: as many rows as the step has, at least two, or always the same number, and never
+more at once than were measured. Holds the matrix that it wraps; immutable but for the choice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from baton.engine.linear import Linear
 from baton.runtime.errors import ConfigError
 
 _TILE_ROWS = 64
-# Rows at which kernels were seen to change; the last is the number of rows measured with.
-_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33, 64, 65, 97)
+# Numbers of rows that are measured against all at once: kernels were seen to change at powers of
+# two, at tiles of other sizes, and between few rows and many. Small counts take part repeatedly:
+# kernels that differ may agree in most of their rounded results.
+_COUNTS = (*range(1, 34), 64, 65, 97, 127, 129, 255, 257, 511, 513)
+_REPEATED_ROWS = 32
+_ROWS = 1024  # the most at once: with more, nothing is known
+_LARGE, _ROWS_OF_LARGE = 1 << 24, 256  # numbers of a matrix that takes long to measure
 _SEED = 3
 
 
@@ -28,15 +33,16 @@ class Ways:
     """Which way was found to keep rows apart, by shape of matrix: one for all of a model."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int, torch.dtype], int] = {}
+        self._found: dict[tuple[int, int, torch.dtype], tuple[int, int]] = {}
 
-    def find(self, linear: InvariantLinear, inputs: int, dtype: torch.dtype) -> int:
-        """Raises ConfigError if no way does."""
-        x = torch.randn(_COUNTS[-1], inputs, generator=torch.Generator().manual_seed(_SEED))
-        x = x.to(dtype)
-        shape = (inputs, linear.multiply(0, x[:1]).shape[1], dtype)
+    def find(self, linear: InvariantLinear, inputs: int, dtype: torch.dtype) -> tuple[int, int]:
+        """The way, and the most rows that it was measured with. Raises ConfigError if none does."""
+        x = torch.randn(_ROWS, inputs, generator=torch.Generator().manual_seed(_SEED)).to(dtype)
+        outputs = linear.multiply(0, x[:1]).shape[1]
+        shape = (inputs, outputs, dtype)
         if shape not in self._found:
-            self._found[shape] = _first_way(linear, x)
+            most = _ROWS if inputs * outputs <= _LARGE else _ROWS_OF_LARGE
+            self._found[shape] = _first_way(linear, x[:most]), most
         return self._found[shape]
 
 
@@ -46,14 +52,17 @@ class InvariantLinear:
     def __init__(self, linear: Linear, ways: Ways) -> None:
         self._linear = linear
         self._ways = ways
-        self._way: int | None = None
+        self._way: tuple[int, int] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]. The first call measures; it raises ConfigError if no way
         keeps rows apart on this machine."""
         if self._way is None:
             self._way = self._ways.find(self, x.shape[1], x.dtype)
-        return self.multiply(self._way, x)
+        way, most = self._way
+        if len(x) <= most:
+            return self.multiply(way, x)
+        return torch.cat([self.multiply(way, part) for part in _split(x, most)])
 
     def multiply(self, way: int, x: Tensor) -> Tensor:
         """By way 0, the rows as they are; 1, at least two rows; 2, always as many."""
@@ -76,12 +85,12 @@ def _first_way(linear: InvariantLinear, x: Tensor) -> int:
 
 
 def _keeps_rows_apart(linear: InvariantLinear, way: int, x: Tensor) -> bool:
-    """Whether the rows of `x`, any number of them at a time, give the bits of all at once. All
-    rows take part each time: kernels that differ may agree in most of their rounded results."""
+    """Whether the rows of `x`, any number of them at a time, give the bits of all at once."""
     expected = linear.multiply(way, x)
-    for count in _COUNTS[:-1]:
-        parts = [linear.multiply(way, part.contiguous()) for part in _split(x, count)]
-        if not torch.equal(torch.cat(parts), expected):
+    for count in (count for count in _COUNTS if count < len(x)):
+        rows = x[: max(count, _REPEATED_ROWS)]
+        parts = [linear.multiply(way, part.contiguous()) for part in _split(rows, count)]
+        if not torch.equal(torch.cat(parts), expected[: len(rows)]):
             return False
     return True
 

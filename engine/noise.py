@@ -28,8 +28,9 @@ def stream_start(seed: int, choice: int) -> int:
     return _splitmix64(_splitmix64(seed & _LOW64) ^ (choice & _LOW64))
 
 
-def noise_bits(key: tuple[int, int], tokens: Tensor) -> Tensor:
-    """32 uniform bits, as int64, for each of `tokens` int64 [n], under a `stream_key`.
+def noise_bits(key: tuple[int, int] | tuple[Tensor, Tensor], tokens: Tensor) -> Tensor:
+    """32 uniform bits, as int64, for each of `tokens` int64 [n], under a `stream_key`; or of a key
+    for each, whose halves are tensors that `tokens` can be combined with.
 
     The finalizer is Wellons' lowbias32 (hash-prospector, public domain), applied twice with a
     half of the key before each. Exact in int64, so every device gives the same integers.

@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.rope_spec import RopeSpec, yarn_magnitude
+from baton.engine.whole_vectors import VECTORS, in_whole_vectors
 
 
 class Rotary:
@@ -55,8 +57,12 @@ class Rotary:
         rope, dim = self._rope, self._dim
         length = (positions + 1).clamp(min=rope.original_context).to(torch.float32)
         stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
-        theta = rope.theta * stretch ** (dim / (dim - 2))
-        return 1.0 / (theta[:, None] ** self._exponents)
+        exponents = functional.pad(self._exponents, (0, -len(self._exponents) % VECTORS))
+
+        def frequencies(stretch: Tensor) -> Tensor:
+            return 1.0 / ((rope.theta * stretch ** (dim / (dim - 2))) ** exponents)
+
+        return in_whole_vectors(frequencies, stretch[:, None].expand(-1, len(self._exponents)))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -88,6 +88,13 @@ class ModelRunner:
         logits = self.decoder.logits(self.decoder.hidden(layout))
         return [logits[first:end] for first, end in layout.spans]
 
+    @torch.inference_mode()
+    def all_hidden(self, batch: StepBatch) -> list[Tensor]:
+        """Final hidden states [tokens, hidden] of every slice; writes the KV as `run` does."""
+        layout = self._placed(lay_out(batch, self._bounds))
+        hidden = self.decoder.hidden(layout)
+        return [hidden[first:end] for first, end in layout.spans]
+
     def _placed(self, layout: StepLayout) -> StepLayout:
         """Where the pool is."""
         device = self.pool.tensor.device

@@ -19,6 +19,7 @@ from baton.engine.batch import Draw, Drawn, SamplingParams
 from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key
 
 GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
+_DRAW_NUMBERS = 1 << 16  # of whole rows together: what is made for each stays in a cache
 _NUCLEUS_CANDIDATES = 1024  # sorted first; more only where these hold too little mass
 
 
@@ -56,8 +57,7 @@ def sample(logits: Tensor, draws: Sequence[Draw], kinds: DrawKinds | None = None
     if random:
         params = [draws[row].params for row in random]
         kept = truncate(logits[random], params)
-        found = [_draw(row, draws[place]) for row, place in zip(kept, random, strict=True)]
-        tokens[random] = torch.tensor(found)
+        tokens[random] = _draw(kept, [draws[row] for row in random])
     return _drawn(logits, tokens, draws, kinds.told)
 
 
@@ -145,21 +145,50 @@ def _nucleus_cutoff(scaled: Tensor, cutoff: Tensor, top_p: Tensor) -> Tensor:
     return torch.maximum(ordered.gather(1, size - 1), cutoff)
 
 
-def _draw(kept: Tensor, draw: Draw) -> int:
-    """The token of the highest sum of logit and noise, among `kept` [vocab].
+def _draw(kept: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """For each row of `kept` [draws, vocab] the token of the highest sum of logit and noise, the
+    lowest of equals; int64 [draws]."""
+    keys = torch.tensor(
+        [stream_key(draw.params.seed, draw.choice, draw.position) for draw in draws]
+    )  # int64 [draws, 2]
+    rules = [draw.params for draw in draws]
+    cut = torch.tensor([bool(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0) for p in rules])
+    if cut.all():
+        return _draw_of_few(kept, keys)
+    tokens = torch.empty(len(draws), dtype=torch.int64)
+    if cut.any():
+        tokens[cut] = _draw_of_few(kept[cut], keys[cut])
+    whole = (~cut).nonzero()[:, 0]
+    for rows in torch.split(whole, max(1, _DRAW_NUMBERS // kept.shape[1])):
+        tokens[rows] = _draw_of_all(kept[rows], keys[rows])
+    return tokens
 
-    The best logit's sum is a mark to beat. A cheap bound on the noise rules out nearly all
-    other tokens, so that the exact noise is made for a handful; the result is the same.
-    """
-    key = stream_key(draw.params.seed, draw.choice, draw.position)
-    tokens = (kept > -torch.inf).nonzero()[:, 0]
-    logits = kept[tokens]
-    bits = noise_bits(key, tokens)
-    best = logits.argmax()
-    mark = logits[best] + gumbel(bits[best])
-    rivals = (logits + gumbel_bound(bits) >= mark).nonzero()[:, 0]  # the best is one of them
-    winner = (logits[rivals] + gumbel(bits[rivals])).argmax()
-    return int(tokens[rivals[winner]])
+
+def _draw_of_few(kept: Tensor, keys: Tensor) -> Tensor:
+    """Where few tokens of a row are kept: the noise of each is made."""
+    rows, tokens = (kept > -torch.inf).nonzero(as_tuple=True)  # by row, then by token
+    noise = gumbel(noise_bits((keys[rows, 0], keys[rows, 1]), tokens))
+    return _winners(len(kept), rows, tokens, kept[rows, tokens] + noise)
+
+
+def _draw_of_all(kept: Tensor, keys: Tensor) -> Tensor:
+    """The best logit's sum is a mark to beat. A cheap bound on the noise rules out nearly all
+    other tokens, so that the exact noise is made for a handful; the result is the same."""
+    halves = keys[:, :1], keys[:, 1:]  # each [rows, 1]
+    bits = noise_bits(halves, torch.arange(kept.shape[1]))  # [rows, vocab]
+    best = kept.argmax(dim=-1, keepdim=True)
+    mark = kept.gather(1, best) + gumbel(bits.gather(1, best))
+    rows, tokens = (gumbel_bound(bits).add_(kept) >= mark).nonzero(as_tuple=True)  # with the best
+    return _winners(len(kept), rows, tokens, kept[rows, tokens] + gumbel(bits[rows, tokens]))
+
+
+def _winners(count: int, rows: Tensor, tokens: Tensor, sums: Tensor) -> Tensor:
+    """For each of `count` rows the token of its highest sum, the lowest of equals; candidates
+    [n], at least one a row."""
+    highest = sums.new_full((count,), -torch.inf).scatter_reduce(0, rows, sums, "amax")
+    won = sums == highest[rows]
+    last = torch.full((count,), torch.iinfo(torch.int64).max)
+    return last.scatter_reduce(0, rows[won], tokens[won], "amin")
 
 
 def _drawn(logits: Tensor, tokens: Tensor, draws: Sequence[Draw], rows: list[int]) -> list[Drawn]:

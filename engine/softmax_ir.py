@@ -68,7 +68,7 @@ def scores(  # type: ignore[no-untyped-def]
                 at, later = builder.add(at, token_stride), builder.add(later, token_stride)
             return found
 
-        sums = _loop(builder, vectors, [zero] * TOKENS, body)
+        sums = loop(builder, vectors, [zero] * TOKENS, body)
         while len(sums) > 1:  # halves of two vectors become one, until each lane is a token
             sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
         store(builder, sums[0], out)
@@ -90,7 +90,7 @@ def highest(context, at, vectors):  # type: ignore[no-untyped-def]
             above = builder.fcmp_ordered(">", value, best[0])
             return [builder.select(above, value, best[0])]
 
-        (best,) = _loop(builder, vectors, [start], body)
+        (best,) = loop(builder, vectors, [start], body)
         kind = ir.FunctionType(_FLOAT, [FLOATS])
         return call(builder, "llvm.vector.reduce.fmax.v16f32", kind, [best])
 
@@ -114,7 +114,7 @@ def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-
             store(builder, power, place)
             return [builder.fadd(total[0], power)]
 
-        (total,) = _loop(builder, vectors, [ir.Constant(FLOATS, [0.0] * LANES)], body)
+        (total,) = loop(builder, vectors, [ir.Constant(FLOATS, [0.0] * LANES)], body)
         for _ in range(4):  # sixteen lanes, eight, four, two, one
             total = _add_neighbours(builder, total, total)
         return builder.extract_element(total, I32(0))
@@ -136,7 +136,7 @@ def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
             store(builder, rounded, builder.add(out, builder.mul(step, I64(32))))
             return []
 
-        _loop(builder, vectors, [], body)
+        loop(builder, vectors, [], body)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.float32), generate
@@ -155,7 +155,7 @@ def widen(context, at, out, vectors):  # type: ignore[no-untyped-def]
             store(builder, wide, builder.add(out, builder.mul(step, I64(64))))
             return []
 
-        _loop(builder, vectors, [], body)
+        loop(builder, vectors, [], body)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate
@@ -174,7 +174,7 @@ def copy(context, at, out, vectors):  # type: ignore[no-untyped-def]
             store(builder, value, builder.add(out, offset))
             return []
 
-        _loop(builder, vectors, [], body)
+        loop(builder, vectors, [], body)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate
@@ -215,7 +215,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
                         prefetch(builder, builder.add(later, I64(32 * (first + t - 1))), 1)
                 return found
 
-            sums = _loop(builder, vectors, [zero] * TOKENS, body)
+            sums = loop(builder, vectors, [zero] * TOKENS, body)
             while len(sums) > 1:
                 sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
             for q in range(queries):
@@ -271,7 +271,7 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
                 ]
             return found
 
-        sums = _loop(builder, tokens, starts, body)
+        sums = loop(builder, tokens, starts, body)
         for place, value in enumerate(sums):
             store(builder, value, rows[place // 4], 64 * (place % 4))
         return context.get_dummy_value()
@@ -284,7 +284,7 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
     return intrinsic(mixed)
 
 
-def _loop(
+def loop(
     builder: Any, count: Any, starts: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
     """Emit `body(step, carried)` for steps 0 to `count` - 1; `count` is at least 1."""

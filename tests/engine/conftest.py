@@ -175,6 +175,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_WIDE = {"head_dim": 64, "max_position_embeddings": 1100}
 # Held by tests of their own.
 SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope": (
@@ -185,6 +186,13 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 128,
         },
     ),
+    # Of sizes that the bfloat16 kernels take.
+    "qwen3-wide": ("Qwen3", {**_WIDE, "num_attention_heads": 6}),
+    "gemma2-wide": (
+        "Gemma2",
+        {**_GEMMA, **_WIDE, "attn_logit_softcapping": 2.0, "sliding_window": 70},
+    ),
+    "mixtral-wide": ("Mixtral", {**_WIDE, "num_local_experts": 4, "sliding_window": 30}),
 }
 
 
@@ -381,3 +389,10 @@ def attention_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict
     """Of `attention_parity`."""
     script = PARITY.with_name("attention_parity.py")
     return checked_by_interpreter(script, tmp_path_factory.mktemp("triton") / "attention.json")
+
+
+@pytest.fixture(scope="session")
+def latent_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of `latent_parity`."""
+    script = PARITY.with_name("latent_parity.py")
+    return checked_by_interpreter(script, tmp_path_factory.mktemp("triton") / "latent.json")

@@ -236,6 +236,27 @@ def test_four_bits_by_hand(tmp_path):
     assert found.codes.tolist() == [[0x10, 0x32, 0x54, 0x76]]
 
 
+@pytest.mark.parametrize(
+    ("bits", "word", "column"),
+    [(4, 0x76543210, range(8)), (8, 0x03020100, range(4))],
+)
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
+def test_a_zero_point_of_0_is_stored_as_the_highest_code(tmp_path, bits, word, column, layout):
+    """Version 1 has room for nothing else: less one it wraps, and read back it wraps again. One
+    beyond the highest code is no zero point that a writer makes. Version 2 means what it says."""
+    highest = (1 << bits) - 1
+    tensors = {
+        "qweight": torch.tensor([[word]], dtype=torch.int32),
+        "qzeros": torch.tensor([[highest]], dtype=torch.int32),
+        "scales": torch.tensor([[0.5]], dtype=torch.float16),
+    }
+    count = len(column)
+    form = StoredForm(layout, bits, count, symmetric=False)
+    found = read_quantized(stored(tmp_path, tensors), form, "m", 1, count)
+    zero = 0 if layout == "gptq" else highest
+    assert found.dequantized().tolist() == [[(code - zero) / 2 for code in column]]
+
+
 def test_awq_columns_by_hand(tmp_path):
     """Eight rows of the output in one word: rows 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits."""
     tensors = {

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from baton.engine import deterministic
+from baton.engine.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.deterministic import prove
+from baton.engine.dot_bf16 import supported
 from baton.engine.fingerprint import model_fingerprint
 from baton.engine.loading import build_engine, build_runner
 from baton.runtime.errors import ConfigError
@@ -22,12 +24,13 @@ FAMILIES = [
     "mixtral",
     "deepseek-v3",
 ]
+WIDE = ["qwen3-wide", "gemma2-wide", "mixtral-wide"]  # in bfloat16, by the kernels for it
 LENGTH = 90
 
 
 @pytest.fixture(
     params=[(name, "float32") for name in FAMILIES]
-    + [("qwen3", "bfloat16"), ("deepseek-v2", "bfloat16")],
+    + [(name, "bfloat16") for name in ("qwen3", "deepseek-v2", *WIDE)],
     ids=str,
 )
 def model(request, references):
@@ -35,10 +38,22 @@ def model(request, references):
     return references(name).folder, dtype
 
 
+@pytest.fixture(autouse=True)
+def short_proof(monkeypatch, request):
+    """The proof over many sizes takes a second, and has tests of its own."""
+    if "whole_proof" not in request.fixturenames:
+        monkeypatch.setattr(deterministic, "_SIZES_TOKENS", 40)
+
+
+@pytest.fixture
+def whole_proof():
+    return deterministic._SIZES_TOKENS
+
+
 @pytest.fixture
 def told(model, story):
     folder, dtype = model
-    return story(folder, dtype=dtype, deterministic=True)
+    return story(folder, dtype=dtype, deterministic=True, block_size=16)
 
 
 def whole(told, tokens):
@@ -81,10 +96,45 @@ def test_a_cached_prefix_changes_no_bit(told, prompts):
     donor = told.blocks(64)
     for start in range(0, 64, 16):
         told.logits(Slice(tokens[start : start + 16], start, donor))
-    for shared in (1, 5, 8):
+    for shared in (1, 3, 64 // size):
         blocks = [*donor[:shared], *told.blocks(LENGTH - shared * size)]
         start = shared * size
         assert torch.equal(told.logits(Slice(tokens[start:], start, blocks))[0], expected[start:])
+
+
+@pytest.mark.parametrize("cuts", [range(1, 34), (511, 513), (512, 512), (1, 255, 257, 47, 463)])
+@pytest.mark.parametrize("name", WIDE)
+def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, story, prompts, name, cuts):
+    told = story(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
+    if supported():
+        assert isinstance(told.runner.decoder._attention, InvariantBfloatAttention)
+    tokens = prompts(sum(cuts), seed=4)
+    expected, _ = whole(told, tokens)
+    blocks, start = told.blocks(len(tokens)), 0
+    for count in cuts:
+        piece = Slice(tokens[start : start + count], start, blocks)
+        assert torch.equal(told.logits(piece)[0], expected[start : start + count]), count
+        start += count
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_every_length_decodes_to_the_bits_of_a_chunk(references, story, prompts, name):
+    told = story(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
+    tokens = prompts(300, seed=5)
+    expected, blocks = whole(told, tokens)
+    rows = told.logits(*(Slice([token], at, blocks) for at, token in enumerate(tokens)))
+    assert torch.equal(torch.cat(rows), expected)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_the_bfloat16_numbers_are_those_of_transformers(references, story, prompts, name):
+    """Up to the rounding of bfloat16, by which a mixture now and then chooses another expert."""
+    reference, tokens = references(name), prompts(130, seed=7)
+    told = story(reference.folder, dtype="bfloat16", deterministic=True, block_size=16)
+    logits, _ = whole(told, tokens)
+    wanted = reference.logits(tokens)
+    errors = (logits - wanted).square().mean(dim=-1).sqrt() / wanted.std(dim=-1)  # [tokens]
+    assert (errors.median() if "mixtral" in name else errors.max()) < 0.15
 
 
 def test_the_kv_is_the_same_too(told, prompts):
@@ -180,6 +230,35 @@ def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
         monkeypatch.setattr(deterministic, "with_invariant_linears", summed_by_rows)
     with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
         build_runner(qwen3.folder, blocks=40, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("qwen3", "float32"), ("llama-dynamic-rope", "float32"), ("gemma2-wide", "bfloat16")],
+)
+def test_the_proof_covers_many_sizes(references, monkeypatch, whole_proof, name, dtype):
+    """A gate that is wrong for one number of rows alone does not pass, whichever number it is;
+    nor one that is wrong for a late token."""
+    assert whole_proof == 1024
+    folder, gate = references(name).folder, deterministic._gate
+    counts = set()
+
+    def watched(gate_up, activation):
+        counts.add(len(gate_up))
+        return gate(gate_up, activation)
+
+    monkeypatch.setattr(deterministic, "_gate", watched)
+    build_runner(folder, blocks=160, block_size=16, dtype=dtype, deterministic=True)
+    large = {512} if name == "qwen3" else {511, 512, 513, 1024}  # as far as the context goes
+    assert counts >= {*range(1, 34)} | large
+    for wrong in {1, 12, 33} | large:
+        monkeypatch.setattr(
+            deterministic,
+            "_gate",
+            lambda x, activation, wrong=wrong: gate(x, activation) * (1 + (len(x) == wrong) / 64),
+        )
+        with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
+            build_runner(folder, blocks=160, block_size=16, dtype=dtype, deterministic=True)
 
 
 def summed_by_rows(weights):

@@ -4,7 +4,7 @@ import torch
 import baton.engine.linear as linear
 from baton.engine.linear import Matrix
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
+FLOAT32_HALF_BIT, BFLOAT16_HALF_BIT = 2**-24, 2**-8
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -20,6 +20,19 @@ def packing(request, monkeypatch):
         monkeypatch.setattr(linear, "_can_pack", lambda weight: False)
 
 
+def product(weight, x, bias=None):
+    """(the product in float64, the largest error that its arithmetic can have): sums in float32 in
+    any order (Higham 2002, section 3.1), and the result rounded once to bfloat16."""
+    exact = x.double() @ weight.double().T
+    size = x.double().abs() @ weight.double().abs().T
+    if bias is not None:
+        exact, size = exact + bias.double(), size + bias.double().abs()
+    allowed = (x.shape[1] + 1) * FLOAT32_HALF_BIT * size
+    if x.dtype == torch.bfloat16:
+        allowed = allowed * (1 + BFLOAT16_HALF_BIT) + BFLOAT16_HALF_BIT * exact.abs()
+    return exact, allowed
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5, 64])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("outputs", [48, 64])
@@ -27,23 +40,33 @@ def test_product(packing, dtype, rows, biased, outputs):
     torch.manual_seed(rows)
     weight, x = torch.randn(outputs, 32).to(dtype), torch.randn(rows, 32).to(dtype)
     bias = torch.randn(outputs).to(dtype) if biased else None
-    expected = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    exact, allowed = product(weight, x, bias)
     with torch.inference_mode():
         out = Matrix(weight, bias)(x)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[dtype])
+    assert ((out.double() - exact).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("outputs", [48, 64])
 def test_a_row_among_others(packing, dtype, outputs):
     weight, x = torch.randn(outputs, 256).to(dtype), torch.randn(40, 256).to(dtype)
     matrix = Matrix(weight)
-    together = matrix(x)
+    exact, allowed = product(weight, x)
+    assert ((matrix(x).double() - exact).abs() <= allowed).all()
     for row in (0, 17, 39):
-        alone = matrix(x[row : row + 1])
-        torch.testing.assert_close(
-            alone[0], together[row], rtol=1e-2 if dtype == torch.bfloat16 else 0, atol=1e-4
-        )
+        alone = matrix(x[row : row + 1])[0]
+        assert ((alone.double() - exact[row]).abs() <= allowed[row]).all()
+
+
+def test_the_bound_tells_a_mistake_from_rounding(dtype):
+    """One product of 32 left out nearly always shows; what is summed right never does."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(48, 32).to(dtype), torch.randn(64, 32).to(dtype)
+    exact, allowed = product(weight, x)
+    less = exact - x[:, :1].double() * weight[:, 0].double()
+    noticed = (less.to(dtype).double() - exact).abs() > allowed
+    assert noticed.double().mean() > (0.999 if dtype == torch.float32 else 0.9)
+    assert ((exact.float().to(dtype).double() - exact).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("outputs", [16, 64])

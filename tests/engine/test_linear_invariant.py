@@ -3,6 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import baton.engine.linear_invariant as linear_invariant
 from baton.engine.linear import Matrix
 from baton.engine.linear_invariant import InvariantLinear, Ways, with_invariant_linears
 from baton.runtime.errors import ConfigError
@@ -69,6 +70,31 @@ def test_a_matrix_with_many_kernels_always_gets_the_same_number_of_rows(count):
     plain.seen.clear()
     assert torch.equal(linear(rows(200)[:count]), whole[:count])
     assert plain.seen == {64}
+
+
+@pytest.mark.parametrize("border", [1, 12, 32, 254, 512])
+def test_another_kernel_for_any_number_of_rows_is_found(border):
+    """Whether few rows take it, many, or one number alone of those that are measured."""
+    for odd in (lambda n: n <= border, lambda n: n > border, lambda n: n == border + 1):
+        plain = Plain(odd)
+        linear = InvariantLinear(plain, Ways())
+        whole = linear(rows(700))
+        for count in (1, border, border + 1):
+            assert torch.equal(linear(rows(700)[:count]), whole[:count])
+
+
+@pytest.mark.parametrize(("large", "most"), [(1 << 24, 1024), (100, 256)])
+def test_no_more_rows_at_once_than_were_measured(monkeypatch, large, most):
+    monkeypatch.setattr(linear_invariant, "_LARGE", large)
+    plain = Plain(lambda count: False)
+    linear = InvariantLinear(plain, Ways())
+    linear(rows(1))
+    assert max(plain.seen) == most and {*range(1, 34), 255} <= plain.seen
+    plain.seen.clear()
+    x = rows(2 * most + 3)
+    out = linear(x)
+    assert plain.seen == {most, 3}
+    torch.testing.assert_close(out, x @ plain.weight.T, rtol=0, atol=1e-4)
 
 
 def test_a_matrix_whose_rows_cannot_be_kept_apart_is_refused():

@@ -40,6 +40,15 @@ def test_a_token_has_the_same_noise_wherever_it_stands():
     assert torch.equal(noise(key, 1000)[777:778], alone)
 
 
+def test_every_token_may_have_a_key_of_its_own():
+    keys = [stream_key(seed, 1, 2) for seed in range(50)]
+    tokens = torch.arange(50) * 37
+    halves = torch.tensor(keys)
+    together = noise_bits((halves[:, 0], halves[:, 1]), tokens)
+    alone = [noise_bits(key, tokens[n : n + 1]) for n, key in enumerate(keys)]
+    assert torch.equal(together, torch.cat(alone))
+
+
 def test_tokens_are_not_overwritten():
     tokens = torch.arange(5)
     noise_bits((1, 2), tokens)

@@ -50,6 +50,11 @@ def test_dynamic_does_not_depend_on_the_other_rows(references):
     for row, position in enumerate((3, 900, 600)):
         alone, _ = rotary.angles(torch.tensor([position]), torch.float32)
         assert torch.equal(together[row], alone[0])
+    everywhere = torch.arange(1024)
+    cos, sin = rotary.angles(everywhere, torch.float32)
+    for first, end in ((511, 1024), (900, 905), (512, 513), (700, 733)):
+        some = rotary.angles(everywhere[first:end], torch.float32)
+        assert torch.equal(some[0], cos[first:end]) and torch.equal(some[1], sin[first:end])
 
 
 @pytest.mark.parametrize(

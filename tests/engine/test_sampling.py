@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import baton.engine.sampling as sampling
 from baton.engine.batch import Draw, SamplingParams
 from baton.engine.noise import gumbel, noise_bits, stream_key
 from baton.engine.sampling import adjust, sample, truncate
@@ -200,6 +201,43 @@ def test_the_bound_never_hides_the_winner(logits):
         sums = row.double() + gumbel(noise_bits(key, torch.arange(VOCAB)))
         draw = Draw(1, position, replace(PLAIN, seed=6))
         assert sample(row[None].clone(), [draw])[0].token == sums.argmax().item()
+
+
+def by_itself(kept, draw):
+    """The token that one row draws: its noise alone, made for every token."""
+    key = stream_key(draw.params.seed, draw.choice, draw.position)
+    return (kept.double() + gumbel(noise_bits(key, torch.arange(len(kept))))).argmax().item()
+
+
+@pytest.mark.parametrize("at_once", [1, 3000, 1 << 30])
+def test_rows_drawn_together_draw_what_each_draws_by_itself(monkeypatch, at_once):
+    """Whole vocabularies, a few tokens and one; rows in many groups and in one."""
+    monkeypatch.setattr(sampling, "_DRAW_NUMBERS", at_once)
+    rules = [
+        PLAIN,
+        replace(PLAIN, temperature=0.7, top_k=40),
+        replace(PLAIN, temperature=3.0, top_p=0.95),
+        replace(PLAIN, top_k=1),
+        replace(PLAIN, temperature=1.3, min_p=0.05),
+    ]
+    logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(8)) * 2
+    draws = [
+        Draw(row % 4, 3 * row, replace(rules[row % len(rules)], seed=2**63 + row))
+        for row in range(len(logits))
+    ]
+    rows = truncate(logits.clone(), [draw.params for draw in draws])
+    expected = [by_itself(kept, draw) for kept, draw in zip(rows, draws, strict=True)]
+    assert [drawn.token for drawn in sample(logits, draws)] == expected
+    assert len(set(expected)) > 100
+
+
+def test_of_equal_sums_the_lowest_token_is_drawn(monkeypatch):
+    monkeypatch.setattr(sampling, "gumbel", lambda bits: torch.zeros(bits.shape).double())
+    monkeypatch.setattr(sampling, "gumbel_bound", lambda bits: torch.ones(bits.shape))
+    logits = torch.zeros(4, 50)
+    logits[[1, 3], 7:] = 2.0
+    draws = [Draw(0, row, replace(PLAIN, top_k=40 * (row > 1))) for row in range(4)]
+    assert [drawn.token for drawn in sample(logits, draws)] == [0, 7, 0, 7]
 
 
 def test_truncated_tokens_are_never_drawn(logits):

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from baton.engine.batch import StepBatch, StepResult
 from baton.engine.blocks import BlockPool
+from baton.engine.dot_bf16 import supported
 from baton.engine.loading import build_engine
 from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryMover
-from baton.models.random_model import embedded_model
+from baton.models.random_model import embedded_model, make_shaped_model
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.wire import ModelLimits
@@ -34,15 +35,17 @@ PROMPT = [CHOOSER.randrange(200) for _ in range(61)]
 class RealCluster(Cluster):
     """A cluster whose engines compute the model of `folder`."""
 
-    def __init__(self, folder: Path, kv_dtype: str = "auto", **step: int) -> None:
+    def __init__(
+        self, folder: Path, kv_dtype: str = "auto", block_size: int = BLOCK, **step: int
+    ) -> None:
         self._folder = folder
+        self._block_size = block_size
         self._kv_dtype = kv_dtype
         self.engines: list[TorchEngine] = []
         settings: dict[str, Any] = {**STEP, "expected_growth_tokens": 16, **step}
         handoff = HandoffConfig(lease_s=5.0, mover="memory")
-        super().__init__(
-            Config(pool=PoolConfig(block_size=BLOCK), step=StepConfig(**settings), handoff=handoff)
-        )
+        pool = PoolConfig(block_size=block_size)
+        super().__init__(Config(pool=pool, step=StepConfig(**settings), handoff=handoff))
 
     def limits(self) -> ModelLimits:
         numerics = {engine.numerics for engine in self.engines}
@@ -59,7 +62,7 @@ class RealCluster(Cluster):
         engine = build_engine(
             self._folder,
             blocks=blocks,
-            block_size=BLOCK,
+            block_size=self._block_size,
             dtype="bfloat16",
             threads=1,
             deterministic=True,
@@ -68,7 +71,7 @@ class RealCluster(Cluster):
         self.engines.append(engine)
         array, boot_id = engine.pool.bytes_view(), self.new_id()
         mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
-        return boot_id, engine, BlockPool(blocks, BLOCK), array, mover
+        return boot_id, engine, BlockPool(blocks, self._block_size), array, mover
 
     async def close(self) -> None:
         await super().close()
@@ -84,10 +87,33 @@ async def made() -> AsyncIterator[list[RealCluster]]:
         await cluster.close()
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of sizes that the bfloat16 kernels take, with blocks of 16."""
+    return make_shaped_model(
+        tmp_path_factory.mktemp("wide"),
+        layers=2,
+        hidden=128,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        ffn=192,
+        vocab=2048,
+        dtype="bfloat16",
+        seed=5,
+    )
+
+
 def start(
-    made: list[RealCluster], *, blocks: int = 120, kv_dtype: str = "auto", **step: int
+    made: list[RealCluster],
+    *,
+    folder: Path | None = None,
+    blocks: int = 120,
+    kv_dtype: str = "auto",
+    block_size: int = BLOCK,
+    **step: int,
 ) -> Client:
-    cluster = RealCluster(embedded_model(), kv_dtype, **step)
+    cluster = RealCluster(folder or embedded_model(), kv_dtype, block_size, **step)
     made.append(cluster)
     cluster.add_prefill("prefill-0", 64)
     cluster.add_decode("decode-0", blocks)
@@ -118,6 +144,29 @@ async def test_alone_in_a_crowd_here_and_there(made: list[RealCluster]) -> None:
     for other in crowd:
         await tokens(other)
     await made[1].quiet()
+
+
+async def test_so_too_by_the_kernels_of_bfloat16(made: list[RealCluster], wide: Path) -> None:
+    """In a crowd, prefilled here or there, in other chunks, preempted and computed again."""
+    client = start(made, folder=wide, block_size=16)
+    alone = await tokens(ask(client, local=True))
+    assert len(set(alone)) > 5
+    if supported():
+        runner: Any = made[0].engines[0]._runner
+        assert type(runner.decoder._attention).__name__ == "InvariantBfloatAttention"
+    assert await tokens(ask(client)) == alone
+    client = start(made, folder=wide, block_size=16, chunk_tokens=33, prefill_tokens=47)
+    crowd = [ask(client, [n, *PROMPT[: 7 * n]], local=n % 2 == 0) for n in range(1, 9)]
+    assert await tokens(ask(client)) == alone
+    assert await tokens(ask(client, local=True)) == alone
+    for other in crowd:
+        await tokens(other)
+    client = start(made, folder=wide, block_size=16, blocks=10, expected_growth_tokens=1)
+    old, young = (ask(client, prompt, local=True) for prompt in ([7, *PROMPT], PROMPT))
+    assert await tokens(young) == alone
+    await tokens(old)
+    assert made[2].decode["decode-0"].worker.audit()["preemptions"] > 0
+    await made[2].quiet()
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])

@@ -1,0 +1,33 @@
+"""A number's value must be the same however many rows there are, by one thread and by two."""
+
+import pytest
+import torch
+
+from baton.engine.whole_vectors import in_whole_vectors
+
+FUNCTIONS = [torch.sigmoid, torch.exp, torch.tanh, lambda x: (x.abs() + 1) ** 1.0625]
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 64, 130])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_do_not_depend_on_each_other(threads, function, columns):
+    x = torch.randn(700, columns, generator=torch.Generator().manual_seed(columns))
+    whole = in_whole_vectors(function, x)
+    assert whole.shape == x.shape
+    torch.testing.assert_close(whole, function(x), rtol=1e-6, atol=1e-7)
+    for first, end in ((0, 1), (3, 4), (5, 38), (511, 700), (0, 513)):
+        assert torch.equal(in_whole_vectors(function, x[first:end]), whole[first:end])
+
+
+def test_what_is_given_to_the_function_is_whole():
+    seen = []
+    in_whole_vectors(lambda x: seen.append(x.shape) or x, torch.ones(300, 70))
+    assert {width for _, width in seen} == {128}
+    assert sum(rows for rows, _ in seen) == 300 and max(rows for rows, _ in seen) == 128
