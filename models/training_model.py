@@ -1,0 +1,157 @@
+"""The decoder as it is trained: Qwen3's shape in plain PyTorch, with gradients.
+
+Parameters carry the names of the Hugging Face files, so that a state dict is a checkpoint.
+Rows are whole conversations from position 0, padded on the right: causal attention alone keeps
+the padding out. Knows no tokenizer, no optimiser and no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+ROPE_THETA = 10_000.0
+NORM_EPS = 1e-6
+_INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class TinyShape:
+    """Sizes of a model; `context` is in tokens. Embedding and head share one matrix."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int = 2048
+
+    @property
+    def parameters(self) -> int:
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
+        layer = attention + 3 * self.ffn * self.hidden + 2 * self.hidden + 2 * self.head_dim
+        return self.vocab * self.hidden + self.layers * layer + self.hidden
+
+
+class TrainingModel(nn.Module):
+    """Hidden states of rows of tokens, and logits of some of them."""
+
+    def __init__(self, shape: TinyShape, seed: int = 0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = _Decoder(shape)
+        generator = torch.Generator().manual_seed(seed)
+        out = _INITIAL_STD / (2 * shape.layers) ** 0.5
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                small = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(weight, std=out if small else _INITIAL_STD, generator=generator)
+        angles = _angles(shape)
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Normalised hidden states [rows, length, hidden] of `tokens` [rows, length]."""
+        length = tokens.shape[1]
+        x: Tensor = self.model.embed_tokens(tokens)
+        cos, sin = self._cos[:length], self._sin[:length]
+        for layer in self.model.layers:
+            x = layer(x, cos, sin)
+        hidden: Tensor = self.model.norm(x)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., vocab] of `hidden` [..., hidden]."""
+        return functional.linear(hidden, self.model.embed_tokens.weight)
+
+
+class _Decoder(nn.Module):
+    def __init__(self, shape: TinyShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
+        self.norm = _Norm(shape.hidden)
+
+
+class _Layer(nn.Module):
+    def __init__(self, shape: TinyShape) -> None:
+        super().__init__()
+        self.input_layernorm = _Norm(shape.hidden)
+        self.self_attn = _Attention(shape)
+        self.post_attention_layernorm = _Norm(shape.hidden)
+        self.mlp = _Mlp(shape)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class _Norm(nn.Module):
+    """Root mean square norm, in its input's own kind of number."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        return functional.rms_norm(x, weight.shape, weight, NORM_EPS)
+
+
+class _Attention(nn.Module):
+    def __init__(self, shape: TinyShape) -> None:
+        super().__init__()
+        self._dim = shape.head_dim
+        self._group = shape.heads // shape.kv_heads
+        wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden, wide, bias=False)
+        self.k_proj = nn.Linear(shape.hidden, narrow, bias=False)
+        self.v_proj = nn.Linear(shape.hidden, narrow, bias=False)
+        self.o_proj = nn.Linear(wide, shape.hidden, bias=False)
+        self.q_norm = _Norm(shape.head_dim)
+        self.k_norm = _Norm(shape.head_dim)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        queries = _rotated(self.q_norm(self._heads(self.q_proj(x))), cos, sin)
+        keys = _rotated(self.k_norm(self._heads(self.k_proj(x))), cos, sin)
+        values = self._heads(self.v_proj(x))
+        queries, keys = queries.to(values.dtype), keys.to(values.dtype)
+        if self._group > 1:
+            keys = keys.repeat_interleave(self._group, dim=1)
+            values = values.repeat_interleave(self._group, dim=1)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:  # [rows, heads, length, head_dim]
+        return x.view(*x.shape[:2], -1, self._dim).transpose(1, 2)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, shape: TinyShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.down_proj = nn.Linear(shape.ffn, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+def _angles(shape: TinyShape) -> Tensor:
+    """[context, head_dim]; the two halves of a head turn together."""
+    steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    angles = torch.arange(shape.context)[:, None] * ROPE_THETA**-steps
+    return torch.cat((angles, angles), dim=-1)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864) of `x` [..., length, head_dim]."""
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
