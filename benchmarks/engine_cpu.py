@@ -19,6 +19,10 @@ decode_mbu_bs32_ctx512
                       the same for 32 sequences with 512 tokens each
 decode_step_ratio_bs32_ctx16
                       step of 32 sequences over step of one, 16 tokens of context each
+decode_step_ratio_bound
+                      the same of the two steps at this machine's ceilings in the same round: each
+                      weight read at the cold read rate or multiplied by all rows at the linear
+                      rate, whichever takes longer, and the KV read (`least_step_s`)
 host_us_per_step_256  what a decode step of 256 sequences (each after 512 tokens, greedy) costs
                       outside the model's own math: the decode scheduler's plan, the step's checks,
                       arrays and set-up of draws (`runner.prepare`), the scheduler's commit, each
@@ -90,6 +94,7 @@ class Rounds:
     many: list[float] = field(default_factory=list)
     one_short: list[float] = field(default_factory=list)
     many_short: list[float] = field(default_factory=list)
+    bound: list[float] = field(default_factory=list)  # of many_short / one_short
     mfu: list[float] = field(default_factory=list)
     mbu_one: list[float] = field(default_factory=list)
     mbu_many: list[float] = field(default_factory=list)
@@ -168,6 +173,9 @@ class Bench:
         found.one_short.append(min(self._steps(1, SHORT_TOKENS)))
         found.many_short.append(min(self._steps(BATCH, SHORT_TOKENS)))
         found.read.append(statistics.median(rates))
+        rates_now = found.linear[-1], found.read[-1]
+        most, least = (least_step_s(self.spec, n, SHORT_TOKENS + 1, *rates_now) for n in (BATCH, 1))
+        found.bound.append(most / least)
         of_one, of_many = (decode_bytes(self.spec, n, CONTEXT_TOKENS + 1) for n in (1, BATCH))
         before, after = statistics.mean(rates[:2]), statistics.mean(rates[1:])
         found.mbu_one.append(of_one / min(one) / before)
@@ -242,6 +250,15 @@ def decode_bytes(spec: ModelSpec, sequences: int, tokens: int) -> float:
     return weights + sequences * kv
 
 
+def least_step_s(
+    spec: ModelSpec, sequences: int, tokens: int, flops_s: float, bytes_s: float
+) -> float:
+    """Of a decode step, at these ceilings and with nothing but products and the reading of KV."""
+    weights = matrix_elements(spec) + spec.vocab_size * spec.hidden_size
+    kv = decode_bytes(spec, sequences, tokens) - 2.0 * weights
+    return weights * max(2.0 / bytes_s, 2.0 * sequences / flops_s) + kv / bytes_s
+
+
 def figures(rounds: Rounds, threads: int) -> list[Figure]:
     """The five of the module's head, then what they are made of."""
     ratios = [m / o for m, o in zip(rounds.many_short, rounds.one_short, strict=True)]
@@ -253,6 +270,9 @@ def figures(rounds: Rounds, threads: int) -> list[Figure]:
         at_least("decode_mbu_bs32_ctx512", statistics.median(rounds.mbu_many), 0.6),
         at_most("decode_step_ratio_bs32_ctx16", statistics.median(ratios), 1.35),
         at_most("host_us_per_step_256", statistics.median(host), 1500.0, "us"),
+        Figure(
+            "decode_step_ratio_bound", statistics.median(rounds.bound), "", _spread(rounds.bound)
+        ),
         Figure("deterministic_cost", statistics.median(rounds.strict), "", _spread(rounds.strict)),
         Figure("decode_mbu_bs1_typical", statistics.median(rounds.typical_one)),
         Figure("decode_mbu_bs32_ctx512_typical", statistics.median(rounds.typical_many)),

@@ -35,7 +35,7 @@ def test_it_writes_its_figures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(file.read_text())
     figures = {figure["name"]: figure for figure in written["figures"]}
-    assert figures.keys() >= {*NAMED, "deterministic_cost"}
+    assert figures.keys() >= {*NAMED, "deterministic_cost", "decode_step_ratio_bound"}
     assert all("limit" in figures[name]["beside"] for name in NAMED)
     against = {f"{kind}_vs_openvino" for kind in ("prefill", "decode_bs1", "decode_bs32")}
     assert against == {name for name in figures if "_vs_" in name}
@@ -56,7 +56,7 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     from baton.engine.spec import read_spec
     from baton.models.random_model import embedded_model
-    from benchmarks.engine_cpu import decode_bytes, matrix_elements, prefill_flops
+    from benchmarks.engine_cpu import decode_bytes, least_step_s, matrix_elements, prefill_flops
 
     spec = read_spec(embedded_model())  # 4 layers, 256 wide, 8/4 heads of 32, FFN 768
     layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 768
@@ -64,3 +64,8 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     head = spec.vocab_size * 256
     assert prefill_flops(spec, 1) == 2 * 4 * layer + 2 * head + 4 * 4 * 256
     assert decode_bytes(spec, 3, 5) == 2 * (4 * layer + head) + 3 * 5 * 4 * 2 * 128 * 2
+    weights = 4 * layer + head
+    reading = least_step_s(spec, 3, 5, flops_s=1e30, bytes_s=2.0)
+    assert reading == decode_bytes(spec, 3, 5) / 2
+    computing = least_step_s(spec, 3, 5, flops_s=1.0, bytes_s=1e30)
+    assert computing == 2 * 3 * weights
