@@ -316,11 +316,14 @@ def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
 
 
 def _power_of_two(builder: Any, power: Any) -> Any:
-    """2^x, no more than 2^127: a series for the fraction, the whole part into the exponent."""
+    """2^x, no more than 2^127: a series for the fraction, the whole part into the exponent. What
+    is not a number stays so."""
     small = builder.fcmp_ordered("<", power, _all(_LOWEST))
-    large = builder.fcmp_ordered(">", power, _all(_HIGHEST))
-    kept = builder.select(small, _all(_LOWEST), power)
-    kept = builder.select(large, _all(_HIGHEST), kept)
+    # Not a number is neither: it must not reach the conversion to a whole number.
+    above = builder.fcmp_ordered(">", power, _all(_LOWEST))
+    below = builder.fcmp_ordered("<", power, _all(_HIGHEST))
+    kept = builder.select(above, power, _all(_LOWEST))
+    kept = builder.select(below, kept, _all(_HIGHEST))
     whole = call(builder, "llvm.roundeven.v16f32", _UNARY, [kept])
     rest = builder.fsub(kept, whole)
     value = _all(math.log(2) ** _TERMS / math.factorial(_TERMS))
@@ -329,7 +332,9 @@ def _power_of_two(builder: Any, power: Any) -> Any:
         value = call(builder, "llvm.fma.v16f32", _FUSED, [value, rest, constant])
     exponent = builder.add(builder.fptosi(whole, _WORDS), ir.Constant(_WORDS, [127] * LANES))
     bits = builder.shl(exponent, ir.Constant(_WORDS, [23] * LANES))
-    return builder.select(small, _all(0.0), builder.fmul(value, builder.bitcast(bits, FLOATS)))
+    found = builder.fmul(value, builder.bitcast(bits, FLOATS))
+    found = builder.select(small, _all(0.0), found)
+    return builder.select(builder.fcmp_unordered("uno", power, power), power, found)
 
 
 def _widened(builder: Any, address: Any, offset: int) -> tuple[Any, Any]:

@@ -190,3 +190,11 @@ def test_a_large_exponential_ends_at_a_large_number(power):
     values = torch.full((16,), power)
     run_exponentials(values.data_ptr(), 1, np.float32(0.0), np.float32(1.0))
     assert values.isfinite().all() and (values >= 2.0**126).all()
+
+
+def test_what_is_not_a_number_stays_in_its_lane():
+    values = torch.linspace(-3, 2, 32)
+    expected = values.double().exp()
+    values[[3, 20]] = expected[[3, 20]] = torch.nan
+    run_exponentials(values.data_ptr(), 2, np.float32(0.0), np.float32(1.0))
+    torch.testing.assert_close(values.double(), expected, rtol=5e-6, atol=0, equal_nan=True)
