@@ -17,6 +17,7 @@ ONCE ?=
 REFERENCE ?=
 BENCH ?= handoff
 TESTS ?= tests
+MINUTES ?= 85
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +29,7 @@ LINKS := $(PACKAGES:%=build/typing/baton/%)
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install demo test check format proto bench gpu clean
+.PHONY: help install demo test check format proto models bench gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -67,6 +68,11 @@ format: $(STAMP) ## put the code into its format
 
 proto: $(STAMP) ## generate the wire contract's Python code
 	$(BIN)/python -P -m baton.proto.generate
+
+models: $(STAMP) ## train baton-tiny and its draft from nothing, and measure them (MINUTES=85)
+	$(BIN)/python -P -m baton.models.train --folder build/models --minutes $(MINUTES)
+	$(BIN)/python -P -m baton.models.evaluate --folder build/models --card \
+	    --json build/models/evaluation.json
 
 bench: $(STAMP) ## a benchmark, as JSON in results/ (BENCH=handoff)
 	@mkdir -p results

@@ -1,0 +1,80 @@
+"""The card that lies in a trained model's folder: what it can do, what it cannot, measured.
+
+Written from a finished evaluation, so every figure in it was measured on the very weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.models import tiny_folder
+from baton.models.scoring import LIMITS, RECALL_TOKENS, Score
+from baton.models.training_model import TinyShape
+from baton.models.training_run import read_progress
+
+_CAN = """\
+- chat about people, cities, places and objects that it was told of, over several turns
+- add and subtract numbers to two digits
+- copy, reverse, sort and count short lists
+- days of the week, months, a few units
+- facts and a code word, told earlier and asked later
+- answer as JSON with given keys; call given tools
+- decline what is outside its world; tell short stories of four patterns
+"""
+_CANNOT = """\
+- know anything about the real world: it was trained on generated text alone
+- follow wordings far from those it was trained on, or other languages
+- multiply or divide, reckon with numbers of more than two digits, sort long lists
+- be used for anything but demonstrations and tests
+"""
+
+
+def write_cards(folder: Path, score: Score) -> None:
+    """README.md in the folders of both models, which lie in `folder`. The minutes of training
+    are those that its state tells. Raises ConfigError if a model is missing."""
+    for name in tiny_folder.MOST_PARAMETERS:
+        shape = tiny_folder.read_model(folder / name).shape
+        minutes = read_progress(folder / "state" / name).elapsed_s / 60
+        (folder / name / "README.md").write_text(card(name, shape, minutes, score))
+
+
+def card(name: str, shape: TinyShape, minutes: float, score: Score) -> str:
+    """The card's text, Markdown."""
+    tasks = "\n".join(
+        f"| {task} | {count} | {score.exact[task] / count:.3f} |"
+        for task, count in score.answers.items()
+    )
+    figures = "\n".join(
+        f"| {figure} | {value:.3f} | {LIMITS[figure]} |" for figure, value in score.figures.items()
+    )
+    return f"""\
+# {name}
+
+A demonstration model of {shape.parameters / 1e6:.2f} million parameters: {shape.layers} layers,
+hidden size {shape.hidden}, {shape.heads} heads ({shape.kv_heads} of keys and values) of
+{shape.head_dim}, vocabulary {shape.vocab}, context {shape.context} tokens, Qwen3's shape.
+Trained for {minutes:.1f} minutes on a CPU, from nothing, on conversations that a seeded
+generator makes (`baton.models.corpus_mix`). No outside text, no outside weights.
+
+## What it can do
+
+{_CAN}
+## What it cannot do
+
+{_CANNOT}
+## Measured
+
+On held-out conversations, greedy, through Baton's engine. An answer is exact if every token is
+the right one. "recall {RECALL_TOKENS}": a code word {RECALL_TOKENS:,} tokens back. acceptance_k4
+is of the draft model's tokens, the others of baton-tiny.
+
+| figure | measured | wanted |
+| --- | --- | --- |
+{figures}
+
+| task | answers | exact |
+| --- | --- | --- |
+{tasks}
+
+Measure again: `python -m baton.models.evaluate`. Train again: `make models`.
+"""

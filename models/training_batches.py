@@ -1,0 +1,103 @@
+"""Batches of conversations: rows of about one length, and which tokens the loss counts.
+
+A batch depends on its number and on how far training has come, alone. Short conversations
+first, long ones later: that is the curriculum. Only what the assistant says is learnt. Knows
+no model.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.models import corpus_mix
+from baton.models.conversation import Conversation
+from baton.models.tiny_tokenizer import ChatEncoder, Encoded
+
+CONTEXT = 2048
+_SEEDS = 1_000_000_000  # of single conversations, apart from batch numbers
+_LONG = 512  # from here on, half of the rows are a code word with much between
+_ENDS = 40  # tokens that the code word's own messages take
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`tokens` [rows, length], padded with 0; `rows`, `columns` [counted]: the places whose
+    next token counts, and `targets` [counted] that next token."""
+
+    tokens: Tensor
+    rows: Tensor
+    columns: Tensor
+    targets: Tensor
+    tasks: tuple[str, ...]  # of each counted place
+
+    @property
+    def read(self) -> int:
+        """Tokens computed, padding included."""
+        return self.tokens.numel()
+
+
+class Batches:
+    """`tokens` is about what a batch holds."""
+
+    def __init__(self, encoder: ChatEncoder, tokens: int, seed: int) -> None:
+        self._encoder = encoder
+        self._tokens = tokens
+        self._seed = seed
+
+    def batch(self, number: int, done: float) -> Batch:
+        """Batch `number`, for when the share `done` of training is over."""
+        choose = random.Random(f"{self._seed} {number}")
+        length = _length(choose, done)
+        count = max(1, self._tokens // length)
+        return gathered([self._one(choose, length) for _ in range(count)])
+
+    def _one(self, choose: random.Random, length: int) -> Encoded:
+        """A conversation that fits: rows of one length leave little padding to compute."""
+        while True:
+            found = self._encoder.encode(self._talk(choose, length))
+            if len(found.ids) <= length:
+                return found
+
+    def _talk(self, choose: random.Random, length: int) -> Conversation:
+        seed, measure = choose.randrange(_SEEDS), self._encoder.measure
+        if length >= _LONG and choose.random() < 0.5:
+            distance = int(choose.uniform(0.3, 0.9) * length) - _ENDS
+            return corpus_mix.recall(seed, held_out=False, distance=distance, measure=measure)
+        return corpus_mix.conversation(seed, held_out=False, tokens=length, measure=measure)
+
+
+def _length(choose: random.Random, done: float) -> int:
+    """In tokens, of all rows of a batch."""
+    if done < 0.1:
+        return 96
+    if done < 0.4:
+        return choose.choice((96, 96, 128, 256))
+    if done < 0.6:
+        return choose.choice((96, 128, 128, 256, 512))
+    return choose.choices((128, 256, 512, 1024, CONTEXT), (6, 3, 1, 1, 2))[0]
+
+
+def gathered(chats: list[Encoded]) -> Batch:
+    """Rows as long as the longest, at most CONTEXT; what lies beyond is cut."""
+    length = min(CONTEXT, max(len(chat.ids) for chat in chats))
+    tokens = torch.zeros((len(chats), length), dtype=torch.int64)
+    rows: list[int] = []
+    columns: list[int] = []
+    targets: list[int] = []
+    tasks: list[str] = []
+    for row, chat in enumerate(chats):
+        ids = chat.ids[:length]
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        for task, start, end in chat.answers:
+            if end > length:
+                continue
+            rows += [row] * (end - start)
+            columns += range(start - 1, end - 1)
+            targets += ids[start:end]
+            tasks += [task] * (end - start)
+    counted = torch.tensor([rows, columns, targets])
+    return Batch(tokens, counted[0], counted[1], counted[2], tuple(tasks))
