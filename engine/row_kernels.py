@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.compiled import compiled, keep, take_threads
+from baton.engine.compiled import compiled, take_threads
 from baton.engine.decoder import torch_gating
 from baton.engine.dot_bf16 import LANES, supported
 from baton.engine.norms import TorchNorms
-from baton.engine.softmax_ir import copy, exponentials, narrow, widen
+from baton.engine.row_ir import add_squares, gate_row, scale, squares
 
 _PARTS = 16  # of a call that threads share
 _SHARED_NUMBERS = 1 << 16  # in a call; less is not worth waking a second thread for
@@ -111,29 +111,9 @@ def warm_up() -> None:
         silu_gate(torch.zeros(rows, 2 * LANES, dtype=torch.bfloat16))
 
 
-def _norm_row(values, weight, eps, out):  # type: ignore[no-untyped-def]
-    """float32 `values` and `weight` [size] to bfloat16 from the address `out` on."""
-    squares = np.float32(0.0)
-    for i in range(values.shape[0]):
-        squares += values[i] * values[i]
-    factor = np.float32(1.0 / math.sqrt(squares / values.shape[0] + eps))
-    for i in range(values.shape[0]):
-        values[i] *= factor * weight[i]
-    narrow(values.ctypes.data, out, values.shape[0] // LANES, np.float32(1.0))
-
-
-def _read(address, size):  # type: ignore[no-untyped-def]
-    """float32 [size] of what lies there as such."""
-    found = np.empty(size, dtype=np.float32)
-    copy(address, found.ctypes.data, size // LANES)
-    return found
-
-
-def _read_bfloat(address, size):  # type: ignore[no-untyped-def]
-    """float32 [size] of the bfloat16 numbers there."""
-    found = np.empty(size, dtype=np.float32)
-    widen(address, found.ctypes.data, size // LANES)
-    return found
+def _factor(squares, size, eps):  # type: ignore[no-untyped-def]
+    """What a row of `size` numbers with this sum of squares is multiplied by."""
+    return np.float32(1.0 / math.sqrt(squares / size + eps))
 
 
 def _norm(  # type: ignore[no-untyped-def]
@@ -141,41 +121,33 @@ def _norm(  # type: ignore[no-untyped-def]
 ):
     """Rows `first` to `end` of bfloat16 `x` and `out` [rows, heads, size]. Here as below,
     matrices are addresses, norms' weights float32, strides in bytes."""
-    weights = _float32(weight, size)
+    vectors = size // LANES
     for row in range(first, end):
         for head in range(heads):
-            values = _bfloat16(x + row * row_stride + head * head_stride, size)
-            _normalize(values, weights, eps, out + (row * heads + head) * size * 2)
+            at = x + row * row_stride + head * head_stride
+            factor = _norm_factor(squares(at, vectors), size, eps)
+            scale(at, weight, out + (row * heads + head) * size * 2, vectors, factor)
 
 
 def _add_norm(  # type: ignore[no-untyped-def]
     first, end, x, x_stride, residual, residual_stride, size, weight, eps, out, total
 ):
-    """As `_norm`, of `x` + `residual`, which is put into `total` [rows, size]."""
-    weights = _float32(weight, size)
+    """As `_norm`, of `x` + `residual`, which is put into `total` [rows, size]; the norm is of
+    what is kept there."""
+    vectors = size // LANES
     for row in range(first, end):
-        place = total + row * size * 2
-        values = _bfloat16(x + row * x_stride, size)
-        values += _bfloat16(residual + row * residual_stride, size)
-        narrow(values.ctypes.data, place, size // LANES, np.float32(1.0))
-        widen(place, values.ctypes.data, size // LANES)  # the norm is of what is kept
-        _normalize(values, weights, eps, out + row * size * 2)
+        at, place = x + row * x_stride, total + row * size * 2
+        found = add_squares(at, residual + row * residual_stride, place, vectors)
+        scale(place, weight, out + row * size * 2, vectors, _norm_factor(found, size, eps))
 
 
 def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def]
     """bfloat16 `x` [rows, gate then up] to `out` [rows, size]."""
     for row in range(first, end):
-        gate = _bfloat16(x + row * stride, size)
-        up = _bfloat16(x + row * stride + size * 2, size)
-        powers = gate.copy()
-        exponentials(powers.ctypes.data, size // LANES, np.float32(0.0), np.float32(-1.0))
-        for i in range(size):
-            gate[i] *= up[i] / (np.float32(1.0) + powers[i])
-        narrow(gate.ctypes.data, out + row * size * 2, size // LANES, np.float32(1.0))
-        keep(gate)
+        gate_row(x + row * stride, x + row * stride + size * 2, out + row * size * 2, size // LANES)
 
 
-_normalize, _float32, _bfloat16 = compiled(_norm_row), compiled(_read), compiled(_read_bfloat)
+_norm_factor = compiled(_factor)
 _norm_rows, _add_norm_rows, _gate_rows = compiled(_norm), compiled(_add_norm), compiled(_gate)
 
 

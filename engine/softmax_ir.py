@@ -35,18 +35,18 @@ TOKENS = LANES  # of one call of `scores`
 _FLOAT = ir.FloatType()
 _WORDS = ir.VectorType(I32, LANES)
 _UNARY = ir.FunctionType(FLOATS, [FLOATS])
-_FUSED = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS])
+FUSED = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS])
 _LOWEST = -126.0  # exponent of two; below it a weight is nothing
 _HIGHEST = 127.0
 _TERMS = 7  # of the series of 2^f for |f| <= 1/2: an error below 1e-8
 
 
-def _emitted(function: Callable[..., Any]) -> Any:
+def emitted(function: Callable[..., Any]) -> Any:
     """Untyped for mypy too, which takes numba's decorator for a call with all arguments."""
     return intrinsic(function)
 
 
-@_emitted
+@emitted
 def scores(  # type: ignore[no-untyped-def]
     context, query, keys, token_stride, vectors, ahead, out
 ):
@@ -77,7 +77,7 @@ def scores(  # type: ignore[no-untyped-def]
     return types.void(*[types.int64] * 6), generate
 
 
-@_emitted
+@emitted
 def highest(context, at, vectors):  # type: ignore[no-untyped-def]
     """The highest of 16 * `vectors` float32 numbers."""
 
@@ -97,38 +97,36 @@ def highest(context, at, vectors):  # type: ignore[no-untyped-def]
     return types.float32(types.int64, types.int64), generate
 
 
-@_emitted
+@emitted
 def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-def]
     """Replace 16 * `vectors` float32 numbers x by exp((x - best) * scale); returns their sum.
     Minus infinity becomes 0; what is not a number stays so."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, vectors, best, scale = values
-        best = _spread(builder, best)
-        scale = _spread(builder, builder.fmul(scale, ir.Constant(_FLOAT, 1 / math.log(2))))
+        best = spread(builder, best)
+        scale = spread(builder, builder.fmul(scale, ir.Constant(_FLOAT, 1 / math.log(2))))
 
         def body(step: Any, total: list[Any]) -> list[Any]:
             place = builder.add(at, builder.mul(step, I64(64)))
             value = load(builder, place, 0, FLOATS)
-            power = _power_of_two(builder, builder.fmul(builder.fsub(value, best), scale))
+            power = power_of_two(builder, builder.fmul(builder.fsub(value, best), scale))
             store(builder, power, place)
             return [builder.fadd(total[0], power)]
 
         (total,) = loop(builder, vectors, [ir.Constant(FLOATS, [0.0] * LANES)], body)
-        for _ in range(4):  # sixteen lanes, eight, four, two, one
-            total = _add_neighbours(builder, total, total)
-        return builder.extract_element(total, I32(0))
+        return lanes_sum(builder, total)
 
     return types.float32(types.int64, types.int64, types.float32, types.float32), generate
 
 
-@_emitted
+@emitted
 def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
     """out[i] = bfloat16(x[i] * factor) for 16 * `vectors` float32 numbers x."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, out, vectors, factor = values
-        factor = _spread(builder, factor)
+        factor = spread(builder, factor)
 
         def body(step: Any, _: list[Any]) -> list[Any]:
             value = load(builder, builder.add(at, builder.mul(step, I64(64))), 0, FLOATS)
@@ -142,7 +140,7 @@ def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64, types.int64, types.float32), generate
 
 
-@_emitted
+@emitted
 def widen(context, at, out, vectors):  # type: ignore[no-untyped-def]
     """16 * `vectors` bfloat16 numbers as float32."""
 
@@ -161,7 +159,7 @@ def widen(context, at, out, vectors):  # type: ignore[no-untyped-def]
     return types.void(*[types.int64] * 3), generate
 
 
-@_emitted
+@emitted
 def copy(context, at, out, vectors):  # type: ignore[no-untyped-def]
     """16 * `vectors` float32 numbers."""
 
@@ -264,9 +262,9 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
             for q in range(queries):
                 place = builder.add(weights, builder.mul(weights_stride, I64(q)))
                 place = builder.add(place, builder.mul(token, I64(4)))
-                weight = _spread(builder, load(builder, place, 0, _FLOAT))
+                weight = spread(builder, load(builder, place, 0, _FLOAT))
                 found += [
-                    call(builder, "llvm.fma.v16f32", _FUSED, [weight, part, sums[4 * q + i]])
+                    call(builder, "llvm.fma.v16f32", FUSED, [weight, part, sums[4 * q + i]])
                     for i, part in enumerate(parts)
                 ]
             return found
@@ -315,25 +313,32 @@ def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
     return builder.fadd(even, odd)
 
 
-def _power_of_two(builder: Any, power: Any) -> Any:
+def lanes_sum(builder: Any, value: Any) -> Any:
+    """Of 16 floats."""
+    for _ in range(4):  # sixteen lanes, eight, four, two, one
+        value = _add_neighbours(builder, value, value)
+    return builder.extract_element(value, I32(0))
+
+
+def power_of_two(builder: Any, power: Any) -> Any:
     """2^x, no more than 2^127: a series for the fraction, the whole part into the exponent. What
     is not a number stays so."""
-    small = builder.fcmp_ordered("<", power, _all(_LOWEST))
+    small = builder.fcmp_ordered("<", power, every(_LOWEST))
     # Not a number is neither: it must not reach the conversion to a whole number.
-    above = builder.fcmp_ordered(">", power, _all(_LOWEST))
-    below = builder.fcmp_ordered("<", power, _all(_HIGHEST))
-    kept = builder.select(above, power, _all(_LOWEST))
-    kept = builder.select(below, kept, _all(_HIGHEST))
+    above = builder.fcmp_ordered(">", power, every(_LOWEST))
+    below = builder.fcmp_ordered("<", power, every(_HIGHEST))
+    kept = builder.select(above, power, every(_LOWEST))
+    kept = builder.select(below, kept, every(_HIGHEST))
     whole = call(builder, "llvm.roundeven.v16f32", _UNARY, [kept])
     rest = builder.fsub(kept, whole)
-    value = _all(math.log(2) ** _TERMS / math.factorial(_TERMS))
+    value = every(math.log(2) ** _TERMS / math.factorial(_TERMS))
     for term in range(_TERMS - 1, -1, -1):
-        constant = _all(math.log(2) ** term / math.factorial(term))
-        value = call(builder, "llvm.fma.v16f32", _FUSED, [value, rest, constant])
+        constant = every(math.log(2) ** term / math.factorial(term))
+        value = call(builder, "llvm.fma.v16f32", FUSED, [value, rest, constant])
     exponent = builder.add(builder.fptosi(whole, _WORDS), ir.Constant(_WORDS, [127] * LANES))
     bits = builder.shl(exponent, ir.Constant(_WORDS, [23] * LANES))
     found = builder.fmul(value, builder.bitcast(bits, FLOATS))
-    found = builder.select(small, _all(0.0), found)
+    found = builder.select(small, every(0.0), found)
     return builder.select(builder.fcmp_unordered("uno", power, power), power, found)
 
 
@@ -360,11 +365,13 @@ def _numbers(builder: Any, address: Any, count: int, stored: Codes) -> Any:
     return builder.fpext(halves, wide)
 
 
-def _all(value: float) -> Any:
+def every(value: float) -> Any:
+    """A constant, sixteen times."""
     return ir.Constant(FLOATS, [value] * LANES)
 
 
-def _spread(builder: Any, value: Any) -> Any:
+def spread(builder: Any, value: Any) -> Any:
+    """A float, sixteen times."""
     one = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, I32(0))
     nothing = ir.Constant(FLOATS, ir.Undefined)
     return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * LANES))

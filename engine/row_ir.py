@@ -1,0 +1,120 @@
+"""Passes over one row of bfloat16 numbers, as vectors of 16 for Numba: norm, sum, gate.
+
+Each reads a row, computes in float32 and writes it rounded once; none needs room of its own, so
+that they may be called where many threads work. Addresses are int64; sizes count vectors of 16
+numbers. Knows no model; keeps no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
+from numba.core import types
+
+from baton.engine.dot_bf16 import BFLOATS, FLOATS, I64, LANES, call, load, store
+from baton.engine.softmax_ir import (
+    FUSED,
+    emitted,
+    every,
+    lanes_sum,
+    loop,
+    power_of_two,
+    spread,
+)
+
+_LOG2_E = 1.4426950408889634
+_NOTHING = ir.Constant(FLOATS, [0.0] * LANES)
+
+
+@emitted
+def squares(context, at, vectors):  # type: ignore[no-untyped-def]
+    """The sum of the squares of 16 * `vectors` bfloat16 numbers, float32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, vectors = values
+
+        def body(step: Any, total: list[Any]) -> list[Any]:
+            value = _wide(builder, at, step)
+            return [_fused(builder, value, value, total[0])]
+
+        return lanes_sum(builder, loop(builder, vectors, [_NOTHING], body)[0])
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@emitted
+def add_squares(context, left, right, out, vectors):  # type: ignore[no-untyped-def]
+    """out = left + right, bfloat16; returns `squares` of what was written."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        left, right, out, vectors = values
+
+        def body(step: Any, total: list[Any]) -> list[Any]:
+            both = builder.fadd(_wide(builder, left, step), _wide(builder, right, step))
+            rounded = builder.fptrunc(both, BFLOATS)
+            store(builder, rounded, _place(builder, out, step))
+            value = builder.fpext(rounded, FLOATS)
+            return [_fused(builder, value, value, total[0])]
+
+        return lanes_sum(builder, loop(builder, vectors, [_NOTHING], body)[0])
+
+    return types.float32(*[types.int64] * 4), generate
+
+
+@emitted
+def scale(context, at, weights, out, vectors, factor):  # type: ignore[no-untyped-def]
+    """out[i] = x[i] * (factor * weights[i]): x and out bfloat16, weights float32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, weights, out, vectors, factor = values
+        factor = spread(builder, factor)
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            weight = load(builder, builder.add(weights, builder.mul(step, I64(64))), 0, FLOATS)
+            value = builder.fmul(_wide(builder, at, step), builder.fmul(factor, weight))
+            _narrow(builder, value, out, step)
+            return []
+
+        loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4, types.float32), generate
+
+
+@emitted
+def gate_row(context, gate, up, out, vectors):  # type: ignore[no-untyped-def]
+    """out = gate / (1 + e^-gate) * up, all bfloat16."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        gate, up, out, vectors = values
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            value = _wide(builder, gate, step)
+            power = power_of_two(builder, builder.fmul(value, every(-_LOG2_E)))
+            share = builder.fdiv(_wide(builder, up, step), builder.fadd(power, every(1.0)))
+            _narrow(builder, builder.fmul(value, share), out, step)
+            return []
+
+        loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+def _place(builder: Any, at: Any, step: Any) -> Any:
+    """Of a vector of 16 bfloat16 numbers."""
+    return builder.add(at, builder.mul(step, I64(2 * LANES)))
+
+
+def _wide(builder: Any, at: Any, step: Any) -> Any:
+    """Vector number `step` of a row of bfloat16 numbers, in float32."""
+    return builder.fpext(load(builder, _place(builder, at, step), 0, BFLOATS), FLOATS)
+
+
+def _narrow(builder: Any, value: Any, out: Any, step: Any) -> None:
+    store(builder, builder.fptrunc(value, BFLOATS), _place(builder, out, step))
+
+
+def _fused(builder: Any, left: Any, right: Any, more: Any) -> Any:
+    return call(builder, "llvm.fma.v16f32", FUSED, [left, right, more])
