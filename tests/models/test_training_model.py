@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.loading import build_runner
 from baton.engine.spec import read_spec
-from baton.models import tiny_folder, tiny_tokenizer
+from baton.models import tiny_folder, tiny_tokenizer, training_model
 from baton.models.training_model import TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
@@ -55,10 +55,13 @@ def trained_logits(model: TrainingModel, ids: torch.Tensor) -> torch.Tensor:
     return model.logits(model(ids))[0]
 
 
-def test_logits_equal_those_of_transformers(model: TrainingModel, folder: Path) -> None:
+@pytest.mark.parametrize("length", [200, 300])
+def test_logits_equal_those_of_transformers(
+    model: TrainingModel, folder: Path, length: int
+) -> None:
     theirs, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    ids = tokens(200)
+    ids = tokens(length)
     with torch.no_grad():
         wanted = theirs.eval()(ids).logits[0]
     assert wanted.std() > 0.5
@@ -78,6 +81,21 @@ def test_what_was_written_is_read_back(model: TrainingModel, folder: Path) -> No
     assert torch.equal(trained_logits(back, tokens(20)), trained_logits(model, tokens(20)))
     with pytest.raises(ConfigError, match="make models"):
         tiny_folder.read_model(folder / "nothing")
+
+
+def test_both_ways_of_attention_have_the_same_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn((2, 4, 64, 32), generator=generator) for _ in range(4)]
+    found = []
+    for limit in (0, 64):
+        parts = [part.clone().requires_grad_() for part in given[:3]]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training_model, "_PLAIN_LENGTH", limit)
+            mixed = training_model._attended(*parts)
+        torch.autograd.backward((mixed * given[3]).sum())
+        found.append([mixed, *(part.grad for part in parts)])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
 
 
 @torch.no_grad()
