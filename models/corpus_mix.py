@@ -40,16 +40,34 @@ TASKS: dict[str, tuple[Kind, float]] = {  # with the weight in the mix, by episo
 _TRIES = 6  # to find an episode that still fits
 _ONCE = {"talk"}  # in a conversation, at its start
 _NAMED = {"chat", "facts", "unknown"}
+_SYSTEM = "system"  # the task of a system message: nothing is asked with it
+_SYSTEM_TEXTS = (
+    "You are a helpful assistant.",
+    "You are Baton Tiny, a small demonstration model.",
+    "You are a friendly assistant. Answer in one sentence.",
+    "Be brief and polite.",
+)
+_SYSTEM_SHARE = 0.15  # of conversations, which begin with one of these
 _TOOLS_SHARE = 0.12  # of conversations, whose tools some of its episodes call
 
 
 def conversation(seed: int, *, held_out: bool, tokens: int, measure: Measure) -> Conversation:
     """A conversation of about `tokens` tokens by `measure`, and not more unless one episode
     alone is longer. The same arguments give the same conversation."""
-    growing = _Growing(_scene(seed, held_out), tokens, measure)
+    scene = _scene(seed, held_out)
+    begin = _system(scene.choose)
+    growing = _Growing(scene, tokens - measure(begin), measure)
+    growing.say(_SYSTEM, begin)
     while growing.grow():
         pass
     return growing.finished()
+
+
+def _system(choose: random.Random) -> tuple[Message, ...]:
+    """A system message, or none."""
+    if choose.random() >= _SYSTEM_SHARE:
+        return ()
+    return ({"role": "system", "content": choose.choice(_SYSTEM_TEXTS)},)
 
 
 def of_task(seed: int, task: str, *, held_out: bool) -> Conversation:
@@ -96,7 +114,7 @@ class _Growing:
         for _ in range(_TRIES):
             episode = self._episode()
             tokens = sum(self._measure(part) for part in episode.parts)
-            if tokens <= self._left or not self._messages:
+            if tokens <= self._left or not self._begun():
                 self._left -= tokens
                 self.add(episode)
                 return self._left > 0
@@ -122,6 +140,9 @@ class _Growing:
         self._messages += part
         self._tasks += [task] * len(part)
 
+    def _begun(self) -> bool:
+        return any(task != _SYSTEM for task in self._tasks)
+
     def finished(self) -> Conversation:
         while self._waiting:
             self._say_waiting()
@@ -145,7 +166,7 @@ class _Growing:
 
     def _weight(self, task: str) -> float:
         scene, weight = self._scene, TASKS[task][1]
-        if task in _ONCE and self._messages:
+        if task in _ONCE and self._begun():
             return 0.0
         if task == "recall" and "code word" in scene.taken:
             return 0.0

@@ -42,7 +42,7 @@ class Options:
     folder: Path
     minutes: float = 85.0
     steps: int = 0
-    batch_tokens: int = 6144
+    batch_tokens: int = 3072
     threads: int = 0
     seed: int = 0
     half: bool = True
@@ -133,7 +133,7 @@ def _options(arguments: Sequence[str] | None) -> Options:
     made.add_argument("--folder", type=Path, default=Path("build/models"))
     made.add_argument("--minutes", type=float, default=85.0)
     made.add_argument("--steps", type=int, default=0, help="of each model, instead of minutes")
-    made.add_argument("--batch-tokens", type=int, default=6144)
+    made.add_argument("--batch-tokens", type=int, default=3072)
     made.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--no-half", action="store_true", help="float32 products")

@@ -244,7 +244,18 @@ def test_a_conversation_is_about_as_long_as_asked_and_mixes_tasks() -> None:
         assert talk.messages[-1]["role"] == "assistant"
     assert max(lengths) <= 400
     assert sum(lengths) / len(lengths) > 300
-    assert set(tasks) == set(corpus_mix.TASKS)
+    assert set(tasks) == {*corpus_mix.TASKS, "system"}
+
+
+def test_some_conversations_begin_with_a_system_message() -> None:
+    begun = 0
+    for seed in range(200):
+        talk = corpus_mix.conversation(seed, held_out=False, tokens=5, measure=words)
+        roles = [message["role"] for message in talk.messages]
+        begun += roles[0] == "system"
+        assert "system" not in roles[1:]
+        assert roles[-1] == "assistant"
+    assert 15 < begun < 50
 
 
 def test_names_are_used_once_and_answers_never_doubtful() -> None:
