@@ -42,6 +42,7 @@ SPIN_S = 0.0001  # between polls of READs under way
 HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
 STUMBLE_PAUSE_S = 0.2
+POSTING_SPELL_S = 0.005  # of READs that are copies by this thread
 
 _BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 
@@ -79,7 +80,7 @@ def load_bindings() -> Any:
 
 class NixlAgent:
     """The agent of one pool, whose memory must outlive it. `pieces` are those that wait for any
-    agent of the mover."""
+    agent of the mover. Raises ConfigError if NIXL does not start or takes not this memory."""
 
     def __init__(self, pool: LocalPool, name: str, pieces: Pieces) -> None:
         self._pool = pool
@@ -160,9 +161,11 @@ class NixlAgent:
             self._leaving.append(peer)
 
     def _post_waiting(self) -> None:
-        """Post pieces until none waits. Where a READ is a copy by this thread it has ended when
-        it is posted, and what `landed` looks at is still in the cache."""
-        while True:
+        """Post pieces until none waits, for a spell at most: commands, polls and a stop come
+        between. Where a READ is a copy by this thread it has ended when it is posted, and what
+        `landed` looks at is still in the cache."""
+        until = time.monotonic() + POSTING_SPELL_S
+        while not self._stopping and time.monotonic() < until:
             try:
                 piece = self._pieces.popleft()
             except IndexError:
@@ -234,7 +237,7 @@ class NixlAgent:
         """Wait for commands, at most until the next poll is due; run them; poll."""
         pause = SPIN_S if self._flights else HELD_POLL_S if self.holds else IDLE_POLL_S
         try:
-            self._command(self._commands.get(timeout=pause))
+            self._command(self._commands.get(block=not self._pieces, timeout=pause))
             while True:
                 self._command(self._commands.get_nowait())
         except queue.Empty:

@@ -102,8 +102,7 @@ def start_read(
     ended = Ended()
     agent._pieces.extend(cut(PEER, remote, local, step, landed, ended))
     agent.wake()
-    for _ in range(2):
-        there(agent, lambda: None)  # a turn later
+    assert [there(agent, lambda: None) for _ in range(2)]  # a turn later
     return ended
 
 
