@@ -48,7 +48,7 @@ _SYSTEM_TEXTS = (
     "Be brief and polite.",
 )
 _SYSTEM_SHARE = 0.15  # of conversations, which begin with one of these
-_TOOLS_SHARE = 0.12  # of conversations, whose tools some of its episodes call
+_TOOLS_SHARE = 0.2  # of conversations, whose tools some of its episodes call
 
 
 def conversation(seed: int, *, held_out: bool, tokens: int, measure: Measure) -> Conversation:

@@ -75,10 +75,10 @@ def _length(choose: random.Random, done: float) -> int:
     if done < 0.1:
         return 96
     if done < 0.4:
-        return choose.choice((96, 96, 128, 256))
+        return choose.choice((96, 128, 160, 256))
     if done < 0.6:
         return choose.choice((96, 128, 128, 256, 512))
-    return choose.choices((128, 256, 512, 1024, CONTEXT), (6, 3, 1, 1, 2))[0]
+    return choose.choices((128, 256, 512, 1024, CONTEXT), (5, 3, 1, 1, 3))[0]
 
 
 def gathered(chats: list[Encoded]) -> Batch:
