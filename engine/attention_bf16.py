@@ -1,15 +1,13 @@
 """Attention over a bfloat16 pool by the processor's own instruction. Needs numba.
 
-Decode walks the block tables in place: scores of 16 keys at a time, one softmax over all of
-them, values mixed in float32. A chunk packs its keys and values once per KV head, for the tiles
-of `dot_bf16`: queries times keys, a softmax per query, and its weights, rounded to bfloat16 as
-torch's own kernel rounds them, times values. A row's result depends on its own sequence alone,
-bit for bit. Called by `NumbaAttention`, which says when; owns nothing but views of the pool.
+Decode walks the block tables in place (`decode_bf16`). A chunk packs its keys and values once
+per KV head, for the tiles of `dot_bf16`: queries times keys, a softmax per query, and its
+weights, rounded to bfloat16 as torch's own kernel rounds them, times values. A row's result
+depends on its own sequence alone, bit for bit. Called by `NumbaAttention`, which says when; owns
+nothing but views of the pool.
 """
 
 from __future__ import annotations
-
-import math
 
 import numba
 import numpy as np
@@ -18,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.compiled import compiled, keep, take_threads
+from baton.engine.decode_bf16 import attend_all, room, weigh
 from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
 from baton.engine.pool import KvPool
 from baton.engine.rotation_bf16 import rotate_into
-from baton.engine.softmax_ir import TOKENS, exponentials, highest, mix, narrow, scores
+from baton.engine.softmax_ir import TOKENS, narrow
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows, StepLayout
 
-_FAR = 4  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
 _QUERIES = 48  # of a chunk at once: their scores stay in a core's cache
 _ZEROS = torch.zeros(COLUMNS)
 
@@ -80,10 +78,12 @@ class BfloatAttention:
         blocks in `tables` int32 [rows, width]. Returns queries' shape."""
         rows, heads, dim = queries.shape
         queries = queries.contiguous()
-        out = torch.full_like(queries, torch.nan)  # what a job without memory leaves
+        out = torch.empty_like(queries)
         block, head, per_layer, pair, token = self._strides
         take_threads()
-        _decode(
+        tokens = tables.shape[1] * self._pool.shape[4]
+        shared = room(numba.get_num_threads(), heads // self._pool.shape[1], dim, tokens)
+        attend_all(
             self._pool.data_ptr() + layer * per_layer,
             (block, head, pair, token),
             self._pool.shape[1],
@@ -96,6 +96,9 @@ class BfloatAttention:
             self._spec.windows[layer],
             np.float32(self._spec.scale),
             np.float32(self._spec.soft_cap),
+            shared.tiles,
+            shared.weights,
+            shared.mixed,
             out.data_ptr(),
         )
         return out
@@ -142,106 +145,11 @@ def attend_packed(
     return out
 
 
-def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-def]
-    """Of the scores `first` to `end` of float32 `values`, in place and not yet divided by their
-    sum, which is returned; the others become 0. Their count is a multiple of 16."""
-    if soft_cap > 0:
-        for place in range(first, end):
-            values[place] = soft_cap * math.tanh(values[place] * scale / soft_cap)
-        scale = np.float32(1.0)
-    values[:first] = -np.inf
-    values[end:] = -np.inf
-    at, vectors = values.ctypes.data, values.shape[0] // TOKENS
-    return exponentials(at, vectors, highest(at, vectors), scale)
-
-
 def _softmax_narrow(values, first, end, scale, soft_cap, to):  # type: ignore[no-untyped-def]
-    """As `_softmax`, divided by the sum, as bfloat16 from the address `to` on. Leaves float32
+    """As `weigh`, divided by the sum, as bfloat16 from the address `to` on. Leaves float32
     `values` undivided."""
     total = weigh(values, first, end, scale, soft_cap)
     narrow(values.ctypes.data, to, values.shape[0] // TOKENS, np.float32(1.0) / total)
-
-
-def _mix_tokens(  # type: ignore[no-untyped-def]
-    weights, place, values, by_token, count, ahead, mixed
-):
-    """Add to `mixed` [group, dim] the values of `count` tokens from the address `values` on, by
-    float32 `weights` [group, tokens] from `place` on; values at `ahead` are fetched."""
-    group, dim = mixed.shape
-    into, stride = mixed.ctypes.data, weights.shape[1] * 4
-    at = weights.ctypes.data + place * 4
-    for d in range(0, dim, COLUMNS):
-        for g in range(0, group - 1, 2):
-            to = into + (g * dim + d) * 4
-            weight, value, later = at + g * stride, values + d * 2, ahead + d * 2
-            _mix_two(weight, stride, value, by_token, count, later, to, dim * 4)
-        if group % 2:
-            to = into + ((group - 1) * dim + d) * 4
-            weight, value, later = at + (group - 1) * stride, values + d * 2, ahead + d * 2
-            _mix_one(weight, stride, value, by_token, count, later, to, dim * 4)
-
-
-def _write_mixed(mixed, out):  # type: ignore[no-untyped-def]
-    """Rows of `mix`, in the order of their numbers, as bfloat16 from the address `out` on."""
-    group, dim = mixed.shape
-    ordered = np.empty((group, dim // 32, 16, 2), dtype=np.float32)
-    for g in range(group):
-        for part in range(dim // 32):
-            for i in range(16):
-                ordered[g, part, i, 0] = mixed[g, 32 * part + i]
-                ordered[g, part, i, 1] = mixed[g, 32 * part + 16 + i]
-    narrow(ordered.ctypes.data, out, group * dim // 16, np.float32(1.0))
-    keep(ordered)
-
-
-def _walk(  # type: ignore[no-untyped-def]
-    pool,  # address of the layer
-    strides,  # bytes from one block, KV head, k to v, token to the next
-    kv_heads,
-    size,  # tokens of a block
-    dim,
-    queries,  # address of bfloat16 [rows, heads, dim]
-    heads,
-    tables,  # int32 [rows, width]
-    lengths,  # int32 [rows]
-    window,  # tokens; 0: all
-    scale,
-    soft_cap,  # 0: none
-    out,  # address of bfloat16 [rows, heads, dim]
-):
-    """One job per row and KV head."""
-    group = heads // kv_heads
-    by_block, by_head, by_pair, by_token = strides
-    for job in numba.prange(lengths.shape[0] * kv_heads):
-        row, head = job // kv_heads, job % kv_heads
-        offset = (row * heads + head * group) * dim * 2
-        length = lengths[row]
-        first = max(0, length - window) if window else 0
-        start, end = first // TOKENS, (length + TOKENS - 1) // TOKENS
-        width = (end - start) * TOKENS
-        weights = np.empty((group, width), dtype=np.float32)
-        at = weights.ctypes.data
-        mixed = np.zeros((group, dim), dtype=np.float32)
-        tiles = np.empty(end - start, dtype=np.int64)
-        for number in range(end - start):
-            token = (start + number) * TOKENS
-            tiles[number] = pool + tables[row, token // size] * by_block + head * by_head
-            tiles[number] += token % size * by_token
-        for number in range(end - start):
-            ahead = tiles[min(number + _FAR, end - start - 1)]
-            for g in range(group):
-                query, to = queries + offset + g * dim * 2, at + (g * width + number * TOKENS) * 4
-                scores(query, tiles[number], by_token, dim // 32, ahead, to)
-        skip = start * TOKENS
-        for g in range(group):
-            weights[g] /= weigh(weights[g], first - skip, length - skip, scale, soft_cap)
-        for number in range(end - start):
-            token = max(first - skip, number * TOKENS)
-            count = min(length - skip, (number + 1) * TOKENS) - token
-            values = tiles[number] + by_pair + token % TOKENS * by_token
-            ahead = tiles[min(number + _FAR, end - start - 1)] + by_pair
-            add_weighed(weights, token, values, by_token, count, ahead, mixed)
-        write_mixed(mixed, out + offset)
 
 
 def _pack_walk(  # type: ignore[no-untyped-def]
@@ -343,11 +251,7 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
         keep(weights)
 
 
-_mix_one, _mix_two = mix(1), mix(2)
 _score_tile, _mix_tile = tile(1, wide=True), tile(1)
-add_weighed, write_mixed = compiled(_mix_tokens), compiled(_write_mixed)
-# Strict, so that it computes the same bits whatever it is inlined into.
-weigh, weigh_narrow = compiled(_softmax, strict=True), compiled(_softmax_narrow, strict=True)
-_decode = compiled(_walk, parallel=True)
+weigh_narrow = compiled(_softmax_narrow, strict=True)
 _pack = compiled(_pack_walk, parallel=True)
 _chunk = compiled(_chunk_walk, parallel=True)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.attention_bf16 import attend_packed, weigh
+from baton.engine.attention_bf16 import attend_packed
 from baton.engine.codes_numba import Slabs, decode_row
 from baton.engine.compiled import compiled, keep, take_threads
+from baton.engine.decode_bf16 import weigh
 from baton.engine.dot_bf16 import COLUMNS, supported
 from baton.engine.pool import KvPool
 from baton.engine.softmax_ir import TOKENS, code_scores, mix, narrow

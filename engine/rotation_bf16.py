@@ -7,12 +7,12 @@ strides and places say, in a pool or in any other array. Keeps no state.
 from __future__ import annotations
 
 import numba
-import numpy as np
 import torch
 from torch import Tensor
 
 from baton.engine.compiled import compiled, take_threads
-from baton.engine.softmax_ir import TOKENS, copy, narrow, widen
+from baton.engine.dot_bf16 import LANES
+from baton.engine.row_ir import copy_row, turn_row
 
 
 def rotate_into(
@@ -57,36 +57,27 @@ def _rotate_walk(  # type: ignore[no-untyped-def]
     slots,
     out,  # address of bfloat16 [rows, heads, dim]
 ):
-    cos, sin, turned, dim = angles
-    parts = 16
-    rows = blocks.shape[0]
+    dim, parts, rows = angles[3], 16, blocks.shape[0]
     for part in numba.prange(parts):
-        across, along = np.empty((2, turned), dtype=np.float32)
-        head_values = np.empty(dim, dtype=np.float32)
         for row in range(part * rows // parts, (part + 1) * rows // parts):
-            widen(cos + row * turned * 2, across.ctypes.data, turned // TOKENS)
-            widen(sin + row * turned * 2, along.ctypes.data, turned // TOKENS)
             for head in range(queries[3]):
                 at = queries[0] + row * queries[1] + head * queries[2]
-                _turn(at, across, along, head_values, out + (row * queries[3] + head) * dim * 2)
+                turn_head(at, row, angles, out + (row * queries[3] + head) * dim * 2)
             token = pool + blocks[row] * strides[0] + slots[row] * strides[4]
             for head in range(keys[3]):
                 place = token + head * strides[1]
-                _turn(keys[0] + row * keys[1] + head * keys[2], across, along, head_values, place)
+                turn_head(keys[0] + row * keys[1] + head * keys[2], row, angles, place)
                 value = values[0] + row * values[1] + head * values[2]
-                copy(value, place + strides[3], dim // 32)  # 16 pairs at a time
+                copy_row(value, place + strides[3], dim // LANES)
 
 
-def _turn_head(at, across, along, values, out):  # type: ignore[no-untyped-def]
-    """bfloat16 numbers at `at` to `out`, the first of them turned; `values` is room for them."""
-    widen(at, values.ctypes.data, values.shape[0] // TOKENS)
-    half = across.shape[0] // 2
-    for i in range(half):
-        low, high = values[i], values[i + half]
-        values[i] = low * across[i] + high * along[i]
-        values[i + half] = high * across[i + half] + low * along[i + half]
-    narrow(values.ctypes.data, out, values.shape[0] // TOKENS, np.float32(1.0))
+def _turn_head(at, row, angles, out):  # type: ignore[no-untyped-def]
+    """A head of a row, at `at`, to `out`: its first numbers turned, the others as they are."""
+    cos, sin, turned, dim = angles
+    turn_row(at, cos + row * turned * 2, sin + row * turned * 2, out, turned // (2 * LANES))
+    if turned < dim:
+        copy_row(at + turned * 2, out + turned * 2, (dim - turned) // LANES)
 
 
-_turn = compiled(_turn_head)
+turn_head = compiled(_turn_head)
 _rotate = compiled(_rotate_walk, parallel=True)

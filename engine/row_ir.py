@@ -1,4 +1,4 @@
-"""Passes over one row of bfloat16 numbers, as vectors of 16 for Numba: norm, sum, gate.
+"""Passes over one row of bfloat16 numbers, as vectors of 16 for Numba: norm, sum, gate, turn.
 
 Each reads a row, computes in float32 and writes it rounded once; none needs room of its own, so
 that they may be called where many threads work. Addresses are int64; sizes count vectors of 16
@@ -100,6 +100,47 @@ def gate_row(context, gate, up, out, vectors):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
+
+
+@emitted
+def turn_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def]
+    """Turn 32 * `half` bfloat16 numbers by `cos` and `sin` (`Rotary.angles`): the number at
+    each place of the first half with that at the same place of the second."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, cos, sin, out, half = values
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            beyond = builder.add(step, half)
+            low, high = _wide(builder, at, step), _wide(builder, at, beyond)
+            for place, own, other in ((step, low, high), (beyond, high, low)):
+                turned = builder.fmul(own, _wide(builder, cos, place))
+                turned = _fused(builder, other, _wide(builder, sin, place), turned)
+                _narrow(builder, turned, out, place)
+            return []
+
+        loop(builder, half, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@emitted
+def copy_row(context, at, out, vectors):  # type: ignore[no-untyped-def]
+    """16 * `vectors` bfloat16 numbers, bit for bit."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, out, vectors = values
+
+        def body(step: Any, _: list[Any]) -> list[Any]:
+            value = load(builder, _place(builder, at, step), 0, BFLOATS)
+            store(builder, value, _place(builder, out, step))
+            return []
+
+        loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
 
 
 def _place(builder: Any, at: Any, step: Any) -> Any:

@@ -59,7 +59,7 @@ class NumbaNorms(TorchNorms):
         if shared(x):
             _add_norm_shared(rows, *operands, *constants, *results)
         else:
-            _add_norm_rows(0, rows, *operands, *constants, *results)
+            add_norm_rows(0, rows, *operands, *constants, *results)
         return out[0], out[1]
 
     def _wide(self, weight: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def _norm(  # type: ignore[no-untyped-def]
     for row in range(first, end):
         for head in range(heads):
             at = x + row * row_stride + head * head_stride
-            factor = _norm_factor(squares(at, vectors), size, eps)
+            factor = norm_factor(squares(at, vectors), size, eps)
             scale(at, weight, out + (row * heads + head) * size * 2, vectors, factor)
 
 
@@ -138,7 +138,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
     for row in range(first, end):
         at, place = x + row * x_stride, total + row * size * 2
         found = add_squares(at, residual + row * residual_stride, place, vectors)
-        scale(place, weight, out + row * size * 2, vectors, _norm_factor(found, size, eps))
+        scale(place, weight, out + row * size * 2, vectors, norm_factor(found, size, eps))
 
 
 def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def]
@@ -147,8 +147,8 @@ def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def]
         gate_row(x + row * stride, x + row * stride + size * 2, out + row * size * 2, size // LANES)
 
 
-_norm_factor = compiled(_factor)
-_norm_rows, _add_norm_rows, _gate_rows = compiled(_norm), compiled(_add_norm), compiled(_gate)
+norm_factor = compiled(_factor)
+_norm_rows, add_norm_rows, _gate_rows = compiled(_norm), compiled(_add_norm), compiled(_gate)
 
 
 # The same shared among threads. Numba's cache tells one compilation of a function from another
@@ -166,7 +166,7 @@ def _share_add_norm(  # type: ignore[no-untyped-def]
 ):
     for part in numba.prange(_PARTS):
         first, end = part * rows // _PARTS, (part + 1) * rows // _PARTS
-        _add_norm_rows(
+        add_norm_rows(
             first, end, x, x_stride, residual, residual_stride, size, weight, eps, out, total
         )
 

@@ -1,14 +1,14 @@
 """What bfloat16 kernels need beside products of matrices, as vectors of 16 for Numba.
 
 Scores of one query against 16 keys, exponentials, values mixed by weights, float32 rounded to
-bfloat16 and back. Numba would do these number by number, so they are emitted as LLVM
+bfloat16. Numba would do these number by number, so they are emitted as LLVM
 instructions. Addresses and strides are int64, in bytes. Knows no model; keeps no state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
@@ -68,10 +68,7 @@ def scores(  # type: ignore[no-untyped-def]
                 at, later = builder.add(at, token_stride), builder.add(later, token_stride)
             return found
 
-        sums = loop(builder, vectors, [zero] * TOKENS, body)
-        while len(sums) > 1:  # halves of two vectors become one, until each lane is a token
-            sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
-        store(builder, sums[0], out)
+        store(builder, transposed_sums(builder, loop(builder, vectors, [zero] * TOKENS, body)), out)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), generate
@@ -140,44 +137,6 @@ def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64, types.int64, types.float32), generate
 
 
-@emitted
-def widen(context, at, out, vectors):  # type: ignore[no-untyped-def]
-    """16 * `vectors` bfloat16 numbers as float32."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        at, out, vectors = values
-
-        def body(step: Any, _: list[Any]) -> list[Any]:
-            value = load(builder, builder.add(at, builder.mul(step, I64(32))), 0, BFLOATS)
-            wide = builder.fpext(value, FLOATS)
-            store(builder, wide, builder.add(out, builder.mul(step, I64(64))))
-            return []
-
-        loop(builder, vectors, [], body)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), generate
-
-
-@emitted
-def copy(context, at, out, vectors):  # type: ignore[no-untyped-def]
-    """16 * `vectors` float32 numbers."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        at, out, vectors = values
-
-        def body(step: Any, _: list[Any]) -> list[Any]:
-            offset = builder.mul(step, I64(64))
-            value = load(builder, builder.add(at, offset), 0, FLOATS)
-            store(builder, value, builder.add(out, offset))
-            return []
-
-        loop(builder, vectors, [], body)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), generate
-
-
 def code_scores(queries: int, stored: Codes) -> Any:
     """A Numba function (query, query_stride, keys, token_stride, vectors, ahead, out, out_stride)
 
@@ -213,14 +172,9 @@ def code_scores(queries: int, stored: Codes) -> Any:
                         prefetch(builder, builder.add(later, I64(32 * (first + t - 1))), 1)
                 return found
 
-            sums = loop(builder, vectors, [zero] * TOKENS, body)
-            while len(sums) > 1:
-                sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
+            sums = transposed_sums(builder, loop(builder, vectors, [zero] * TOKENS, body))
             for q in range(queries):
-                lanes = ir.Constant(
-                    ir.VectorType(I32, together), list(range(q * together, (q + 1) * together))
-                )
-                part = builder.shuffle_vector(sums[0], sums[0], lanes)
+                part = lanes(builder, sums, range(q * together, (q + 1) * together))
                 store(builder, part, builder.add(out, builder.mul(out_stride, I64(q))), 4 * first)
         return context.get_dummy_value()
 
@@ -302,6 +256,19 @@ def loop(
     builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
     builder.position_at_end(after)
     return found
+
+
+def transposed_sums(builder: Any, sums: list[Any]) -> Any:
+    """One vector of 16, whose every lane is the sum of one of 16 vectors."""
+    while len(sums) > 1:  # halves of two vectors become one
+        sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
+    return sums[0]
+
+
+def lanes(builder: Any, value: Any, places: Sequence[int], other: Any = None) -> Any:
+    """These lanes of `value`, and of `other` behind it."""
+    mask = ir.Constant(ir.VectorType(I32, len(places)), list(places))
+    return builder.shuffle_vector(value, value if other is None else other, mask)
 
 
 def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:

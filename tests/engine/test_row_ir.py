@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.engine.dot_bf16 import supported
-from baton.engine.row_ir import add_squares, gate_row, scale, squares
+from baton.engine.row_ir import add_squares, copy_row, gate_row, scale, squares, turn_row
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
 ROOM = 8  # numbers behind a result that must stay
@@ -30,6 +30,16 @@ def run_scale(at, weights, out, vectors, factor):
 @numba.njit
 def run_gate(gate, up, out, vectors):
     gate_row(gate, up, out, vectors)
+
+
+@numba.njit
+def run_turn(at, cos, sin, out, half):
+    turn_row(at, cos, sin, out, half)
+
+
+@numba.njit
+def run_copy(at, out, vectors):
+    copy_row(at, out, vectors)
 
 
 def random(size):
@@ -77,3 +87,27 @@ def test_a_gate_that_is_not_a_number_stays_one():
     gate, out = torch.full((16,), torch.nan).bfloat16(), result(16)
     run_gate(gate.data_ptr(), random(16).data_ptr(), out.data_ptr(), 1)
     assert out[:-ROOM].isnan().all()
+
+
+@pytest.mark.parametrize("half", [1, 2])
+def test_turn(half):
+    size = 32 * half
+    x, cos, sin, out = random(size), random(size), random(size), result(size)
+    run_turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), half)
+    wide = x.double()
+    expected = wide * cos.double() + wide.roll(size // 2) * sin.double()
+    torch.testing.assert_close(out[:-ROOM].double(), expected, rtol=2**-8, atol=1e-6)
+    assert (out[-ROOM:] == 7).all()
+
+
+def test_turn_in_place():
+    x, cos, sin, out = random(64), random(64), random(64), result(64)
+    run_turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), 2)
+    run_turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.data_ptr(), 2)
+    assert torch.equal(x, out[:-ROOM])
+
+
+def test_copy():
+    x, out = random(32), result(32)
+    run_copy(x.data_ptr(), out.data_ptr(), 2)
+    assert torch.equal(out[:-ROOM], x) and (out[-ROOM:] == 7).all()

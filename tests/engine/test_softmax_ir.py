@@ -9,13 +9,11 @@ from baton.engine.dot_bf16 import supported
 from baton.engine.kv_codes import FP8_E4M3, INT8
 from baton.engine.softmax_ir import (
     code_scores,
-    copy,
     exponentials,
     highest,
     mix,
     narrow,
     scores,
-    widen,
 )
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
@@ -163,26 +161,6 @@ def test_mix(tokens):
     mixed = 1 + weights[:, :tokens].double() @ values[:, :64].double()
     ordered = mixed.view(2, 2, 16, 2).transpose(2, 3).reshape(2, 64)  # even places, then odd
     torch.testing.assert_close(out.double(), ordered, rtol=1e-5, atol=1e-5)
-
-
-@numba.njit
-def run_widen(at, out, vectors):
-    widen(at, out, vectors)
-
-
-@numba.njit
-def run_copy(at, out, vectors):
-    copy(at, out, vectors)
-
-
-def test_widen_and_copy_keep_every_number():
-    values = torch.tensor([0.0, -0.0, 1.5, torch.inf, -torch.inf, 1e-40] + [3.0] * 26).bfloat16()
-    wide, again = torch.full((40,), 7.0), torch.full((40,), 7.0)
-    run_widen(values.data_ptr(), wide.data_ptr(), 2)
-    run_copy(wide.data_ptr(), again.data_ptr(), 2)
-    assert torch.equal(wide[:32], values.float())
-    assert torch.equal(again[:32], values.float())
-    assert (wide[32:] == 7).all() and (again[32:] == 7).all()
 
 
 @pytest.mark.parametrize("power", [100.0, 200.0, torch.inf])

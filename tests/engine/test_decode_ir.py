@@ -1,0 +1,48 @@
+"""The vectors of decode attention, each called from a Numba function on plain memory."""
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.decode_ir import narrow_mixed, scores_of_two
+from baton.engine.dot_bf16 import supported
+from baton.engine.softmax_ir import scores
+
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+
+
+@numba.njit
+def run_scores(query, keys, stride, vectors, out):
+    scores(query, keys, stride, vectors, keys, out)
+
+
+@numba.njit
+def run_scores_of_two(query, query_stride, keys, stride, vectors, out, out_stride):
+    scores_of_two(query, query_stride, keys, stride, vectors, keys, out, out_stride)
+
+
+@pytest.mark.parametrize("dim", [32, 128])
+def test_scores_of_two_are_those_of_each_bit_for_bit(dim):
+    torch.manual_seed(dim)
+    queries, keys = torch.randn(2, dim + 6).bfloat16(), torch.randn(16, dim + 8).bfloat16()
+    out, each = torch.full((2, 20), 7.0), torch.zeros(2, 16)
+    strides = 2 * (dim + 6), 2 * (dim + 8)
+    at, to = queries.data_ptr(), out.data_ptr()
+    run_scores_of_two(at, strides[0], keys.data_ptr(), strides[1], dim // 32, to, 80)
+    for row in range(2):
+        place = each[row].data_ptr()
+        run_scores(at + row * strides[0], keys.data_ptr(), strides[1], dim // 32, place)
+    assert torch.equal(out[:, :16], each) and (out[:, 16:] == 7).all()
+
+
+@numba.njit
+def run_narrow_mixed(at, out, parts, factor):
+    narrow_mixed(at, out, parts, factor)
+
+
+def test_narrow_mixed_puts_numbers_in_their_order():
+    values, out = torch.randn(2, 2, 16), torch.full((72,), 7.0).bfloat16()
+    run_narrow_mixed(values.data_ptr(), out.data_ptr(), 2, np.float32(0.5))
+    expected = (values * 0.5).transpose(1, 2).reshape(64).bfloat16()  # even places, then odd
+    assert torch.equal(out[:64], expected) and (out[64:] == 7).all()
