@@ -38,6 +38,11 @@ class NumbaAttention(TorchAttention):
         self._fast = BfloatAttention(pool, spec) if usable(pool) else None
         self._warm_up()
 
+    @property
+    def bfloat_pool(self) -> Tensor | None:
+        """The pool's tensor, where `BfloatAttention` reads it."""
+        return None if self._fast is None else self._pool.tensor
+
     def rotate_and_write(
         self,
         layer: int,

@@ -223,6 +223,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
 
 _mix_one, _mix_two = mix(1), mix(2)
 weigh = compiled(_softmax, strict=True)  # the same bits whatever it is inlined into
-_score, _mix, _find, _first = map(compiled, (_score_keys, _mix_tokens, _find_tiles, _first_of_part))
+_score, _mix = compiled(_score_keys), compiled(_mix_tokens)
+_find, _first = compiled(_find_tiles), compiled(_first_of_part)
 attend_part = compiled(_attend)
 attend_all = compiled(_attend_all, parallel=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
@@ -30,6 +31,16 @@ from baton.engine.weights import LayerWeights, Weights
 Angles = tuple[Tensor, Tensor]
 
 
+class WholePass(Protocol):
+    """All layers of a step that is decode alone, at once: `DecodePass`."""
+
+    def takes(self, layout: StepLayout, angles: Tensor) -> bool: ...
+
+    def __call__(
+        self, x: Tensor, normed: Tensor, angles: Angles, local: Angles, layout: StepLayout
+    ) -> Tensor: ...
+
+
 class Decoder:
     """Computes hidden states and logits. One thread at a time may call it."""
 
@@ -40,8 +51,9 @@ class Decoder:
         attention: Attention | LatentAttention,
         gating: Gating | None = None,
         norms: Norms | None = None,
+        whole: WholePass | None = None,
     ) -> None:
-        """`gating` and `norms` None: torch's own."""
+        """`gating` and `norms` None: torch's own. `whole`: takes the steps that it can."""
         self._spec = spec
         self._weights = weights
         # Decided once: to ask a Protocol in each layer of each step costs more than the call.
@@ -50,6 +62,7 @@ class Decoder:
         self._rotating = attention if isinstance(attention, RotatingAttention) else None
         self._gating = gating or partial(torch_gating, activation=spec.activation)
         self._norms = norms or TorchNorms()
+        self._whole = whole
         device = weights.embedding.device
         self._rotary = Rotary(spec.rope, spec.rotary_dim, device)
         local = spec.local_rope
@@ -66,6 +79,8 @@ class Decoder:
         layers, eps = self._weights.layers, self._spec.norm_eps
         after = [layer.input_norm for layer in layers[1:]] + [self._weights.final_norm]
         normed = self._norm(x, layers[0].input_norm)
+        if self._whole is not None and self._whole.takes(layout, angles[0]):
+            return self._whole(x, normed, angles, local, layout)
         for index, layer in enumerate(layers):
             turn = local if windows[index] else angles
             part = self._attend(index, layer, normed, turn, layout)

@@ -29,12 +29,12 @@ class Matrix:
     """`weight` [out, in] and an optional `bias` [out]. Keeps no plain copy where it packs."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._product = _compiled(weight, bias) or _packed(weight, bias) or _plain(weight, bias)
+        self.product = _compiled(weight, bias) or _packed(weight, bias) or _plain(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]. Compiled, or with oneDNN on AVX-512, a row's result was
         measured not to depend on the other rows; elsewhere it may, by rounding."""
-        return self._product(x)
+        return self.product(x)
 
 
 def _compiled(weight: Tensor, bias: Tensor | None) -> Linear | None:

@@ -31,7 +31,12 @@ class Panels:
         panels = weight.view(-1, COLUMNS, self._pairs, 2).transpose(1, 2)
         self._panels = zeros(tuple(panels.shape), weight.dtype).copy_(panels)
         self._start = torch.zeros(self._outputs) if bias is None else bias.to(torch.float32)
-        _multiply(0, 0, 0, 0, 0, self._pairs, 0, 0)  # compiles, before the first client waits
+        multiply(0, 0, 0, 0, 0, self._pairs, 0, 0)  # compiles, before the first client waits
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the panels, and of what sums start from; good as long as this object lives."""
+        return self._panels.data_ptr(), self._start.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
         """bfloat16 [rows, in] to [rows, out], each sum rounded once. Raises ValueError for what
@@ -44,7 +49,7 @@ class Panels:
         out = torch.empty(rows, self._outputs, dtype=torch.bfloat16)
         take_threads()
         for first in range(0, rows, _BLOCK_ROWS):
-            _multiply(
+            multiply(
                 min(_BLOCK_ROWS, rows - first),
                 x.data_ptr() + first * stride,
                 stride,
@@ -70,6 +75,35 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
+def _times_panel(  # type: ignore[no-untyped-def]
+    rows,
+    x,  # address of bfloat16 [rows, 2 * pairs]
+    x_stride,  # bytes
+    panel,  # address
+    pairs,
+    start,  # address of float32 [64]
+    out,  # address of bfloat16 [rows, 64]
+    out_stride,  # bytes
+):
+    """Rows times the 64 outputs of one panel."""
+    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
+    if tiles == 1:  # bound by memory: fetch all of what lies shortly ahead
+        _all_ahead(rows, x, x_stride, panel, panel + _AHEAD, pairs, start, out, out_stride)
+        return
+    ahead = panel + 4 * COLUMNS * pairs
+    row = 0
+    for number in range(tiles):  # each fetches its share of the next panel
+        count = (rows - row + tiles - number - 1) // (tiles - number)
+        at, to = x + row * x_stride, out + row * out_stride
+        if tiles < 4:
+            _half_ahead(count, at, x_stride, panel, ahead, pairs, start, to, out_stride)
+            ahead += 2 * 64 * pairs
+        else:
+            _part_ahead(count, at, x_stride, panel, ahead, pairs, start, to, out_stride)
+            ahead += 64 * pairs
+        row += count
+
+
 def _walk(  # type: ignore[no-untyped-def]
     rows,
     x,  # address of bfloat16 [rows, 2 * pairs]
@@ -80,29 +114,12 @@ def _walk(  # type: ignore[no-untyped-def]
     start,  # address of float32 [64 * panels]
     out,  # address of bfloat16 [rows, 64 * panels]
 ):
-    panel_bytes = 4 * COLUMNS * pairs
-    out_stride = 2 * COLUMNS * panels
-    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
     for place in numba.prange(panels):
-        panel = weight + place * panel_bytes
-        first = start + 4 * COLUMNS * place
-        target = out + 2 * COLUMNS * place
-        if tiles == 1:  # bound by memory: fetch all of what lies shortly ahead
-            _all_ahead(rows, x, x_stride, panel, panel + _AHEAD, pairs, first, target, out_stride)
-            continue
-        ahead = panel + panel_bytes
-        row = 0
-        for number in range(tiles):  # each fetches its share of the next panel
-            count = (rows - row + tiles - number - 1) // (tiles - number)
-            at, to = x + row * x_stride, target + row * out_stride
-            if tiles < 4:
-                _half_ahead(count, at, x_stride, panel, ahead, pairs, first, to, out_stride)
-                ahead += 2 * 64 * pairs
-            else:
-                _part_ahead(count, at, x_stride, panel, ahead, pairs, first, to, out_stride)
-                ahead += 64 * pairs
-            row += count
+        panel, first = weight + place * 4 * COLUMNS * pairs, start + 4 * COLUMNS * place
+        target, stride = out + 2 * COLUMNS * place, 2 * COLUMNS * panels
+        times_panel(rows, x, x_stride, panel, pairs, first, target, stride)
 
 
 _all_ahead, _half_ahead, _part_ahead = tile(4), tile(2), tile(1)
-_multiply = compiled(_walk, parallel=True)
+times_panel = compiled(_times_panel)
+multiply = compiled(_walk, parallel=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from baton.engine.attention import Attention, TorchAttention
+from baton.engine.decoder import WholePass
 from baton.engine.device_choice import chosen_device
 from baton.engine.experts import Gating
 from baton.engine.host_memory import available_bytes, resident_bytes
@@ -134,9 +135,9 @@ def build_runner(
         runner = _deterministic(spec, weights, pool, max_context)
     else:
         attention = _attention(pool, spec, backend)
-        runner = ModelRunner(
-            spec, weights, pool, attention, max_context, *_rows(spec, kind, backend)
-        )
+        gating, norms = _rows(spec, kind, backend)
+        whole = _whole(spec, weights, attention)
+        runner = ModelRunner(spec, weights, pool, attention, max_context, gating, norms, whole)
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
     return runner
@@ -193,6 +194,19 @@ def _rows(spec: ModelSpec, kind: torch.dtype, backend: str) -> tuple[Gating | No
 
     warm_up()
     return (silu_gate if spec.activation == "silu" else None), NumbaNorms()
+
+
+def _whole(
+    spec: ModelSpec, weights: Weights, attention: Attention | LatentAttention
+) -> WholePass | None:
+    """Decode in one compiled call, where the attention's own kernels are the compiled ones."""
+    pool = getattr(attention, "bfloat_pool", None)
+    if pool is None:
+        return None
+    from baton.engine.decode_pass import DecodePass, decode_pass
+
+    found: DecodePass | None = decode_pass(spec, weights, pool)
+    return found
 
 
 def _deterministic(

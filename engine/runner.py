@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.engine.attention import Attention
 from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed, unfinished
-from baton.engine.decoder import Decoder
+from baton.engine.decoder import Decoder, WholePass
 from baton.engine.divided_step import run_divided
 from baton.engine.draw_plan import DrawPlan, plan_draws
 from baton.engine.experts import Gating
@@ -42,6 +42,7 @@ class ModelRunner:
         max_context: int = 0,
         gating: Gating | None = None,
         norms: Norms | None = None,
+        whole: WholePass | None = None,
     ) -> None:
         """Raises ConfigError if `max_context` exceeds the model's."""
         if not 0 <= max_context <= spec.max_context:
@@ -54,7 +55,7 @@ class ModelRunner:
         self.max_context = max_context or spec.max_context
         self.memory: MemoryPlan | None = None  # set by who sized the pool
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
-        self.decoder = Decoder(spec, weights, attention, gating, norms)
+        self.decoder = Decoder(spec, weights, attention, gating, norms, whole)
         self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
