@@ -209,44 +209,17 @@ def _through(  # type: ignore[no-untyped-def]
     eps, factor, soft_cap = constants
     x, normed, qkv, queries, attended, part, both, gated, result = made
     by_block, by_head, by_layer, by_pair, by_token = strides
-    tiles, weights, mixed = shared
     for layer in range(table.shape[0]):
         at = table[layer]
         here = pool[0] + layer * by_layer
         cos, sin = (turns[2], turns[3]) if at[13] else (turns[0], turns[1])
         source = normed if layer == 0 else result
-        _heads(
-            sizes,
-            source,
-            (at[0], at[1]),
-            (at[8], at[9]),
-            eps,
-            here,
-            strides,
-            (cos, sin, turned, dim),
-            blocks,
-            slots,
-            qkv,
-            queries,
-        )
-        attend_all(
-            here,
-            (by_block, by_head, by_pair, by_token),
-            kv_heads,
-            pool[1],
-            dim,
-            queries,
-            heads,
-            tables,
-            lengths,
-            at[12],
-            factor,
-            soft_cap,
-            tiles,
-            weights,
-            mixed,
-            attended,
-        )
+        given = (sizes, source, (at[0], at[1]), (at[8], at[9]), eps)
+        turn = (cos, sin, turned, dim)
+        _heads(*given, here, strides, turn, blocks, slots, qkv, queries)
+        place = (here, (by_block, by_head, by_pair, by_token), kv_heads, pool[1], dim)
+        jobs = (tables, lengths, at[12], factor, soft_cap)
+        attend_all(*place, queries, heads, *jobs, *shared, attended)
         outputs = hidden // COLUMNS
         width = heads * dim
         multiply(rows, attended, 2 * width, at[2], outputs, width // 2, at[3], part)
