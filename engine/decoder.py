@@ -100,6 +100,7 @@ class Decoder:
         count = 1 + max(kinds.index(kind) for kind in set(kinds))
         short = copy(self)
         short._weights = replace(self._weights, layers=layers[:count])
+        short._whole = None  # it goes through all layers
         return short
 
     def logits(self, hidden: Tensor) -> Tensor:

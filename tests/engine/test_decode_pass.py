@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import baton.engine.decode_pass as module
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.decode_pass import decode_pass
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.decode_pass import DecodePass, decode_pass
 from baton.engine.dot_bf16 import supported
+from baton.engine.linear import Matrix
 from baton.engine.linear_numba import can_pack
 from baton.engine.loading import build_runner
 from baton.engine.spec import read_spec
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 BLOCKS, SIZE, VOCAB = 40, 16, 256
 STARTS = [0, 1, 15, 16, 40, 63]
+GREEDY = (Draw(0, 1, SamplingParams(temperature=0.0)),)
 
 
 @pytest.fixture(scope="module")
@@ -145,31 +147,157 @@ def test_layers_that_it_does_not_know_are_left_to_the_decoder(loaded, runner):
         assert decode_pass(spec, with_layer(weights, **changed), pool) is None
 
 
-@pytest.mark.parametrize("change", ["no norms", "windows", "cap", "part of a head is turned"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kv_dtype": "int8"},
+        {"kv_dtype": "fp8_e4m3"},
+        {"deterministic": True},
+        {"dtype": "float32"},
+        {"dtype": "float16"},
+        {"backend": "torch"},
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"block_size": 8},
+    ],
+    ids=str,
+)
+def test_other_ways_to_serve_go_layer_by_layer(folder, monkeypatch, how):
+    monkeypatch.setattr(DecodePass, "__call__", None)  # whoever calls it fails
+    runner = build_runner(folder, **{"blocks": BLOCKS, "block_size": SIZE, **how})
+    assert runner.decoder._whole is None
+    given = [Slice([3 + n], 0, [n]) for n in range(3)]
+    assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma2-wide", "mixtral-wide", "deepseek-v2", "qwen3-wide", "llama"]
+)
+def test_other_models_go_layer_by_layer(references, monkeypatch, name):
+    """Output norms and a GELU, experts, a latent pool, an MLP of 96 numbers, heads of 16."""
+    monkeypatch.setattr(DecodePass, "__call__", None)
+    folder = references(name).folder
+    runner = build_runner(folder, blocks=BLOCKS, block_size=SIZE, dtype="bfloat16")
+    assert runner.decoder._whole is None
+    given = [Slice([3 + n], 0, [n]) for n in range(3)]
+    assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
+
+
+def with_biases(layer):
+    def biased(out, inputs):
+        return Matrix(torch.randn(out, inputs).div(8).bfloat16(), torch.randn(out).bfloat16())
+
+    mlp = replace(layer.mlp, gate_up=biased(640, 192), down=biased(192, 320))
+    return replace(layer, qkv=biased(640, 192), output=biased(192, 384), mlp=mlp)
+
+
+def changed(spec, weights, change):
+    if change == "no norms":
+        layers = tuple(replace(layer, q_norm=None, k_norm=None) for layer in weights.layers)
+        return spec, replace(weights, layers=layers)
+    if change == "biases":
+        return spec, replace(weights, layers=tuple(map(with_biases, weights.layers)))
+    if change == "norms in float32":  # as of files that hold them less one
+        layers = tuple(
+            replace(each, mlp_norm=1 + each.mlp_norm.float() / 3) for each in weights.layers
+        )
+        return spec, replace(weights, layers=layers)
+    if change == "part of a head is turned":
+        return replace(spec, rotary_dim=32), weights
+    windows, cap = ((0, 0, 0), 3.0) if change == "cap" else ((20, 0, 33), 0.0)
+    spec = replace(spec, attention=replace(spec.attention, windows=windows, soft_cap=cap))
+    if change == "windows with a rotation of their own":
+        spec = replace(spec, local_rope=replace(spec.rope, theta=7.0))
+    return spec, weights
+
+
+def use(runner, spec, weights):
+    old = runner.decoder
+    attention = type(old._attention)(runner.pool, spec.attention)
+    whole = decode_pass(spec, weights, runner.pool.tensor)
+    assert whole is not None
+    runner.decoder = type(old)(spec, weights, attention, old._gating, old._norms, whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "no norms",
+        "biases",
+        "norms in float32",
+        "windows",
+        "windows with a rotation of their own",
+        "cap",
+        "part of a head is turned",
+    ],
+)
 def test_other_shapes_of_a_layer(folder, monkeypatch, change):
     runner = build_runner(folder, blocks=BLOCKS, block_size=SIZE)
     runner.pool.tensor.normal_()
     decoder = runner.decoder
-    spec, weights = decoder._spec, decoder._weights
-    if change == "no norms":
-        layers = tuple(replace(layer, q_norm=None, k_norm=None) for layer in weights.layers)
-        weights = replace(weights, layers=layers)
-    elif change == "part of a head is turned":
-        spec = replace(spec, rotary_dim=32)
-    else:
-        windows, cap = ((20, 0, 33), 0.0) if change == "windows" else ((0, 0, 0), 3.0)
-        attention = replace(spec.attention, windows=windows, soft_cap=cap)
-        spec = replace(spec, attention=attention)
-    made = type(decoder)(
-        spec,
-        weights,
-        type(decoder._attention)(runner.pool, spec.attention),
-        decoder._gating,
-        decoder._norms,
-        decode_pass(spec, weights, runner.pool.tensor),
-    )
-    runner.decoder = made
-    assert_same(both_ways(runner, monkeypatch, slices()))
+    plain = both_ways(runner, monkeypatch, slices())[0][0]
+    use(runner, *changed(decoder._spec, decoder._weights, change))
+    found = both_ways(runner, monkeypatch, slices())
+    assert_same(found)
+    assert not torch.equal(found[0][0], plain)  # the change counts
+
+
+def test_steps_that_it_does_not_know_go_layer_by_layer(folder, monkeypatch):
+    runner = build_runner(folder, blocks=BLOCKS, block_size=SIZE)
+    decoder = runner.decoder
+    runner.all_logits(StepBatch(tuple(slices([0, 0]))))
+    monkeypatch.setattr(DecodePass, "__call__", None)
+    monkeypatch.setattr(module, "_MOST_ROWS", 1)
+    runner.all_logits(StepBatch(tuple(slices([0, 0]))))
+    monkeypatch.undo()
+    use(runner, replace(decoder._spec, rotary_dim=48), decoder._weights)  # no multiple of 32
+    monkeypatch.setattr(DecodePass, "__call__", None)
+    runner.all_logits(StepBatch(tuple(slices([0, 0]))))
+
+
+def test_a_decoder_of_fewer_layers_does_not_use_it(runner, monkeypatch):
+    short = runner.decoder.of_each_kind()
+    assert len(short._weights.layers) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "decoder", short)
+        patch.setattr(DecodePass, "__call__", None)
+        assert torch.cat(runner.all_hidden(StepBatch(tuple(slices())))).isfinite().all()
+
+
+def test_a_sequence_that_is_not_finite_leaves_the_others_alone(runner):
+    before = runner.pool.tensor.clone()
+    expected = runner.all_logits(StepBatch(tuple(slices())))
+    runner.pool.tensor[slices()[4].blocks[0]] = torch.nan
+    batch = StepBatch(tuple(replace(each, draws=GREEDY) for each in slices()))
+    found, result = runner.all_logits(StepBatch(tuple(slices()))), runner.run(batch)
+    runner.pool.tensor.copy_(before)
+    assert result.broken == {4} and found[4].isnan().any()
+    for place in (0, 1, 2, 3, 5):
+        assert torch.equal(found[place], expected[place])
+
+
+def test_a_token_is_fed_from_the_step_before(runner, monkeypatch):
+    """A step that is planned before the draws of the one before it are known."""
+    before, drawn = runner.pool.tensor.clone(), []
+    first = [replace(each, draws=GREEDY) for each in slices()]
+    for whole in (runner.decoder._whole, None):
+        runner.pool.tensor.copy_(before)
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.decoder, "_whole", whole)
+            told = runner.run(StepBatch(tuple(first)))
+            free = sorted({*range(BLOCKS)}.difference(*(each.blocks for each in first)))
+            after = [
+                Slice([0], each.start + 1, [*each.blocks, free[n]], GREEDY, feed=n)
+                for n, each in enumerate(first)
+            ]
+            if whole is None:  # the tokens themselves
+                after = [
+                    replace(each, tokens=[told.drawn[n][0].token], feed=None)
+                    for n, each in enumerate(after)
+                ]
+            drawn.append((told.drawn, runner.run(StepBatch(tuple(after))).drawn))
+    runner.pool.tensor.copy_(before)
+    assert drawn[0] == drawn[1] and all(drawn[0][1])
 
 
 def test_it_is_compiled_before_the_first_step(runner, monkeypatch):
