@@ -97,8 +97,14 @@ class NixlMover:
             raise ReadFailed(
                 f"blocks of {peer.block_bytes} bytes do not fit into {self._pool.block_bytes}"
             )
-        for agent in self._agents:
-            await self._connect(agent, peer)
+        try:
+            for agent in self._agents:
+                await self._connect(agent, peer)
+        except BaseException:  # also one who waits no longer: half a connection serves nobody
+            if peer.boot_id not in self._peers:
+                for agent in self._agents:
+                    agent.forget(peer.boot_id)
+            raise
         self._peers[peer.boot_id] = peer
 
     async def _connect(self, agent: NixlAgent, peer: PeerPool) -> None:
@@ -106,6 +112,8 @@ class NixlMover:
         tell = _teller(done)
 
         def connect() -> None:
+            if done.cancelled():  # nobody waits: it would come after the agent was told to forget
+                return
             try:
                 agent.connect(peer)
             except ReadFailed as failure:

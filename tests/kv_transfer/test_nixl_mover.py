@@ -18,6 +18,7 @@ from baton.kv_transfer import checksum, local_pool, nixl_mover, pieces
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 from baton.kv_transfer.preflight import described, first_json, measure
 from baton.runtime.errors import ReadFailed
@@ -185,6 +186,64 @@ async def test_what_does_not_fit_is_refused_before_anything_is_read() -> None:
             with pytest.raises(ReadFailed):
                 mover.read(peer.boot_id, remote, local)
         assert not pool.any()
+
+
+async def test_a_connection_of_one_agent_only_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pool_server() as (_, peer), own_mover() as (mover, _):
+        first, second = mover._agents
+
+        def refuse(pool: PeerPool) -> None:
+            raise ReadFailed("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(second, "connect", refuse)
+            with pytest.raises(ReadFailed, match="no room"):
+                await mover.connect(peer)
+        await turn_of(first)
+        assert not first._peers
+        await mover.connect(peer)
+        assert peer.boot_id in first._peers and peer.boot_id in second._peers
+
+
+async def test_a_connection_that_comes_too_late_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under way in one agent's thread, or still waiting there, when its time is over."""
+    monkeypatch.setattr(nixl_mover, "CONNECT_TIMEOUT_S", 0.2)
+    async with pool_server() as (_, peer), own_mover() as (mover, _):
+        first, second = mover._agents
+        go = threading.Event()
+        connect = second.connect
+
+        def slow(pool: PeerPool) -> None:
+            go.wait(DEADLINE_S)
+            connect(pool)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(second, "connect", slow)
+            with pytest.raises(ReadFailed, match="no connection in 0.2 s"):
+                await mover.connect(peer)
+            go.set()
+            await turn_of(second)
+        await turn_of(first)
+        assert not first._peers and not second._peers
+        go.clear()
+        second.do(lambda: go.wait(DEADLINE_S) and None)
+        with pytest.raises(ReadFailed, match="no connection in 0.2 s"):
+            await mover.connect(peer)
+        go.set()
+        await turn_of(second)
+        await turn_of(first)
+        assert not first._peers and not second._peers
+
+
+async def turn_of(agent: NixlAgent) -> None:
+    """Until the agent's thread has done all that it was told so far."""
+    done = threading.Event()
+    assert agent.do(done.set)
+    assert await asyncio.to_thread(done.wait, DEADLINE_S)
 
 
 async def test_holding_progress_is_counted() -> None:
