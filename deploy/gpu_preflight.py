@@ -13,17 +13,23 @@ from functools import partial
 
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.preflight import Processes, add_arguments, run
+from baton.runtime.errors import ConfigError
 
 
 def gpu_mover(device: str, blocks: int, block_bytes: int) -> NixlMover:
     """A mover on a pool of its own there. Block i is filled with bytes i + 1 (mod 256). Raises
-    ConfigError for a GPU that is not there, or whose memory NIXL cannot register."""
+    ConfigError for what is no GPU or not there, or whose memory NIXL cannot register."""
     import torch
 
     from baton.deploy.pool_memory import device_pool
     from baton.engine.device_choice import chosen_device
 
     where = chosen_device(device)
+    if where.type != "cuda":
+        raise ConfigError(
+            f"--device is {device}, which is no GPU here: give cuda or cuda:N, or measure this "
+            "host's memory with python -m baton.kv_transfer.preflight"
+        )
     with torch.cuda.device(where):
         numbers = torch.arange(1, blocks + 1, device=where).to(torch.uint8)
         pool = numbers.repeat_interleave(block_bytes).view(blocks, block_bytes)

@@ -26,6 +26,13 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
 
 
 @no_gpu
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_a_cpu_is_refused_with_what_measures_it(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"--device is {device}, which is no GPU.*kv_transfer"):
+        gpu_mover(device, 2, 64)
+
+
+@no_gpu
 async def test_the_doctor_is_told_what_its_children_said() -> None:
     with pytest.raises(ReadFailed, match="(?s)preflight failed.*cuda:0.*sees no CUDA device"):
         await preflight.loopback(0.0, on_gpu("cuda:0"))
