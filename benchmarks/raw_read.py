@@ -47,7 +47,7 @@ class RawReader:
     async def connect(self, common: handoff_pb2.Compatibility, blocks: int) -> None:
         """Make an own pool of `blocks`, greet the granter, prepare both lists of blocks.
         `common` are the pools' properties, but for the size of a block in bytes."""
-        self.block_bytes, self._blocks = _block_bytes(common), blocks
+        self.block_bytes, self._blocks = await self._their_block_bytes(common), blocks
         self._memory = mmap(-1, blocks * self.block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
         self._memory.madvise(MADV_HUGEPAGE)
         self._pool = np.frombuffer(self._memory, dtype=np.uint8).reshape(blocks, -1)
@@ -61,14 +61,24 @@ class RawReader:
         mine = PeerPool(
             self._boot_id, "nixl", self._agent.get_agent_metadata(), base, self.block_bytes, blocks
         )
-        theirs = greeting.peer_pool(
-            await self._stub.Greet(
-                greeting.build("raw-reader", mine, common), metadata=self._metadata, timeout=5
-            )
-        )
+        theirs = await self._greet(mine, common)
         name = self._agent.add_remote_agent(theirs.metadata)
         self._local = self._prepare("NIXL_INIT_AGENT", mine)
         self._remote = self._prepare(name, theirs)
+
+    async def _their_block_bytes(self, common: handoff_pb2.Compatibility) -> int:
+        """What the granter's pool has for a block: asked by one of another split, whose blocks
+        may be of another size, since the own pool is not made yet."""
+        other_split = handoff_pb2.Compatibility()
+        other_split.CopyFrom(common)
+        other_split.tp_size += 1
+        none_yet = PeerPool(self._boot_id, "nixl", b"", 0, 0, 0)
+        return (await self._greet(none_yet, other_split)).block_bytes
+
+    async def _greet(self, mine: PeerPool, common: handoff_pb2.Compatibility) -> PeerPool:
+        words = greeting.build("raw-reader", mine, common)
+        theirs = await self._stub.Greet(words, metadata=self._metadata, timeout=5)
+        return greeting.peer_pool(theirs)
 
     async def times(self, tokens: Sequence[int], last_blocks: int) -> tuple[float, float]:
         """Seconds of a READ of all full blocks of a prompt, and of its last `last_blocks`;
@@ -150,9 +160,3 @@ async def _renew(link: GranterLink) -> None:
     for n in itertools.count(1):
         await asyncio.sleep(RENEW_S)
         await link.send(handoff_pb2.ReaderMessage(renew=handoff_pb2.Renew(n=n)))
-
-
-def _block_bytes(common: handoff_pb2.Compatibility) -> int:
-    item_bytes = 4 if common.kv_dtype == "float32" else 2
-    tokens = 2 * common.layers * common.block_size  # of K and of V
-    return tokens * common.kv_heads * common.head_dim * item_bytes

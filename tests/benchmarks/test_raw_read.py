@@ -1,0 +1,60 @@
+"""A raw reader's pool has blocks of the granter's size, whatever they hold."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer import greeting
+from baton.kv_transfer.mover import PeerPool
+from baton.proto import handoff_pb2, worker_pb2
+
+FOLDER = Path(__file__).resolve().parents[2]
+THEIRS = b"the granter's id"
+
+
+@pytest.fixture
+def raw_read(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("benchmarks.raw_read")
+
+
+class Granter:
+    """Answers a greeting as a granter does: only what fits is told anything."""
+
+    def __init__(self, kv_dtype: str, block_bytes: int) -> None:
+        self.common = greeting.compatibility("model", kv_dtype, 16, 4, 2, 64)
+        self._pool = PeerPool(THEIRS, "nixl", b"metadata", 4096, block_bytes, 8)
+
+    async def Greet(self, theirs: handoff_pb2.Greeting, **_: Any) -> handoff_pb2.Greeting:
+        mine = greeting.build("granter", self._pool, self.common)
+        greeting.check(mine, theirs)
+        return mine
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "block_bytes"),
+    [
+        ("float32", 2 * 2 * 4 * 16 * 64 * 4),
+        ("bfloat16", 2 * 2 * 4 * 16 * 64 * 2),
+        ("int8 of bfloat16", 2 * 2 * 4 * 16 * (64 + 4)),  # a scale beside each head's numbers
+        ("bfloat16", 4 * 16 * 576 * 2),  # latent: no K and V
+    ],
+)
+async def test_the_size_of_a_block_is_the_granters(
+    raw_read: ModuleType, kv_dtype: str, block_bytes: int
+) -> None:
+    granter = Granter(kv_dtype, block_bytes)
+    reader = raw_read.RawReader(worker_pb2.Candidate(address="127.0.0.1:9"), "token")
+    try:
+        reader._stub = granter
+        assert await reader._their_block_bytes(granter.common) == block_bytes
+        mine = PeerPool(b"i" * 16, "nixl", b"", 0, block_bytes, 2)
+        assert (await reader._greet(mine, granter.common)).boot_id == THEIRS
+        assert granter.common.tp_size == 1
+    finally:
+        await reader.close()
