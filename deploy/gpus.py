@@ -1,31 +1,37 @@
 """How many GPUs the workers of this host can use: as many as torch sees.
 
 `baton serve` itself loads no torch, so a child is asked, and only where torch was built for
-CUDA: a host without pays nothing. Keeps no state.
+CUDA and there is a driver: a host without pays nothing. Keeps no state.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from baton.runtime.errors import ConfigError
 
+DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # NVIDIA's own; WSL's
+TICK_S = 0.1
 ASK_TIMEOUT_S = 120.0  # torch itself takes seconds to load, and a cold driver more
 _QUESTION = (
     "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0, flush=True)"
 )
 
 
-def visible_gpus(device: str) -> int:
-    """For workers whose `worker.device` is `device`; 0: they run on the CPU. CUDA_VISIBLE_DEVICES
-    counts. Raises ConfigError where torch cannot say, or sees none that was asked for by name."""
+def visible_gpus(device: str, stopped: Callable[[], bool] = lambda: False) -> int:
+    """For workers whose `worker.device` is `device`; 0: they run on the CPU, or `stopped` came
+    true. CUDA_VISIBLE_DEVICES counts. Raises ConfigError where torch cannot say, or sees none that
+    was asked for by name."""
     if device == "cpu":
         return 0
-    count = _ask_torch() if built_for_cuda() else 0
+    count = _ask_torch(stopped) if built_for_cuda() and driver_there() else 0
+    if count is None:
+        return 0
     number = int(device.partition(":")[2] or 0)
     if device != "auto" and number >= count:
         raise ConfigError(
@@ -46,24 +52,42 @@ def built_for_cuda(torch_folder: Path | None = None) -> bool:
     return (torch_folder / "lib" / "libtorch_cuda.so").exists()
 
 
-def _ask_torch() -> int:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _QUESTION],
-            capture_output=True,
-            text=True,
-            timeout=ASK_TIMEOUT_S,
-            env=os.environ,
-        )
-    except subprocess.TimeoutExpired:
+def driver_there() -> bool:
+    """Whether a driver for CUDA has its device file here: containers get it with their GPUs."""
+    return any(file.exists() for file in DRIVER_FILES)
+
+
+def _ask_torch(stopped: Callable[[], bool]) -> int | None:
+    """None: `stopped` came true, which is looked at each tick; the child is gone then."""
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", _QUESTION],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal's Ctrl-C is for whoever asks
+    )
+    deadline = time.monotonic() + ASK_TIMEOUT_S
+    with child:
+        try:
+            while not stopped():
+                try:
+                    return _counted(child, *child.communicate(timeout=TICK_S))
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline:
+                        raise ConfigError(
+                            f"torch did not say within {ASK_TIMEOUT_S:g} s which GPUs there are: "
+                            "check nvidia-smi, or give --device cpu"
+                        ) from None
+            return None
+        finally:
+            child.kill()  # of no effect on one that has ended
+
+
+def _counted(child: subprocess.Popen[str], out: str, err: str) -> int:
+    words = out.split()
+    if child.returncode or not words or not words[-1].isdigit():
         raise ConfigError(
-            f"torch did not say within {ASK_TIMEOUT_S:g} s which GPUs there are: check nvidia-smi, "
-            "or give --device cpu"
-        ) from None
-    words = done.stdout.split()
-    if done.returncode or not words or not words[-1].isdigit():
-        raise ConfigError(
-            f"torch cannot say which GPUs there are ({done.stderr.strip()[-300:]}): check "
-            "nvidia-smi, or give --device cpu"
+            f"torch cannot say which GPUs there are ({err.strip()[-300:]}): check nvidia-smi, or "
+            "give --device cpu"
         )
     return int(words[-1])

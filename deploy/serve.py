@@ -66,7 +66,9 @@ class Serving:
         self._options.check()
         check_port(self._options.config.router)
         check_worker_packages()
-        self._gpus = visible_gpus(self._options.config.worker.device)
+        self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
+        if self._stopping:
+            return
         model = find_model(self._options.model)
         port = self._options.config.router.port
         instance = Instance.claim(f"port-{port}" if port else f"pid-{os.getpid()}")

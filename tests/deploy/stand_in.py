@@ -3,8 +3,8 @@
     stand_in.py serve MODEL PORT LAUNCHER [once]   the real serve, with this file's jobs
     stand_in.py router ... | worker ...            what the jobs run
 
-STAND_IN in the environment makes workers misbehave (bad-model, crash, mute), or the router
-slow to link its prefill workers (late-link).
+STAND_IN in the environment makes workers misbehave (bad-model, crash, mute), the router slow to
+link its prefill workers (late-link), or torch slow to say how many GPUs there are (slow-gpus).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from baton.deploy import plan
+from baton.deploy import gpus, plan
 from baton.deploy.demo import demo
 from baton.deploy.instance import write_private
 from baton.deploy.plan import ServeOptions
@@ -95,6 +95,9 @@ def worker() -> None:
 
 def main() -> None:
     model, port, launcher = sys.argv[2:5]
+    if os.environ.get("STAND_IN") == "slow-gpus":
+        gpus.built_for_cuda = gpus.driver_there = lambda: True
+        gpus._QUESTION = "import time; time.sleep(100)"
     plan._baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
     options = ServeOptions(
         config=Config(router=RouterConfig(port=int(port))),

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.deploy import gpus
-from baton.deploy.gpus import built_for_cuda, visible_gpus
+from baton.deploy.gpus import built_for_cuda, driver_there, visible_gpus
 from baton.runtime.errors import ConfigError
+
+
+def never() -> bool:
+    return False
 
 
 @pytest.fixture
@@ -16,11 +25,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A torch for CUDA that sees two; who asks is counted."""
     questions: list[int] = []
 
-    def ask() -> int:
+    def ask(stopped: Callable[[], bool]) -> int:
         questions.append(1)
         return 2
 
     monkeypatch.setattr(gpus, "built_for_cuda", lambda: True)
+    monkeypatch.setattr(gpus, "driver_there", lambda: True)
     monkeypatch.setattr(gpus, "_ask_torch", ask)
     return questions
 
@@ -44,6 +54,48 @@ def test_a_torch_for_cpus_is_not_asked(asked: list[int], monkeypatch: pytest.Mon
     assert not asked
 
 
+def test_a_host_without_a_driver_is_not_asked(
+    asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "driver_there", lambda: False)
+    assert visible_gpus("auto") == 0
+    with pytest.raises(ConfigError, match="worker.device is cuda: torch sees 0 GPUs"):
+        visible_gpus("cuda")
+    assert not asked
+
+
+def test_either_driver_is_known_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "nvidiactl", tmp_path / "dxg"
+    monkeypatch.setattr(gpus, "DRIVER_FILES", files)
+    assert not driver_there()
+    files[1].touch()
+    assert driver_there()
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda:3"])
+def test_a_stop_ends_the_question_and_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(gpus, "built_for_cuda", lambda: True)
+    monkeypatch.setattr(gpus, "driver_there", lambda: True)
+    monkeypatch.setattr(gpus, "_QUESTION", "import time; time.sleep(60)")
+    children: list[subprocess.Popen[str]] = []
+    start = subprocess.Popen
+
+    def started(*given: Any, **named: Any) -> subprocess.Popen[str]:
+        children.append(start(*given, **named))
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    answers = iter([False, False, True])
+    began = time.monotonic()
+    assert visible_gpus(device, lambda: next(answers)) == 0
+    assert time.monotonic() - began < 10
+    assert children[0].returncode == -signal.SIGKILL
+
+
 def test_a_torch_for_cuda_is_known_by_its_library(tmp_path: Path) -> None:
     assert not built_for_cuda(tmp_path)
     (tmp_path / "lib").mkdir()
@@ -65,23 +117,23 @@ def test_no_torch_at_all_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_child_answers_what_torch_sees_here() -> None:
     import torch
 
-    assert gpus._ask_torch() == torch.cuda.device_count()
+    assert gpus._ask_torch(never) == torch.cuda.device_count()
 
 
 def test_noise_before_the_answer_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", "print('a library says hello'); print(7)")
-    assert gpus._ask_torch() == 7
+    assert gpus._ask_torch(never) == 7
 
 
 @pytest.mark.parametrize("question", ["raise SystemExit('no driver')", "print('none')", ""])
 def test_a_child_that_cannot_answer_is_told(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", question)
     with pytest.raises(ConfigError, match="torch cannot say which GPUs.*give --device cpu"):
-        gpus._ask_torch()
+        gpus._ask_torch(never)
 
 
 def test_a_child_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", "import time; time.sleep(60)")
     monkeypatch.setattr(gpus, "ASK_TIMEOUT_S", 0.2)
     with pytest.raises(ConfigError, match="did not say within 0.2 s"):
-        gpus._ask_torch()
+        gpus._ask_torch(never)

@@ -144,6 +144,21 @@ def test_ctrl_c_while_it_starts_leaves_nothing(serving: Callable[..., Served], m
     assert processes_of(instance_id) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_gpus_are_counted_is_a_clean_stop(
+    serving: Callable[..., Served], wait_for: Wait, number: signal.Signals
+) -> None:
+    served = serving(fault="slow-gpus")
+    pid = served.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    assert wait_for(lambda: children.read_text() != "")
+    child = int(children.read_text())
+    assert wait_for(lambda: os.getsid(child) == child)  # the terminal's Ctrl-C is not for it
+    served.process.send_signal(number)
+    assert served.finish() == (0, "")
+    assert not Path(f"/proc/{child}").exists()
+
+
 def test_kill_9_of_serve_leaves_nothing(serving: Callable[..., Served], wait_for: Wait) -> None:
     served = serving()
     served.until("Ready at")
