@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,10 +31,8 @@ class DeviceSums:
         self._blocks = blocks
         self._slabs = slabs
         self._turn = threading.Lock()
-        self._stream: AbstractContextManager[object] = nullcontext()  # a host has none
-        if blocks.device.type == "cuda":
-            own = torch.cuda.Stream(blocks.device, priority=_URGENT)  # type: ignore[no-untyped-call]
-            self._stream = cast(AbstractContextManager[object], torch.cuda.stream(own))
+        cuda = blocks.device.type == "cuda"
+        self._aside = _OwnStream(blocks.device) if cuda else nullcontext()  # a host has no streams
         self((0,), (0,))  # compiled while the worker starts, not when the first READ lands
 
     def __call__(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
@@ -49,10 +47,34 @@ class DeviceSums:
         given = np.zeros((2, len(index) + len(index) % 2), dtype=np.int64)
         given[0, : len(index)] = index
         given[1, : len(index)] = np.asarray(seeds, dtype=np.uint64).view(np.int64)
-        with self._turn, self._stream:
+        with self._turn, self._aside:
             places, keys = torch.from_numpy(given).to(self._blocks.device)[:, : len(index)]
             sums = block_checksums(self._blocks, places, keys, self._slabs).cpu()
         return cast(NDArray[np.uint64], sums.numpy().view(np.uint64))
+
+
+class _OwnStream:
+    """A stream of `device`, current while entered, the device too; one thread at a time.
+
+    To leave a stream is to make current the device that was so before: in a thread that never
+    chose one this is number 0, which then gets a context, hundreds of MiB. To leave a device
+    (this is the outer of the two) makes no context."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = cast(AbstractContextManager[object], torch.cuda.device(device))
+        with self._device:
+            own = torch.cuda.Stream(device, priority=_URGENT)  # type: ignore[no-untyped-call]
+            self._stream = cast(AbstractContextManager[object], torch.cuda.stream(own))
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        self._stream.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            self._stream.__exit__(*raised)
+        finally:
+            self._device.__exit__(*raised)
 
 
 def enter_device(device: torch.device) -> None:

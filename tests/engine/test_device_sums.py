@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+
+from baton.engine.device_sums import _OwnStream
 
 STORY = Path(__file__).with_name("device_sums_story.py")
 
@@ -51,3 +55,69 @@ def test_a_pool_of_the_engine_is_summed_where_it_lies_and_read_over_nixl(told):
 )
 def test_what_cannot_be_summed_is_refused(told, name, says):
     assert told["refused"][name] == says
+
+
+class Driver:
+    """Which device a thread has current, and which have a context, as with torch.cuda's own:
+    leaving a stream makes the device of before current by a call that gives it a context."""
+
+    def __init__(self):
+        self.current, self.stream_of, self.contexts = 0, None, set()
+
+    @contextmanager
+    def on_device(self, device):
+        before, self.current = self.current, device.index
+        self.contexts.add(device.index)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def new_stream(self, device, priority):
+        assert priority < 0
+        self.contexts |= {device.index, self.current}
+        return device
+
+    @contextmanager
+    def on_stream(self, device):
+        before = self.current
+        self.current = self.stream_of = device.index
+        try:
+            yield
+        finally:
+            self.current, self.stream_of = before, None
+            self.contexts.add(before)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    found = Driver()
+
+    class Again:
+        """torch's managers can be entered again."""
+
+        def __init__(self, manager, device):
+            self.make = lambda: manager(device)
+
+        def __enter__(self):
+            self.inner = self.make()
+            return self.inner.__enter__()
+
+        def __exit__(self, *raised):
+            return self.inner.__exit__(*raised)
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: Again(found.on_device, device))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: Again(found.on_stream, stream))
+    monkeypatch.setattr(torch.cuda, "Stream", found.new_stream)
+    return found
+
+
+def test_a_thread_on_another_device_makes_no_context_there(driver):
+    aside = _OwnStream(torch.device("cuda", 1))
+    for _ in range(2):
+        with aside:
+            assert (driver.current, driver.stream_of) == (1, 1)
+        assert (driver.current, driver.stream_of) == (0, None)
+    with pytest.raises(ZeroDivisionError), aside:
+        raise ZeroDivisionError
+    assert driver.current == 0 and driver.contexts == {1}
