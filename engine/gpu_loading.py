@@ -5,13 +5,15 @@
                                      a pool of one step
 
 The pool is sized last, from what the rest really took: the runner is built once over a small
-pool, runs its largest step, and is built again over the pool that then fits. Keeps no state.
+pool, runs its largest step, and is built again over the pool that then fits. What it took is
+this process's own: other workers of the GPU take memory meanwhile. Keeps no state.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,10 @@ from baton.engine.shards import Progress
 from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.weights import load_weights
 from baton.runtime.errors import ConfigError
+
+# Of the device's memory, beside what torch's allocator took: graphs (up to 64 KiB for each of
+# their kernels) and loaded kernels. It shows only in what is free, where others' memory does too.
+UNSEEN_MOST = 1 << 30
 
 MakePool = Callable[[int], KvPool]
 Build = Callable[[KvPool], CudaRunner]
@@ -53,6 +59,10 @@ class Memory(Protocol):
         """Of the device, whoever holds the rest, once its work is done."""
         ...
 
+    def held(self) -> int:
+        """By this process, in torch's allocator: tensors, graphs' tensors, and what they left."""
+        ...
+
     def release(self) -> None:
         """Give back what no tensor uses any more."""
         ...
@@ -65,6 +75,9 @@ class CudaMemory:
     def free(self) -> int:
         torch.cuda.synchronize(self._device)
         return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def held(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
 
     def release(self) -> None:
         gc.collect()  # a graph's memory is free when the graph is gone, and not before
@@ -80,15 +93,20 @@ def gpu_runner(
     progress: Progress | None,
 ) -> CudaRunner:
     """Everything of the model on `device`. Raises ModelError and ConfigError."""
-    from baton.engine.device_runner import device_runner
-
+    try:
+        from baton.engine.device_runner import device_runner
+    except ImportError as error:
+        raise ConfigError(
+            f"the kernels of {device} cannot be loaded ({error}): install triton "
+            "(requirements/cuda.txt), or set worker.device to cpu"
+        ) from error
     spec = read_spec(folder, options.max_context)
-    with torch.cuda.device(device):
+    with _room_for_weights(device), torch.cuda.device(device):
         memory = CudaMemory(device)
-        before = memory.free()
+        before = memory.held()
         weights = load_weights(folder, spec, dtype, progress, made, device)
         memory.release()
-        weights_bytes = before - memory.free()
+        weights_bytes = memory.held() - before
 
         def make_pool(blocks: int) -> KvPool:
             return KvPool(spec, blocks, options.block_size, dtype, device)
@@ -101,6 +119,22 @@ def gpu_runner(
             most_rows=options.most_rows,
         )
         return sized_runner(spec, dtype, options, make_pool, build, memory, weights_bytes)
+
+
+@contextmanager
+def _room_for_weights(device: torch.device) -> Iterator[None]:
+    """Also for what does not find room later, unless it says so itself."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"the model does not fit into the memory of {device} ({reason}): set worker.device to "
+            "cpu or worker.quantization to int8 or int4, use a smaller model, or end what else "
+            "holds that memory (nvidia-smi)"
+        ) from error
 
 
 def sized_runner(
@@ -142,15 +176,18 @@ def memory_beside_pool(
     spec: ModelSpec, options: GpuOptions, make_pool: MakePool, build: Build, memory: Memory
 ) -> int:
     """Bytes that a runner takes beside its pool: decode buffers, graphs, and the numbers of a
-    step of `step_tokens`, which this runs."""
+    step of `step_tokens`, which this runs. Of what another process takes or gives back meanwhile
+    at most UNSEEN_MOST are counted."""
     memory.release()
-    before = memory.free()
+    free, held = memory.free(), memory.held()
     tokens = min(options.step_tokens, options.max_context or spec.max_context)
     blocks = -(-tokens // options.block_size)
     pool = make_pool(blocks)
     runner = build(pool)
     runner.run(_largest_step(tokens, blocks, spec.vocab_size))
-    taken = before - memory.free() - pool.tensor.nbytes
+    own = memory.held() - held
+    unseen = free - memory.free() - own
+    taken = own - pool.tensor.nbytes + min(max(unseen, 0), UNSEEN_MOST)
     del runner, pool
     memory.release()
     return max(taken, 0)

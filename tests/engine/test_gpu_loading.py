@@ -1,14 +1,18 @@
 """The arithmetic of a GPU's memory: what is measured, in which order, and what is left for KV."""
 
 import gc
+import sys
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from baton.engine import gpu_loading
 from baton.engine.batch import StepResult
 from baton.engine.gpu_loading import GpuOptions, memory_beside_pool, sized_runner
 from baton.engine.pool import KvPool, block_bytes
+from baton.engine.quantization import MADE
 from baton.engine.spec import read_spec
 from baton.runtime.errors import ConfigError
 
@@ -23,13 +27,18 @@ class Device:
         self.spec, self.total, self.beside, self.kernels = spec, total, beside, kernels
         self.pools, self.runners = weakref.WeakSet(), weakref.WeakSet()
         self.cached = 0  # of a step, until released
+        self.others = 0  # another process's
+        self.comes = 0  # to the others, while the runner is built first
         self.loaded = 0  # kernels: they stay
         self.log = []
         self.fails = None
 
     def free(self):
+        return self.total - self.held() - self.loaded - self.others
+
+    def held(self):
         pools = sum(pool.tensor.nbytes for pool in self.pools)
-        return self.total - pools - self.beside * len(self.runners) - self.cached - self.loaded
+        return pools + self.beside * len(self.runners) + self.cached
 
     def release(self):
         gc.collect()
@@ -46,6 +55,7 @@ class Device:
         if self.fails is not None and len(self.log) > self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self.loaded = self.kernels
+        self.others, self.comes = self.others + self.comes, 0
         runner = Runner(self, pool)
         self.runners.add(runner)
         return runner
@@ -113,6 +123,39 @@ def test_kernels_that_stay_loaded_are_not_given_to_the_pool(spec):
     assert runner.memory.free_bytes == 92 * MIB
 
 
+@pytest.mark.parametrize("most", [0, 10 * MIB])
+def test_what_another_takes_meanwhile_is_not_this_runners(spec, monkeypatch, most):
+    """It is missing from what is free; of that too each takes its share."""
+    monkeypatch.setattr(gpu_loading, "UNSEEN_MOST", most)
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    device.comes = 40 * MIB
+    runner = sized(spec, device, memory_fraction=0.25)
+    plan = runner.memory
+    assert (plan.beside_bytes, plan.free_bytes) == (25 * MIB + most, 60 * MIB)
+    assert plan.blocks == (60 * MIB - 25 * MIB - most) // 4 // block_bytes(spec, 16, KIND)
+
+
+def test_what_another_gives_back_meanwhile_makes_no_room_beside_the_pool(spec):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    device.others, device.comes = 40 * MIB, -40 * MIB
+    runner = sized(spec, device, memory_fraction=0.98)
+    device.cached = 5 * MIB
+    assert runner.memory.beside_bytes == 25 * MIB and device.free() >= 0
+
+
+def test_two_that_share_a_gpu_both_find_room(spec, monkeypatch):
+    """The second one sizes its pool while the first one captures, and keeps all that it took."""
+    monkeypatch.setattr(gpu_loading, "UNSEEN_MOST", 0)
+    first = Device(spec, total=100 * MIB, beside=20 * MIB)
+    second = Device(spec, total=100 * MIB, beside=20 * MIB)
+    kept = sized(spec, second, memory_fraction=0.49)
+    first.comes = second.held()
+    runner = sized(spec, first, memory_fraction=0.49)
+    assert runner.pool.blocks > 0 and kept.pool.blocks > 0
+    first.cached = 5 * MIB
+    assert first.free() >= 0
+
+
 def test_blocks_that_are_given_are_taken_without_measuring(spec):
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     runner = sized(spec, device, blocks=40)
@@ -148,3 +191,50 @@ def test_a_device_that_is_full_already_is_told_with_the_arithmetic(spec):
     device = Device(spec, total=22 * MIB, beside=20 * MIB)
     with pytest.raises(ConfigError, match=r"the KV pool has 0 bytes.*pool\.memory_fraction"):
         sized(spec, device)
+
+
+GPU = torch.device("cuda", 1)
+
+
+def loaded(folder):
+    return gpu_loading.gpu_runner(folder, GPU, KIND, options(), MADE[0], None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nand more"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+@pytest.mark.parametrize("fails", ["load_weights", "CudaMemory"])
+def test_weights_that_do_not_fit_name_the_remedies(qwen3, monkeypatch, error, fails):
+    """While they are loaded, and where the GPU is too full for a context."""
+    pytest.importorskip("triton")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(gpu_loading, "CudaMemory", lambda device: Device(None, 100, 0))
+    monkeypatch.setattr(gpu_loading, fails, fail)
+    with pytest.raises(ConfigError, match="into the memory of cuda:1.*out of memory") as told:
+        loaded(qwen3.folder)
+    for remedy in ("worker.device", "worker.quantization", "smaller model"):
+        assert remedy in str(told.value)
+    assert "and more" not in str(told.value)
+
+
+def test_other_errors_of_loading_stay_what_they_are(qwen3, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(gpu_loading, "CudaMemory", lambda device: Device(None, 100, 0))
+    monkeypatch.setattr(gpu_loading, "load_weights", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        loaded(qwen3.folder)
+
+
+def test_a_worker_without_triton_is_told(qwen3, monkeypatch):
+    monkeypatch.setitem(sys.modules, "baton.engine.device_runner", None)
+    with pytest.raises(ConfigError, match="kernels of cuda:1.*install triton.*worker.device"):
+        loaded(qwen3.folder)
