@@ -49,12 +49,13 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step has brought: tokens, sequences whose numbers were not finite, and those that
-    could not be computed."""
+    """What a step has brought: tokens, sequences whose numbers were not finite, those that could
+    not be computed, and how many tokens of prompts are computed now."""
 
     drawn: list[tuple[Sequence, Drawn]] = field(default_factory=list)
     broken: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, EngineError]] = field(default_factory=list)
+    prompt_tokens: int = 0
 
 
 class DecodeScheduler:
@@ -364,6 +365,7 @@ class DecodeScheduler:
                 outcome.failed += [(s, reason) for s in group.sequences if not s.ended]
             return
         self._chunks.commit(chunk)
+        outcome.prompt_tokens += chunk.end - chunk.start
         self.holdings.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:
             return

@@ -159,6 +159,8 @@ class DecodeWorker:
                     await self._woken()
                 while (over := await self._steps.next()) is not None:
                     self._commit(over)
+                    if self._steps:  # else a plan comes now, and goes first
+                        self._admit()
                     self._publish()
         finally:
             self._steps.close()
@@ -244,7 +246,7 @@ class DecodeWorker:
         metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
         metrics.MEMORY_SHORTAGES.inc(result.shortages)
         metrics.TOKENS.labels("output").inc(len(outcome.drawn))
-        metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in plan.chunks))
+        metrics.TOKENS.labels("prompt").inc(outcome.prompt_tokens)
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s

@@ -109,10 +109,11 @@ class PrefillScheduler:
             chunk.key.under_way += 1
         return StepPlan(StepBatch(slices), chunks)
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Prompt]:
-        """Offer what the step finished. Returns the prompts that are complete."""
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Chunk[Prompt]]:
+        """Offer what the step finished. Returns the chunks that count: not those that failed, or
+        that follow none. A prompt is complete with its last one."""
         self._step_over(plan)
-        complete = []
+        computed = []
         for place, chunk in enumerate(plan.chunks):
             prompt = chunk.key
             if not self._chunks.follows(chunk):
@@ -125,14 +126,14 @@ class PrefillScheduler:
                     self.fail(prompt, reason)
             else:
                 self._chunks.commit(chunk)
+                computed.append(chunk)
                 self._publish(prompt, chunk)
                 self._offer(prompt, chunk.end // self._pool.block_size)
                 if chunk.last:
                     drawn = result.drawn[place]  # they travel while the offer is being read
                     prompt.events.put_nowait(prompt.first_tokens(drawn, self._pool.block_size))
                     self._complete(prompt)
-                    complete.append(prompt)
-        return complete
+        return computed
 
     def abandon_step(self, plan: StepPlan, error: BatonError) -> None:
         """The device failed: the prompts of this step fail, nothing of it is offered."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
+from baton.engine.chunks import Chunk
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.granter import grant
 from baton.kv_transfer.mover import Mover
@@ -162,6 +163,7 @@ class PrefillWorker:
                     await self._wake.wait()
                 while (over := await self._steps.next()) is not None:
                     self._commit(over)
+                    self._admit_waiting()
                     self._publish()
         finally:
             self._steps.close()
@@ -177,34 +179,35 @@ class PrefillWorker:
         if isinstance(over.outcome, EngineError):
             self._step_failed(over.plan, over.outcome)
             return
-        complete = self._scheduler.commit(over.plan, over.outcome)
+        computed = self._scheduler.commit(over.plan, over.outcome)
         # after the readers' tasks, which the commit has woken
-        asyncio.get_running_loop().call_soon(self._record, over, over.outcome, complete)
+        asyncio.get_running_loop().call_soon(self._record, over, over.outcome, computed)
 
     def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
         self._scheduler.abandon_step(plan, error)
 
-    def _record(self, over: Over[StepPlan], result: StepResult, complete: list[Prompt]) -> None:
+    def _record(
+        self, over: Over[StepPlan], result: StepResult, computed: list[Chunk[Prompt]]
+    ) -> None:
         self._measure(over.plan, result)
+        metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in computed))
         started = over.started_s + self._wall_offset_s
         ended = over.ended_s + self._wall_offset_s
-        for chunk in over.plan.chunks:
+        for chunk in computed:
+            prompt = chunk.key
             tracing.record(
-                tracing.CHUNK, started, ended, chunk.key.trace, start=chunk.start, end=chunk.end
+                tracing.CHUNK, started, ended, prompt.trace, start=chunk.start, end=chunk.end
             )
-        for prompt in complete:
-            cached = prompt.cached * self._pool.block_size
-            tracing.record(
-                tracing.PREFILL, prompt.admitted_wall_s, ended, prompt.trace, cached_tokens=cached
-            )
+            if chunk.last:
+                cached, admitted = prompt.cached * self._pool.block_size, prompt.admitted_wall_s
+                tracing.record(tracing.PREFILL, admitted, ended, prompt.trace, cached_tokens=cached)
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
         self._step_ms += STEP_SMOOTHING * (result.device_s * 1000 - self._step_ms)
         metrics.STEP_SECONDS.labels("prefill").observe(result.device_s)
         metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
         metrics.MEMORY_SHORTAGES.inc(result.shortages)
-        metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in plan.chunks))
 
     def _admit_waiting(self) -> None:
         """A step may be running: an admitted prompt offers its cached blocks at once."""

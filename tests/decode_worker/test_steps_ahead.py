@@ -271,10 +271,11 @@ def test_a_chunk_that_memory_is_too_short_for_is_cut_and_computed_again() -> Non
     request = bench.submit([1] * 19)
     first, second = bench.plan(), bench.plan()
     short = {0: OutOfMemory("no memory")}
-    assert bench.commit(first, failed=short).failed == []
+    assert bench.commit(first, failed=short) == StepOutcome()
     third = bench.plan()
     assert (third.chunks[0].start, third.chunks[0].end) == (0, 4)
-    bench.commit(second, broken=frozenset({0}))  # it read what is not there: that says nothing
+    garbage = bench.commit(second, broken=frozenset({0}))
+    assert garbage == StepOutcome()  # it read what is not there: that says nothing
     assert bench.scheduler.queued_tokens == 19
     group: Group = third.chunks[0].key
     failed = bench.commit(third, failed=short).failed  # one block is no less

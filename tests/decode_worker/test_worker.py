@@ -131,3 +131,18 @@ async def test_steps_that_fail_leave_a_worker_whose_books_balance(cluster: Clust
     following = client.submit(list(range(20)), local=True, n=2)
     await following.finished()
     assert following.tokens(1) == following.expected(1)
+
+
+async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later() -> None:
+    step = StepConfig(max_sequences=2, local_prefill_tokens=8)
+    cluster = Cluster(Config(pool=PoolConfig(block_size=4), step=step), step_s=lambda batch: 0.06)
+    node = cluster.add_decode("decode-0", 48)
+    client = Client(cluster, "decode-0")
+    long = client.submit([1] * 3, local=True, max_tokens=12)
+    short = client.submit([2] * 3, local=True, max_tokens=5)
+    waiting = client.submit([3] * 3, local=True, max_tokens=1)
+    await short.finished()
+    assert node.worker.audit()["waiting"] == 0 and not long.ended.is_set()
+    await asyncio.gather(long.finished(), waiting.finished())
+    await cluster.quiet()
+    await cluster.close()

@@ -218,8 +218,8 @@ def test_the_next_chunk_is_planned_while_one_runs_and_offered_after_it() -> None
     bench.scheduler.commit(second, draws(second))
     assert events(prompt) == ["offer 2+2"]
     assert not bench.scheduler.plan()  # its last tokens are under way
-    (complete,) = bench.scheduler.commit(third, draws(third))
-    assert complete is prompt
+    (last,) = bench.scheduler.commit(third, draws(third))
+    assert last.key is prompt and last.last
     assert events(prompt) == ["first 1 cached 0", "offer 4+1 partial 2", "None"]
     prompt.end()
     assert bench.pool.available == bench.pool.total
@@ -254,12 +254,14 @@ def test_blocks_of_a_prompt_that_is_over_are_freed_with_the_last_step_that_write
 def test_after_a_cut_chunk_the_one_under_way_is_computed_again() -> None:
     bench = Bench()
     prompt, first, second = two_steps(bench)
-    bench.scheduler.commit(first, draws(first, failed={0: OutOfMemory("no memory")}))
+    short = draws(first, failed={0: OutOfMemory("no memory")})
+    assert bench.scheduler.commit(first, short) == []
     again = bench.scheduler.plan()
     assert list(again.batch.slices[0].tokens) == [0, 1, 2, 3]
-    bench.scheduler.commit(second, draws(second, broken=frozenset({0})))  # it read garbage
+    garbage = draws(second, broken=frozenset({0}))  # that is what it read
+    assert bench.scheduler.commit(second, garbage) == []
     assert events(prompt) == []
-    bench.scheduler.commit(again, draws(again))
+    assert bench.scheduler.commit(again, draws(again)) == again.chunks
     bench.run()
     assert events(prompt)[:2] == ["offer 0+1", "offer 1+1"]
     prompt.end()

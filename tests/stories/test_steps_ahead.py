@@ -202,6 +202,7 @@ async def test_a_prompt_whose_chunks_do_not_fit_is_computed_in_smaller_ones(
     engine_of(cluster).memory_tokens = memory_tokens
     cluster.prefill["prefill-0"].engine.memory_tokens = memory_tokens
     prompts = [[n, *range(60)] for n in range(4)]
+    before = value(metrics.TOKENS.labels("prompt"))
     requests = [client.submit(prompt, local=bool(prompt[0] % 2)) for prompt in prompts]
     await asyncio.gather(*(request.finished() for request in requests))
     for request in requests:
@@ -209,6 +210,7 @@ async def test_a_prompt_whose_chunks_do_not_fit_is_computed_in_smaller_ones(
         assert request.tokens() == request.expected()
     assert cluster.exchange.reads > 0
     await cluster.quiet()
+    assert value(metrics.TOKENS.labels("prompt")) - before == sum(map(len, prompts))
 
 
 async def test_a_prompt_of_which_not_one_block_fits_fails_alone(

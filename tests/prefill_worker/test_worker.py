@@ -1,0 +1,73 @@
+"""The prefill worker's loop: who is let in when, and what is told of the chunks of a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from baton.runtime import metrics, tracing
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.simulation.client import Client
+from baton.simulation.cluster import Cluster
+
+STEP_S = 0.06
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    step = StepConfig(prefill_tokens=16, chunk_tokens=16, max_prompts=2)
+    handoff = HandoffConfig(lease_s=1.0, mover="memory")
+    made = Cluster(
+        Config(pool=PoolConfig(block_size=4), step=step, handoff=handoff),
+        step_s=lambda batch: STEP_S,
+    )
+    made.add_prefill("prefill-0", 128)
+    made.add_decode("decode-0", 128)
+    yield made
+    await made.close()
+
+
+def prompt_tokens() -> float:
+    counter: Any = metrics.TOKENS.labels("prompt")
+    return float(counter._value.get())
+
+
+async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later(
+    cluster: Cluster,
+) -> None:
+    node, client = cluster.prefill["prefill-0"], Client(cluster, "decode-0")
+    long = client.submit([1] * 240, max_tokens=1)
+    async with asyncio.timeout(5):
+        while node.engine.steps < 3:  # by then it is known how long a step takes
+            await asyncio.sleep(0.005)
+    short = client.submit([2] * 3, max_tokens=1)
+    waiting = client.submit([3] * 3, max_tokens=1)
+    await asyncio.sleep(0.01)
+    assert node.worker.audit()["waiting"] == 1
+    await short.finished()
+    assert node.worker.audit()["waiting"] == 0 and not long.ended.is_set()
+    await asyncio.gather(long.finished(), waiting.finished())
+    await cluster.quiet()
+
+
+async def test_a_chunk_counts_once_though_it_was_cut_and_computed_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[int, int]] = []
+
+    def recording(name: str, *times: Any, **attributes: Any) -> None:
+        if name == tracing.CHUNK:
+            spans.append((attributes["start"], attributes["end"]))
+
+    monkeypatch.setattr(tracing, "record", recording)
+    cluster.prefill["prefill-0"].engine.memory_tokens = 8
+    before = prompt_tokens()
+    request = Client(cluster, "decode-0").submit(list(range(40)), max_tokens=1)
+    await request.finished()
+    await cluster.quiet()
+    assert request.tokens() == request.expected()
+    assert spans == [(first, first + 8) for first in range(0, 40, 8)]
+    assert prompt_tokens() - before == 40
