@@ -82,7 +82,8 @@ class DecodeScheduler:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        """Sequences that still want tokens."""
+        return sum(not sequence.ended for sequence in self._running)
 
     @property
     def granted(self) -> list[Group]:
@@ -281,7 +282,7 @@ class DecodeScheduler:
         return None
 
     def _fits(self, group: Group) -> bool:
-        sequences = len(self._running) + sum(len(g.sequences) for g in self._granted)
+        sequences = sum(not sequence.ended for sequence in self._live())
         if sequences and sequences + len(group.sequences) > self._config.max_sequences:
             return False
         return credit.may_grant(

@@ -8,6 +8,7 @@ are neither freed nor shared for writing until its result is in.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "Started",
     "StepResult",
     "fed",
+    "forsake",
     "unfinished",
 ]
 
@@ -137,10 +139,19 @@ class Done:
         return self.found
 
 
+def forsake(result: asyncio.Future[StepResult]) -> None:
+    """Nobody awaits it any more, so asyncio must not take its error for one that was missed."""
+    result.add_done_callback(lambda over: over.cancelled() or over.exception())
+
+
 class StepHandle(Protocol):
     async def result(self) -> StepResult:
         """Wait for the step. Raises EngineError if the device failed, DeviceLost if it does not
         answer: that is the end of the worker."""
+        ...
+
+    def forsake(self) -> None:
+        """Nobody will wait for the step: what it raises is nobody's."""
         ...
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from baton.engine.batch import Engine, StepBatch, StepHandle, StepResult
+from baton.engine.batch import Engine, StepBatch, StepHandle, StepResult, forsake
 from baton.runtime.errors import EngineError
 
 # For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
@@ -50,8 +50,15 @@ class _Step(Generic[Plan]):
     submitted_s: float
 
     @property
-    def tokens(self) -> int:
-        return sum(len(piece.tokens) for piece in self.plan.batch.slices)
+    def has_chunks(self) -> bool:
+        return any(len(piece.tokens) > 1 for piece in self.plan.batch.slices)
+
+    @property
+    def size(self) -> int:
+        """What its time grows with: tokens, where it has chunks; else with nothing much, since
+        reading the weights takes the most of it."""
+        pieces = self.plan.batch.slices
+        return sum(len(piece.tokens) for piece in pieces) if self.has_chunks else 1
 
 
 class StepPipeline(Generic[Plan]):
@@ -63,7 +70,8 @@ class StepPipeline(Generic[Plan]):
         self._result: asyncio.Task[StepResult] | None = None  # of the oldest
         self._asked = False  # for the step after the oldest
         self._last_end_s = 0.0
-        self._last_took_s = (0.0, 0.0)  # a token, in each of the last two steps
+        # for their size, the last two steps without chunks and the last two with some
+        self._last_took_s = {False: (0.0, 0.0), True: (0.0, 0.0)}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -91,9 +99,12 @@ class StepPipeline(Generic[Plan]):
         return self._take(self._result)
 
     def close(self) -> None:
-        """Nobody waits for the steps under way any more."""
+        """Nobody waits for the steps under way any more, nor hears of their errors."""
         if self._result is not None:
             self._result.cancel()
+            forsake(self._result)
+        for step in self._steps:
+            step.handle.forsake()
 
     async def _over_within(self, seconds: float) -> bool:
         assert self._result is not None
@@ -102,9 +113,10 @@ class StepPipeline(Generic[Plan]):
         return self._result.done()
 
     def _plan_at(self) -> float:
-        """Steps that follow each other are alike, but for the length of a chunk: planned too
-        early, somebody waits longer; too late, the device does."""
-        expected_s = min(self._last_took_s) * self._steps[0].tokens
+        """Steps of one kind are alike, but for the length of chunks: planned too early, somebody
+        waits longer; too late, the device does."""
+        step = self._steps[0]
+        expected_s = min(self._last_took_s[step.has_chunks]) * step.size
         return self._started_s() + expected_s - LEAD_S
 
     def _started_s(self) -> float:
@@ -114,8 +126,9 @@ class StepPipeline(Generic[Plan]):
         started, now = self._started_s(), asyncio.get_running_loop().time()
         step = self._steps.popleft()
         self._result, self._asked = None, False
-        took_s = (now - started) / step.tokens
-        self._last_end_s, self._last_took_s = now, (self._last_took_s[1], took_s)
+        _, before_s = self._last_took_s[step.has_chunks]
+        self._last_took_s[step.has_chunks] = before_s, (now - started) / step.size
+        self._last_end_s = now
         outcome: StepResult | EngineError
         try:
             outcome = result.result()

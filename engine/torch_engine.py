@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from baton.engine.batch import Started, StepBatch, StepResult
+from baton.engine.batch import Started, StepBatch, StepResult, forsake
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
 from baton.engine.spec import ModelSpec
@@ -76,6 +76,9 @@ class TorchHandle:
             return await asyncio.wait_for(asyncio.shield(self._future), self._timeout_s)
         except TimeoutError as error:
             raise DeviceLost(f"the device gave no result within {self._timeout_s} s") from error
+
+    def forsake(self) -> None:
+        forsake(self._future)
 
 
 class TorchEngine:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.batch import Draw, Drawn, StepBatch, StepResult, fed, unfinished
+from baton.engine.batch import Draw, Drawn, StepBatch, StepResult, fed, forsake, unfinished
 from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
 
@@ -131,6 +131,9 @@ class HashStep:
 
     async def result(self) -> StepResult:
         return await asyncio.shield(self._task)
+
+    def forsake(self) -> None:
+        forsake(self._task)
 
 
 def record(token: int, position: int, slab: int) -> bytes:

@@ -33,7 +33,13 @@ class Bench:
         self._drawn = 100
 
     def submit(
-        self, prompt: list[int], *, n: int = 1, max_tokens: int = 16, **params: float
+        self,
+        prompt: list[int],
+        *,
+        n: int = 1,
+        max_tokens: int = 16,
+        local: bool = True,
+        **params: float,
     ) -> Request:
         self._clock += 1.0
         request = Request(
@@ -44,7 +50,7 @@ class Bench:
             wire_sampling=worker_pb2.Sampling(),
             max_tokens=max_tokens,
             stop_token_ids=frozenset(),
-            local=True,
+            local=local,
             candidates=[],
             cache_salt=b"",
             root=ROOT,
@@ -72,6 +78,11 @@ class Bench:
             if len(sequence.output) == sequence.request.max_tokens:
                 self.scheduler.end(sequence)
         return outcome
+
+    def fetching(self, prompt: list[int]) -> Group:
+        """The grant of a request whose prompt is computed elsewhere."""
+        self.submit(prompt, local=False)
+        return self.scheduler.granted[-1]
 
     def decoding(self, *prompts: list[int], **how: Any) -> list[Sequence]:
         """Sequences of one choice whose prompts are computed."""
@@ -281,4 +292,62 @@ def test_a_chunk_that_memory_is_too_short_for_is_cut_and_computed_again() -> Non
     failed = bench.commit(third, failed=short).failed  # one block is no less
     assert [s for s, _ in failed] == group.sequences == request.sequences
     bench.end(*request.sequences)
+    assert bench.at_rest()
+
+
+def test_with_a_step_under_way_the_oldest_never_sits_out_while_a_younger_one_is_planned() -> None:
+    """It has no block for its next token, and the younger one has: nothing is planned, so that
+    the younger one can be preempted when the step under way is over."""
+    bench = Bench(blocks=8, expected_growth_tokens=1)
+    old, young = bench.decoding([1] * 7, [2] * 5)
+    while len(old.blocks) * SIZE > old.computed:  # up to the end of its last block
+        bench.commit(bench.plan())
+    taken = bench.pool.allocate(bench.pool.available, Hold.USED)
+    assert len(young.blocks) * SIZE > young.computed + 1
+    old.ended = True  # sits this one out, so that a step without it is under way
+    first = bench.scheduler.plan()
+    old.ended = False
+    assert first.decoding == [young]
+    assert not bench.plan() and not bench.scheduler.starved
+    assert bench.scheduler.preemptions == 0
+    bench.commit(first)
+    after = bench.plan()
+    assert bench.scheduler.preemptions == 1 and after.decoding == [old]
+    bench.commit(after)
+    bench.end(old, young)
+    bench.pool.release(taken, Hold.USED)
+
+
+def test_who_waits_for_a_grant_to_be_taken_back_stops_nobody() -> None:
+    """Its block comes from the grant, not from a younger sequence: they go on meanwhile."""
+    bench = Bench(blocks=16, expected_growth_tokens=1, waiting_share=1.0)
+    old, young = bench.decoding([1] * 7, [2] * 5)
+    while len(old.blocks) * SIZE > old.computed + 1:
+        bench.commit(bench.plan())
+    grant = bench.fetching([3] * 6)
+    taken = bench.pool.allocate(bench.pool.available, Hold.USED)
+    first = bench.plan()
+    assert first.decoding == [old, young]
+    second = bench.plan()
+    assert bench.scheduler.starved and second.decoding == [young]
+    assert bench.scheduler.youngest_fetching() is grant and bench.scheduler.preemptions == 0
+    bench.commit(first), bench.commit(second)
+    bench.scheduler.requeue(grant)
+    assert old in bench.scheduler.plan().decoding
+    bench.pool.release(taken, Hold.USED)
+
+
+def test_who_has_ended_in_a_step_under_way_takes_no_place_in_the_batch() -> None:
+    bench = Bench(max_sequences=2)
+    one, two = bench.decoding([1] * 5, [2] * 5)
+    plan = bench.plan()
+    waiting = bench.submit([3] * 5)
+    assert (bench.scheduler.running, bench.scheduler.waiting) == (2, 1)
+    bench.end(one)
+    assert (bench.scheduler.running, bench.scheduler.waiting) == (1, 1)
+    (group,) = bench.scheduler.admit()
+    assert group.request is waiting and one.blocks
+    bench.commit(plan)
+    assert not one.blocks
+    bench.end(two, *waiting.sequences)
     assert bench.at_rest()

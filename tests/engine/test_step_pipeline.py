@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import dataclass
 
 import pytest
 
 from baton.engine import step_pipeline
-from baton.engine.batch import Slice, StepBatch, StepResult
+from baton.engine.batch import Slice, StepBatch, StepResult, forsake
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.runtime.errors import DeviceLost, EngineError
 
@@ -24,6 +25,9 @@ class Handle:
 
     async def result(self) -> StepResult:
         return await asyncio.shield(self._future)
+
+    def forsake(self) -> None:
+        forsake(self._future)
 
 
 class Device:
@@ -146,6 +150,54 @@ async def test_a_longer_chunk_is_expected_to_take_longer(
     assert clock() - began > 0.12
 
 
+async def run_steps(
+    steps: StepPipeline[Plan], device: Device, plans: list[Plan], step_s: float
+) -> None:
+    for each in plans:
+        steps.submit(each)
+        await steps.next()
+        await asyncio.sleep(step_s)
+        device.end(len(device.steps) - 1)
+        await over(steps)
+
+
+def decode(sequences: int) -> Plan:
+    return Plan(StepBatch(tuple(Slice([1], 5, [number]) for number in range(sequences))))
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+async def test_a_decode_step_is_expected_to_take_as_long_as_the_last_whatever_its_batch(
+    steps: StepPipeline[Plan], device: Device, monkeypatch: pytest.MonkeyPatch, sequences: int
+) -> None:
+    monkeypatch.setattr(step_pipeline, "LEAD_S", 0.04)
+    await run_steps(steps, device, [decode(4)] * 2, 0.12)
+    steps.submit(decode(sequences))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    assert await asyncio.wait_for(steps.next(), 0.2) is None
+    assert clock() - began > 0.06
+
+
+async def test_a_chunk_says_nothing_of_decode_steps_and_they_nothing_of_a_chunk(
+    steps: StepPipeline[Plan], device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_pipeline, "LEAD_S", 0.01)
+    await run_steps(steps, device, [decode(4)] * 2, 0.08)
+    clock = asyncio.get_running_loop().time
+    for _ in range(2):  # no two chunks are known yet: the next step is planned at once
+        began = clock()
+        steps.submit(plan(1, tokens=100))
+        assert await asyncio.wait_for(steps.next(), 0.05) is None
+        await asyncio.sleep(0.01)
+        device.end(len(device.steps) - 1)
+        await over(steps)
+        assert clock() - began < 0.06
+    steps.submit(decode(4))
+    began = clock()
+    assert await steps.next() is None
+    assert clock() - began > 0.05
+
+
 async def test_a_step_that_ends_before_the_next_one_is_planned_is_told_first(
     steps: StepPipeline[Plan], device: Device
 ) -> None:
@@ -209,16 +261,47 @@ async def test_a_step_that_the_engine_does_not_take_is_not_under_way(
     assert not steps and await steps.next() is None
 
 
-async def test_closing_lets_go_of_a_step_and_does_not_disturb_it(
+async def test_closing_lets_go_of_the_steps_and_does_not_disturb_them(
     steps: StepPipeline[Plan], device: Device
 ) -> None:
     steps.submit(plan(1))
     await steps.next()
+    steps.submit(plan(2))
     waiting = asyncio.ensure_future(steps.next())
     await asyncio.sleep(0)
     waiting.cancel()
+    result = steps._result
+    assert result is not None and not result.done()
     steps.close()
-    await asyncio.wait({waiting})
+    await asyncio.wait({waiting, result}, timeout=1)
+    assert result.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not any(step.done() for step in device.steps)
+    device.end(0), device.end(1)
+
+
+@pytest.mark.parametrize("first_fails", ["before", "after"])
+async def test_errors_of_steps_that_were_let_go_of_are_not_logged_as_missed(
+    steps: StepPipeline[Plan], device: Device, first_fails: str
+) -> None:
+    missed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: missed.append(context))
+    steps.submit(plan(1))
+    assert await steps.next() is None
+    steps.submit(plan(2))
+    if first_fails == "before":
+        device.steps[0].set_exception(EngineError("the device failed"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    steps.close()
     await asyncio.sleep(0)
-    assert not device.steps[0].cancelled()
-    device.end(0)
+    for step in device.steps:
+        if not step.done():
+            step.set_exception(EngineError("the device failed"))
+    await asyncio.sleep(0)
+    device.steps.clear()
+    steps._steps.clear()
+    steps._result = None
+    gc.collect()
+    await asyncio.sleep(0)
+    assert missed == []
