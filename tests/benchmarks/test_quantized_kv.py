@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.engine.spec import read_spec
 from baton.models.random_model import embedded_model
-from benchmarks.quantized_kv import KINDS, _common, attention_figures
+
+FOLDER = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def quantized_kv(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from benchmarks import quantized_kv
+
+    return quantized_kv
 
 
 @pytest.mark.parametrize(
@@ -16,15 +27,15 @@ from benchmarks.quantized_kv import KINDS, _common, attention_figures
     [([1, 2, 3], [1, 2, 3], 3), ([1, 2, 3], [1, 5, 3], 1), ([4], [5], 0), ([], [], 0)],
 )
 def test_tokens_alike_before_the_first_other_one(
-    mine: list[int], theirs: list[int], alike: int
+    quantized_kv: Any, mine: list[int], theirs: list[int], alike: int
 ) -> None:
-    assert _common(mine, theirs) == alike
+    assert quantized_kv._common(mine, theirs) == alike
 
 
-def test_errors_of_attention_are_in_their_order() -> None:
+def test_errors_of_attention_are_in_their_order(quantized_kv: Any) -> None:
     spec = dataclasses.replace(read_spec(embedded_model()), heads=4, kv_heads=2, head_dim=64)
-    found = {figure.name: figure.value for figure in attention_figures(spec)}
-    assert len(found) == 2 * len(KINDS)
+    found = {figure.name: figure.value for figure in quantized_kv.attention_figures(spec)}
+    assert len(found) == 2 * len(quantized_kv.KINDS)
     for part in ("", "_chunk"):
         plain, int8, fp8 = (
             found[f"attention_error_{name}{part}"] for name in ("bf16", "int8", "fp8_e4m3")
