@@ -98,7 +98,7 @@ class Holdings:
         freed, it would write into a block that has become another's. `copied` when it is over."""
         return [self._copies.pop(s) for s in decoding if s in self._copies]
 
-    def copied(self, copies: list[tuple[int, int]]) -> None:
+    def copied(self, copies: tuple[tuple[int, int], ...]) -> None:
         """The step is over that these copies went with: their sources were held until now."""
         self._pool.release([source for source, _ in copies], Hold.USED)
 

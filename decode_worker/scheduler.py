@@ -41,7 +41,6 @@ class StepPlan:
     batch: StepBatch
     decoding: list[Sequence]
     chunks: list[Chunk[Group]]
-    copies: list[tuple[int, int]]  # blocks (source, target) to copy before the step
 
     def __bool__(self) -> bool:
         return bool(self.batch.slices)
@@ -182,7 +181,7 @@ class DecodeScheduler:
             if self._grow(sequence):
                 decoding.append(sequence)
             elif self._under_way and not self.starved:
-                return StepPlan(StepBatch(()), [], [], [])
+                return StepPlan(StepBatch(()), [], [])
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
         chunks = self._chunks.plan()
@@ -193,8 +192,8 @@ class DecodeScheduler:
         for chunk in chunks:
             chunk.key.under_way += 1
         self._under_way += bool(slices)
-        copies = self.holdings.take_copies(decoding)
-        return StepPlan(StepBatch(tuple(slices)), decoding, chunks, copies)
+        copies = tuple(self.holdings.take_copies(decoding))
+        return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks)
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
         """Take a step's tokens. Sequences that have ended are freed now, unless the next step
@@ -244,7 +243,7 @@ class DecodeScheduler:
     def _step_over(self, plan: StepPlan) -> None:
         """Nothing of this step is written any more: free what has ended meanwhile."""
         self._under_way -= 1
-        self.holdings.copied(plan.copies)
+        self.holdings.copied(plan.batch.copies)
         for sequence in plan.decoding:
             sequence.under_way -= 1
             if sequence.ended and not sequence.under_way:

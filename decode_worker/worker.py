@@ -68,7 +68,6 @@ class DecodeWorker:
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
-        self._engine = engine
         self._steps: StepPipeline[StepPlan] = StepPipeline(engine)
         self._pool = pool
         self._limits = limits
@@ -211,8 +210,6 @@ class DecodeWorker:
 
     def _submit_step(self, plan: StepPlan) -> None:
         try:
-            for source, target in plan.copies:
-                self._engine.copy_block(source, target)
             self._steps.submit(plan)
         except EngineError as error:
             self._step_failed(plan, error)

@@ -61,6 +61,7 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     slices: tuple[Slice, ...]
+    copies: tuple[tuple[int, int], ...] = ()  # whole blocks (source, target), before the slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,5 @@ class Engine(Protocol):
     """Device work. Steps run in the order of submission; `submit` never blocks."""
 
     def submit(self, batch: StepBatch) -> StepHandle: ...
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy a whole block before any step that is submitted later."""
-        ...
 
     async def close(self) -> None: ...

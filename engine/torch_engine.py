@@ -34,12 +34,6 @@ class _Step:
     future: asyncio.Future[StepResult]
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    source: int
-    target: int
-
-
 class Runner(Protocol):
     """Who runs the steps of a `TorchEngine`: `ModelRunner`, or `CudaRunner`."""
 
@@ -100,7 +94,7 @@ class TorchEngine:
         self._threads = threads
         self._device = device
         self._step_timeout_s = step_timeout_s
-        self._jobs: queue.Queue[_Step | _Copy | None] = queue.Queue(maxsize=queue_steps)
+        self._jobs: queue.Queue[_Step | None] = queue.Queue(maxsize=queue_steps)
         self._closed = False
         self._failure: Exception | None = None  # of a copy; the device thread's alone
         # One waits here while another is waited for: a third would write over their results.
@@ -148,10 +142,6 @@ class TorchEngine:
         self._put(_Step(batch, loop, future))
         return TorchHandle(future, self._step_timeout_s)
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Queue the copy of a whole block. Raises EngineError as `submit` does."""
-        self._put(_Copy(source, target))
-
     async def close(self) -> None:
         """Finish what is queued, then end the device thread. Idempotent. Raises EngineError
         if it does not end in time."""
@@ -163,7 +153,7 @@ class TorchEngine:
             if thread.is_alive():
                 raise EngineError(f"the {thread.name} thread did not end within {_CLOSE_S} s")
 
-    def _put(self, job: _Step | _Copy) -> None:
+    def _put(self, job: _Step) -> None:
         if self._closed:
             raise EngineError("the engine is closed")
         try:
@@ -178,20 +168,20 @@ class TorchEngine:
         if self._device is not None:
             torch.cuda.set_device(self._device)
         while (job := self._jobs.get()) is not None:
-            if isinstance(job, _Copy):
-                self._copy(job)
-            else:
-                self._step(job)
+            self._step(job)
         if self._runner.overlaps:
             self._under_way.put(None)
 
-    def _copy(self, job: _Copy) -> None:
+    def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
         try:
-            self._runner.pool.copy_block(job.source, job.target)
-        except Exception as error:  # told with the next step's result
+            for source, target in copies:
+                self._runner.pool.copy_block(source, target)
+        except Exception as error:  # told with the step's result
             self._failure = error
 
     def _step(self, job: _Step) -> None:
+        if self._failure is None:
+            self._copy(job.batch.copies)
         started: Started | None = None
         failure: Exception | None = self._failure
         if failure is None:

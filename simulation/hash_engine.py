@@ -52,16 +52,11 @@ class HashEngine:
         self.under_way: list[StepBatch] = []  # submitted and not over
         self._newest: asyncio.Task[StepResult] | None = None
         self._last: StepResult | None = None  # of the step before
-        self._copies: list[tuple[int, int]] = []  # before the next step that is submitted
 
     def submit(self, batch: StepBatch) -> HashStep:
-        copies, self._copies = self._copies, []
-        self._newest = asyncio.ensure_future(self._in_turn(self._newest, copies, batch))
+        self._newest = asyncio.ensure_future(self._in_turn(self._newest, batch))
         self.under_way.append(batch)
         return HashStep(self._newest)
-
-    def copy_block(self, source: int, target: int) -> None:
-        self._copies.append((source, target))
 
     async def close(self) -> None:
         if self._newest is not None:
@@ -70,14 +65,13 @@ class HashEngine:
     async def _in_turn(
         self,
         before: asyncio.Task[StepResult] | None,
-        copies: list[tuple[int, int]],
         batch: StepBatch,
     ) -> StepResult:
         if before is not None:
             await asyncio.wait({before})
         last, self._last = self._last, unfinished(batch)
         try:
-            for source, target in copies:
+            for source, target in batch.copies:
                 self._pool[target] = self._pool[source]
             self._last = await self.run(fed(batch, last))
             return self._last

@@ -167,7 +167,7 @@ def test_fetched_choices_share_full_blocks_and_copy_the_partial_one() -> None:
     assert all(table[:2] == tables[0][:2] for table in tables)
     assert len({table[2] for table in tables}) == 3
     plan = bench.scheduler.plan()
-    assert plan.copies == [(tables[0][2], tables[1][2]), (tables[0][2], tables[2][2])]
+    assert plan.batch.copies == ((tables[0][2], tables[1][2]), (tables[0][2], tables[2][2]))
     assert [(p.start, list(p.tokens)) for p in plan.batch.slices] == [(10, [1])] * 3
     bench.scheduler.commit(plan, bench.result(plan))
     bench.end(group.request)
@@ -354,8 +354,8 @@ def test_a_copy_is_made_for_those_who_still_want_it_from_a_block_that_nobody_too
     bench.scheduler.end(group.sequences[gone])
     taken = bench.pool.allocate(bench.pool.available, Hold.LEASED)
     plan = bench.scheduler.plan()
-    assert plan.copies == ([(source, target)] if gone == 0 else [])
-    assert not {block for copy in plan.copies for block in copy} & set(taken)
+    assert plan.batch.copies == (((source, target),) if gone == 0 else ())
+    assert not {block for copy in plan.batch.copies for block in copy} & set(taken)
     bench.scheduler.commit(plan, bench.result(plan))
     bench.end(group.request)
     bench.pool.release(taken, Hold.LEASED)
@@ -367,7 +367,7 @@ def test_a_copy_whose_step_failed_holds_nothing() -> None:
     bench = Bench()
     group = forked(bench)
     plan = bench.scheduler.plan()
-    assert plan.copies
+    assert plan.batch.copies
     for sequence in bench.scheduler.abandon_step(plan):
         bench.scheduler.end(sequence)
     assert all(sequence.ended for sequence in group.sequences)

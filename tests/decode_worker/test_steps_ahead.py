@@ -264,10 +264,10 @@ def test_the_last_chunk_under_way_makes_its_choices_wait_a_step() -> None:
     bench.commit(first), bench.commit(last)
     after = bench.plan()
     assert after.decoding == request.sequences
-    assert len(after.copies) == 1
+    assert len(after.batch.copies) == 1
     further = bench.plan()
-    assert further.copies == []
-    source = after.copies[0][0]
+    assert further.batch.copies == ()
+    source = after.batch.copies[0][0]
     bench.end(request.sequences[0])
     bench.commit(after)
     assert bench.pool.writable(source)  # its own again: the copy is made

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.engine.batch import StepBatch
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import EngineError, InvalidRequest, Unavailable, WorkerLost
 from baton.simulation.client import Client
 from baton.simulation.cluster import MAX_CONTEXT, VOCAB, Cluster
+from baton.simulation.hash_engine import HashStep
 
 HELLO = worker_pb2.RouterHello(
     router_id="router",
@@ -146,3 +148,27 @@ async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later(
     await asyncio.gather(long.finished(), waiting.finished())
     await cluster.quiet()
     await cluster.close()
+
+
+async def test_the_copies_of_a_step_that_was_refused_are_never_made(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their blocks are another's by then."""
+    node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
+    submit, refused = node.engine.submit, list[StepBatch]()
+
+    def refusing(batch: StepBatch) -> HashStep:
+        if len(batch.slices) == 2:  # the first step of both choices
+            refused.append(batch)
+            raise EngineError("256 steps are queued already")
+        return submit(batch)
+
+    monkeypatch.setattr(node.engine, "submit", refusing)
+    request = client.submit(list(range(6)), n=2, local=True)
+    await request.finished()
+    assert request.end().failure.code == "EngineError"
+    ((_, target),) = refused[0].copies
+    await cluster.quiet()
+    mark = node.array[target] = node.array[target] ^ 255
+    await submit(StepBatch(())).result()
+    assert (node.array[target] == mark).all()

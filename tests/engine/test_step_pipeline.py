@@ -43,9 +43,6 @@ class Device:
         self.steps.append(asyncio.get_running_loop().create_future())
         return Handle(self.steps[-1])
 
-    def copy_block(self, source: int, target: int) -> None:
-        raise NotImplementedError
-
     async def close(self) -> None:
         pass
 

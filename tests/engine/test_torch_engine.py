@@ -130,8 +130,7 @@ async def test_giving_up_does_not_disturb_the_step(gate, gated):
 
 async def test_copy_comes_before_later_steps(engine):
     await engine.submit(STEP).result()
-    engine.copy_block(0, 5)
-    await engine.submit(StepBatch((Slice([4], 0, [7]),))).result()
+    await engine.submit(StepBatch((Slice([4], 0, [7]),), ((0, 5),))).result()
     assert engine.pool.bytes_view()[0].any()
     assert (engine.pool.bytes_view()[0] == engine.pool.bytes_view()[5]).all()
     batch = StepBatch((Slice([3], 2, [5], (Draw(0, 3, GREEDY),)),))
@@ -140,10 +139,9 @@ async def test_copy_comes_before_later_steps(engine):
 
 
 async def test_a_failed_copy_fails_all_later_steps(engine):
-    engine.copy_block(0, 99)
-    for _ in range(2):
+    for copies in (((0, 99),), ()):
         with pytest.raises(EngineError, match="block 99 is not in the pool"):
-            await engine.submit(STEP).result()
+            await engine.submit(StepBatch(STEP.slices, copies)).result()
 
 
 async def test_close_finishes_what_is_queued(gate):
@@ -156,8 +154,6 @@ async def test_close_finishes_what_is_queued(gate):
         assert await handle.result() == StepResult(((),))
     with pytest.raises(EngineError, match="closed"):
         engine.submit(STEP)
-    with pytest.raises(EngineError, match="closed"):
-        engine.copy_block(0, 1)
 
 
 def test_a_loop_that_is_gone_harms_nobody():

@@ -101,8 +101,9 @@ async def test_a_failing_step_and_a_broken_slice_happen_once() -> None:
 async def test_a_copied_block_reads_like_its_source() -> None:
     engine, _ = make()
     await run(engine, Slice([1, 2, 3], 0, [0]))
-    engine.copy_block(0, 6)
-    assert await run(engine, prompt_slice([4], [6], start=3)) == [expected([1, 2, 3, 4], 1)]
+    batch = StepBatch((prompt_slice([4], [6], start=3),), ((0, 6),))
+    result = await engine.submit(batch).result()
+    assert result.drawn[0][0].token == expected([1, 2, 3, 4], 1)[0]
 
 
 async def test_steps_run_in_their_order_and_feed_each_other() -> None:
@@ -123,8 +124,7 @@ async def test_steps_run_in_their_order_and_feed_each_other() -> None:
 async def test_a_copy_waits_for_the_steps_before_it_and_the_next_one_for_the_copy() -> None:
     engine, _ = make()
     engine.submit(StepBatch((Slice([1, 2, 3], 0, [0]),)))
-    engine.copy_block(0, 6)
-    later = engine.submit(StepBatch((prompt_slice([4], [6], start=3),)))
+    later = engine.submit(StepBatch((prompt_slice([4], [6], start=3),), ((0, 6),)))
     assert (await later.result()).drawn[0][0].token == expected([1, 2, 3, 4], 1)[0]
 
 
