@@ -79,11 +79,14 @@ class Counted:
     """Memory of which each look finds a sixteenth less, where the device cannot be asked."""
 
     def __init__(self) -> None:
-        self.left = 1 << 30
+        self.left = self.total = 1 << 30
 
     def free(self) -> int:
         self.left -= self.left // 16
         return self.left
+
+    def held(self) -> int:
+        return self.total - self.left
 
     def release(self) -> None: ...
 
