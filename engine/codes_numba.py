@@ -125,7 +125,7 @@ def _encode_walk(  # type: ignore[no-untyped-def]
                     scales[blocks[row], head, first_scale + at] = scale
 
 
-@numba.njit(error_model="numpy")
+@numba.njit(error_model="numpy", fastmath=False)  # said, else the first caller's is inherited
 def decode_row(codes, scale, floating, words):  # type: ignore[no-untyped-def]
     """`codes` uint8 [dim] times `scale`, as bits of float32 into `words` uint32 [dim]."""
     numbers = words.view(np.float32)
