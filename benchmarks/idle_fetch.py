@@ -52,6 +52,7 @@ class HoldingLink:
             if self._missing <= 0:
                 await asyncio.sleep(SETTLE_S)
         if self._held:
+            await asyncio.sleep(0)  # a stream's loop turns between its messages
             return self._held.pop(0)
         return await self._link.receive()
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.engine.compiled import compiled, take_threads
+from baton.engine.compiled import compiled, inner, take_threads
 from baton.engine.kv_codes import FP8_E4M3, LEAST
 from baton.engine.pool import KvPool
 
@@ -69,7 +69,7 @@ class Slabs:
         )
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _encode(words, inverse, floating, codes):  # type: ignore[no-untyped-def]
     """`words` [dim], bits of float32, times `inverse` to the nearest codes; `words` is used up."""
     numbers = words.view(np.float32)
@@ -125,7 +125,7 @@ def _encode_walk(  # type: ignore[no-untyped-def]
                     scales[blocks[row], head, first_scale + at] = scale
 
 
-@numba.njit(error_model="numpy", fastmath=False)  # said, else the first caller's is inherited
+@inner
 def decode_row(codes, scale, floating, words):  # type: ignore[no-untyped-def]
     """`codes` uint8 [dim] times `scale`, as bits of float32 into `words` uint32 [dim]."""
     numbers = words.view(np.float32)

@@ -43,6 +43,13 @@ def compiled(function: Callable[..., None], *, parallel: bool = False, strict: b
         return jit(cache=False)
 
 
+def inner(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """A decorator: `function` is called by compiled ones alone, and each of its operations stays
+    as written. Unless it says so, numba gives it the fast math of whichever caller comes first."""
+    made = numba.njit(error_model="numpy", fastmath=False, **options)
+    return made if function is None else made(function)
+
+
 def cache_folder(sources: Path, base: Path) -> Path:
     """Under `base`, the folder of the code that numba compiles from the modules in `sources`."""
     digest = blake2b(digest_size=8, person=b"baton-kernels")

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from baton.engine.codes_numba import decode_row
-from baton.engine.compiled import compiled
+from baton.engine.compiled import compiled, inner
 
 # These two decide the order of sums: another value is another result.
 _TILE = 64  # tokens of a sequence that are weighed together
@@ -66,7 +66,7 @@ _bits_of: Any = intrinsic(_bits)
 _float_of: Any = intrinsic(_float)
 
 
-@numba.njit(forceinline=True, error_model="numpy")
+@inner(forceinline=True)
 def exp(x):  # type: ignore[no-untyped-def]
     """e^x of a float32, within 3 units in the last place; below -87 as e^-87, above 88
     infinity, NaN of NaN.
@@ -85,13 +85,13 @@ def exp(x):  # type: ignore[no-untyped-def]
     return _INFINITY if high else power
 
 
-@numba.njit(forceinline=True, error_model="numpy")
+@inner(forceinline=True)
 def tanh(x):  # type: ignore[no-untyped-def]
     """Of a float32, with an absolute error below 2e-7; NaN of NaN."""
     return _ONE - np.float32(2.0) / (exp(np.float32(2.0) * x) + _ONE)
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def]
     (bits, widen), (head, layer, table) = numbers, place
     size = bits.shape[4]
@@ -106,7 +106,7 @@ def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: i
             values[token, i] = stored[i] * widen
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def]
     head, _, table = place
     slabs, words, floating, first, first_scale, size = codes
@@ -121,7 +121,7 @@ def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignor
         decode_row(slab[at : at + dim], scales[row], floating, values[token])
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def]
     """One tile in float32: `keys` [dim, tile] and `values` [tile, dim], from `place` = (head,
     layer, start in `tables`) and the tokens `base` to `base + count`."""
@@ -134,7 +134,7 @@ def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # 
             keys[i, token] = turned[token, i]
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _add_products(factors, first, end, matrix, sums):  # type: ignore[no-untyped-def]
     """sums[:] += factors[k] * matrix[k, :] for k from `first` to `end`, in this order: the one
     sum of products here, of queries with keys and of weights with values."""
@@ -154,7 +154,7 @@ def _add_products(factors, first, end, matrix, sums):  # type: ignore[no-untyped
             sums[i] = fma(factor, matrix[k, i], sums[i])
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _weigh(scores, first, end, scale, cap, best, total, mixed):  # type: ignore[no-untyped-def]
     """Products [tile] become weights; those outside `first` to `end` zero. Returns the highest
     score so far, to which `total` and `mixed` are scaled."""

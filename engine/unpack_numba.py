@@ -11,10 +11,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from baton.engine.compiled import compiled
+from baton.engine.compiled import compiled, inner
 
 
-@numba.njit(inline="always")
+@inner(inline="always")
 def _bfloat16(bits):  # type: ignore[no-untyped-def]  # uint32 of a float32
     return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 

@@ -82,8 +82,12 @@ class NixlAgent:
     """The agent of one pool, whose memory must outlive it. `pieces` are those that wait for any
     agent of the mover. Raises ConfigError if NIXL does not start or takes not this memory."""
 
-    def __init__(self, pool: LocalPool, name: str, pieces: Pieces) -> None:
+    def __init__(
+        self, pool: LocalPool, name: str, pieces: Pieces, share: tuple[int, int] = (0, 1)
+    ) -> None:
+        """`share`: which of how many agents of the mover this is."""
         self._pool = pool
+        self._share = share
         self._name = name
         self._pieces = pieces
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(MAX_COMMANDS)
@@ -230,6 +234,7 @@ class NixlAgent:
                 f"({type(error).__name__}): its UCX must have been built with CUDA, and UCX_TLS, "
                 "where it is set, must name cuda_copy and cuda_ipc; or set worker.device to cpu"
             ) from error
+        _keep_apart(*self._share)  # after what NIXL starts, which may run anywhere
         own = _every_block(pool.address, pool.block_bytes, pool.blocks, pool.device_id)
         self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, pool.memory)
 
@@ -306,6 +311,15 @@ class NixlAgent:
             self._forget(boot_id)
         self._release(self._blocks)
         self._agent.deregister_memory(self._registered)
+
+
+def _keep_apart(number: int, of: int) -> None:
+    """Bind the calling thread to every `of`-th CPU of those that it may use, from `number` on:
+    threads that copy side by side for a few milliseconds otherwise share a CPU while another
+    idles, for as long as the kernel takes to see it. Fewer CPUs than threads: nothing is bound."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if 1 < of <= len(cpus):
+        os.sched_setaffinity(0, cpus[number::of])
 
 
 def _every_block(base: int, block_bytes: int, blocks: int, device: int) -> NDArray[np.uint64]:

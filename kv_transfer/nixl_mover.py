@@ -71,7 +71,10 @@ class NixlMover:
         self._boot_id = boot_id
         names = [boot_id.hex(), *(f"{boot_id.hex()}-{n}" for n in range(1, read_threads))]
         self._pieces: Pieces = deque()
-        self._agents = [NixlAgent(pool, name, self._pieces) for name in names]
+        self._agents = [
+            NixlAgent(pool, name, self._pieces, (number, len(names)))
+            for number, name in enumerate(names)
+        ]
         self._agent = self._agents[0]
         self._peers: dict[bytes, PeerPool] = {}
         self._summing = ThreadPoolExecutor(1, thread_name_prefix="checksums")

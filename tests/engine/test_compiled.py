@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import baton.engine.compiled as module
-from baton.engine.compiled import cache_folder, compiled, keep, take_threads
+from baton.engine.compiled import cache_folder, compiled, inner, keep, take_threads
 from baton.engine.dot_bf16 import supported
 
 # Every kernel that hands on the address of an array of its own, with arrays of many sizes.
@@ -71,6 +72,26 @@ def test_infinities_keep_their_meaning():
     out = np.zeros(1)
     compiled(least)(out)
     assert out[0] == -np.inf
+
+
+def test_a_part_keeps_its_roundings_whichever_caller_compiles_it_first():
+    @inner
+    def rounded(x, large):
+        return (x + large) - large  # fast math makes x of it
+
+    def call(x, large, out):
+        out[0] = rounded(x, large)
+
+    x, large, out = np.float32(0.3), np.float32(2**23), np.empty(1, dtype=np.float32)
+    for strict in (False, True):
+        module.numba.njit(fastmath=set() if strict else module._FASTMATH)(call)(x, large, out)
+        assert out[0] == 0, f"strict={strict}"
+
+
+def test_every_function_of_the_engine_says_its_own_math():
+    engine = Path(module.__file__).parent
+    own = {path.name for path in engine.glob("*.py") if "njit" in path.read_text()}
+    assert own == {"compiled.py"}
 
 
 def test_threads_are_those_of_torch(monkeypatch):

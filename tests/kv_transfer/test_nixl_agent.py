@@ -398,3 +398,22 @@ def test_missing_bindings_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(nixl_agent, "_BINDINGS", ("no.such.module", "neither.this"))
     with pytest.raises(ConfigError, match="pip install"):
         load_bindings()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU alone")
+def test_agents_of_a_mover_never_share_a_cpu_and_use_all(scripted: ScriptedAgent) -> None:
+    agents = [NixlAgent(host_pool(), "name", deque(), (number, 2)) for number in range(2)]
+    seen: list[set[int]] = []
+    for agent in agents:
+        there(agent, lambda: seen.append(os.sched_getaffinity(0)))
+        agent.stop()
+    assert not seen[0] & seen[1] and seen[0] | seen[1] == os.sched_getaffinity(0)
+
+
+def test_more_agents_than_cpus_are_bound_to_none(scripted: ScriptedAgent) -> None:
+    cpus = os.sched_getaffinity(0)
+    agent = NixlAgent(host_pool(), "name", deque(), (0, len(cpus) + 1))
+    seen: list[set[int]] = []
+    there(agent, lambda: seen.append(os.sched_getaffinity(0)))
+    agent.stop()
+    assert seen == [cpus]
