@@ -49,7 +49,7 @@ class ClientGone(Exception):
 
 
 class Answer(Response):
-    """`arrival_s` and the request's clock are `time.perf_counter()`'s."""
+    """`arrival_s` and the request's clock are `time.perf_counter()`'s, `deadline_s` the loop's."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Answer(Response):
         request_id: str,
         arrival_s: float,
         context: Context,
+        deadline_s: float,
     ) -> None:
         super().__init__()
         self._serving = serving
@@ -67,6 +68,7 @@ class Answer(Response):
         self._request_id = request_id
         self._arrival_s = arrival_s
         self._context = context
+        self._deadline_s = deadline_s
         self._texts = [
             ChoiceText(
                 choice,
@@ -100,7 +102,9 @@ class Answer(Response):
 
     async def _answer(self, client: _Client, context: Context) -> None:
         admitted_s = time.time()
-        generation = await self._serving.dispatcher.start(self._request, self._request_id, context)
+        generation = await self._serving.dispatcher.start(
+            self._request, self._request_id, context, self._deadline_s
+        )
         tracing.record("place", admitted_s, time.time(), context)
         try:
             if self._request.stream:

@@ -6,6 +6,7 @@ that are given to `build_app`, which is called once per router.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from baton.router.answer import Answer, Serving
+from baton.router.deadline import HEADER, deadline_of, until
 from baton.router.fleet import Fleet
 from baton.router.gate import read_body
 from baton.router.generation_request import GenerationRequest
@@ -70,23 +72,25 @@ def build_app(router: Router) -> FastAPI:
 def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
-        arrival_s = time.perf_counter()
-        asked = parse(await read_body(request, router.config.max_body_bytes), ChatRequest)
-        validated = await router.validator.chat(asked, router.fleet.limits())
+        arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
+        async with until(deadline_s):
+            asked = parse(await read_body(request, router.config.max_body_bytes), ChatRequest)
+            validated = await router.validator.chat(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "chatcmpl", request, validated)
         renderer = ChatRenderer(heading, router.tokenizer.token_bytes, validated.logprobs)
-        return _answer(router, request, validated, renderer, arrival_s)
+        return _answer(router, request, validated, renderer, arrival_s, deadline_s)
 
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
-        arrival_s = time.perf_counter()
-        asked = parse(await read_body(request, router.config.max_body_bytes), CompletionRequest)
-        validated = await router.validator.completion(asked, router.fleet.limits())
+        arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
+        async with until(deadline_s):
+            asked = parse(await read_body(request, router.config.max_body_bytes), CompletionRequest)
+            validated = await router.validator.completion(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "cmpl", request, validated)
         renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated.logprobs)
-        return _answer(router, request, validated, renderer, arrival_s)
+        return _answer(router, request, validated, renderer, arrival_s, deadline_s)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -183,11 +187,17 @@ def _answer(
     validated: GenerationRequest,
     renderer: Renderer,
     arrival_s: float,
+    deadline_s: float,
 ) -> Response:
     metrics.PROMPT_TOKENS.observe(len(validated.prompt))
     context = tracing.extract({"traceparent": request.headers.get("traceparent", "")})
     request_id = request.state.request_id
-    return Answer(router.serving, validated, renderer, request_id, arrival_s, context)
+    return Answer(router.serving, validated, renderer, request_id, arrival_s, context, deadline_s)
+
+
+def _deadline(router: Router, request: Request) -> float:
+    given = request.headers.getlist(HEADER)
+    return deadline_of(given, asyncio.get_running_loop().time(), router.config.request_s)
 
 
 def _heading(router: Router, kind: str, request: Request, validated: GenerationRequest) -> Heading:

@@ -2,30 +2,31 @@
 
     place ─▶ submit(attempt) ─▶ outputs ─▶ end         every choice ends exactly once
       ▲           │ worker lost, or a retryable failure
-      └───────────┘ attempt + 1, with the accepted tokens
+      └── turn ◀──┘ attempt + 1, with the accepted tokens, as the budget of moves allows
 
 Only the current attempt and the next index of each choice are accepted (I4). A submission is
 what one worker holds of a request: all its choices at first; after a loss, each unfinished
-choice that goes on from accepted tokens is a submission of its own. All state is owned by the
-event loop; nothing here waits on a client.
+choice that goes on from accepted tokens is a submission of its own. A request's deadline ends it
+in whatever it is at. All state is owned by the event loop; nothing here waits on a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
+from baton.router.deadline import passed
 from baton.router.fleet import Fleet
-from baton.router.generation import Choice, Finish, Generation, OutputToken
+from baton.router.generation import Finish, Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
-from baton.router.placement import Need, Placement, place
-from baton.router.submission import Submission, build_submit, ended_before_loss
+from baton.router.move_budget import MoveBudget
+from baton.router.placing import Placer
+from baton.router.submission import Submission, ended_before_loss
 from baton.router.worker_link import WorkerLink
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import (
     BatonError,
@@ -40,8 +41,6 @@ from baton.runtime.links import LinkClosed
 PLACE_WAIT_S = 15.0  # for a worker to appear: longer than a worker's restart
 PLACE_RETRY_S = 0.05
 BUSY_PAUSE_S = 0.25  # before a request that a client sees the tokens of asks a full worker again
-REQUEST_S = 3600.0  # a request's longest life
-EXPECTED_OUTPUT_TOKENS = 256  # placement does not reserve more than this for an unknown output
 
 log = logs.get(__name__)
 
@@ -53,8 +52,9 @@ class Dispatcher:
     place_wait_s = PLACE_WAIT_S
 
     def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
-        self._fleet = fleet
         self._config = config
+        self._placer = Placer(fleet, config)
+        self._budget = MoveBudget(config.move_share, config.move_floor)
         self._submissions: dict[str, Submission] = {}
         self._placing: set[asyncio.Task[None]] = set()
 
@@ -62,11 +62,15 @@ class Dispatcher:
         return len(self._submissions)
 
     async def start(
-        self, request: GenerationRequest, request_id: str, context: Context
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        context: Context,
+        deadline_s: float,
     ) -> Generation:
-        """Place and submit. Raises Unavailable, Overloaded or InvalidRequest if no worker can
-        take it; then no worker has heard of it. If cancelled, the request ends."""
-        deadline_s = asyncio.get_running_loop().time() + REQUEST_S
+        """Place and submit; `deadline_s` is on the loop's clock. Raises Unavailable, Overloaded,
+        InvalidRequest or DeadlineExceeded if no worker can take it (in time); then no worker
+        has heard of it. If cancelled, the request ends."""
         generation = Generation(
             request_id, request, self._config.stream_buffer_messages, deadline_s
         )
@@ -77,6 +81,9 @@ class Dispatcher:
         except BaseException:
             self._submissions.pop(request_id, None)
             raise
+        generation.timer = asyncio.get_running_loop().call_at(
+            deadline_s, self._deadline_passed, generation
+        )
         return generation
 
     def cancel(self, generation: Generation, error: BatonError | None = None) -> None:
@@ -84,6 +91,9 @@ class Dispatcher:
         for submission in self._of(generation):
             self._withdraw(submission)
         generation.end(error or Cancelled("the client left"))
+
+    def _deadline_passed(self, generation: Generation) -> None:
+        self.cancel(generation, passed("answering"))
 
     def finish_choice(self, generation: Generation, choice: int) -> None:
         """A stop string ended this choice: what the worker still sends of it is not wanted."""
@@ -172,6 +182,7 @@ class Dispatcher:
         if not generation.put(made):
             self.cancel(generation, Cancelled("the client reads too slowly"))
             return
+        self._got_on(submission)
         if finish is not None:
             self._choice_ended(submission, output.choice)
 
@@ -211,16 +222,18 @@ class Dispatcher:
                 self._choice_ended(submission, choice)
         if not submission.choices:
             return
+        if submission.move is not None:
+            self._budget.failed(submission.move, asyncio.get_running_loop().time())
+            submission.move = None
         if submission.attempt >= self._config.max_attempts:
+            metrics.MOVES_REFUSED.labels("attempts").inc()
             self.cancel(generation, error)
             return
-        metrics.MIGRATIONS.inc()
-        generation.migrations += 1
         log.warning("request placed again", request_id=generation.request_id, reason=str(error))
         self._submissions.pop(submission.wire_id, None)
         for part in submission.continued(failed_boot_id):
             self._submissions[part.wire_id] = part
-            busy = isinstance(error, Overloaded) and any(map(_accepted, generation.choices))
+            busy = isinstance(error, Overloaded) and generation.begun
             pause_s = BUSY_PAUSE_S * submission.attempt if busy else 0.0
             task = asyncio.create_task(self._place_again(part, pause_s))
             part.placing = task
@@ -228,20 +241,45 @@ class Dispatcher:
             task.add_done_callback(self._placing.discard)
 
     async def _place_again(self, submission: Submission, pause_s: float) -> None:
+        """A task of its own, which ends with the submission: its deadline cancels it."""
         await asyncio.sleep(pause_s)
         try:
+            await self._take_turn(submission)
+            metrics.MIGRATIONS.inc()
+            submission.generation.migrations += 1
             await self._place(submission)
         except BatonError as error:
             if self._submissions.get(submission.wire_id) is submission:
                 self.cancel(submission.generation, error)
 
+    async def _take_turn(self, submission: Submission) -> None:
+        """Wait until the budget has room for one move more. Raises Overloaded if it is used up."""
+        clock = asyncio.get_running_loop().time
+        while submission.move is None:
+            try:
+                submission.move = self._budget.take(len(self._submissions), clock())
+            except Overloaded:
+                metrics.MOVES_REFUSED.labels("budget").inc()
+                raise
+            if submission.move is None:
+                await asyncio.sleep(PLACE_RETRY_S)
+
+    def _got_on(self, submission: Submission) -> None:
+        if submission.move is not None:
+            self._budget.got_on(submission.move)
+            submission.move = None
+
     async def _place(self, submission: Submission) -> None:
         """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
         requests at once, but not one whose tokens a client has seen."""
         clock = asyncio.get_running_loop().time
+        deadline_s = submission.generation.deadline_s
         until_s = clock() + self.place_wait_s
+        error: BatonError | None = None
         while True:
-            error = self._try_place(submission)
+            if clock() >= deadline_s:
+                raise passed("placing", str(error or ""))
+            error = self._placer.try_place(submission)
             if error is None:
                 return
             hopeless = isinstance(error, InvalidRequest) or (
@@ -249,53 +287,7 @@ class Dispatcher:
             )
             if hopeless or clock() >= until_s:
                 raise error
-            await asyncio.sleep(PLACE_RETRY_S)
-
-    def _try_place(self, submission: Submission) -> BatonError | None:
-        request = submission.generation.request
-        started_s = time.perf_counter()
-        tokens = submission.tokens()
-        begun = any(map(_accepted, submission.generation.choices))
-        need = Need(
-            tokens=len(tokens),
-            output_tokens=min(request.max_tokens, EXPECTED_OUTPUT_TOKENS),
-            sequences=len(submission.choices),
-            avoid=submission.avoid,
-            numbers=submission.generation.numbers if begun else None,
-        )
-        placement = place(
-            need,
-            self._fleet.views(tokens, request.cache_salt),
-            self._config.placement,
-            self._config.local_prefill_tokens,
-        )
-        metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
-        if isinstance(placement, BatonError):
-            return placement
-        return self._submit(submission, placement, len(tokens))
-
-    def _submit(
-        self, submission: Submission, placement: Placement, tokens: int
-    ) -> BatonError | None:
-        link = self._fleet.link(placement.decode.worker_id)
-        if link is None:
-            return WorkerLost(f"{placement.decode.worker_id} has just left")
-        remaining_s = submission.generation.deadline_s - asyncio.get_running_loop().time()
-        message = build_submit(submission, placement, remaining_s)
-        message.trace_context.update(tracing.inject(submission.context))
-        try:
-            link.send(worker_pb2.RouterMessage(submit=message))
-        except (LinkClosed, Overloaded) as error:
-            return error
-        submission.link = link
-        submission.generation.numbers = placement.decode.numbers
-        _note_placed(link, tokens)
-        if placement.candidates:
-            first = self._fleet.link(placement.candidates[0].worker_id)
-            if first is not None:
-                _note_placed(first, tokens)
-        metrics.PLACEMENTS.labels("local" if placement.local else "disaggregated").inc()
-        return None
+            await asyncio.sleep(min(PLACE_RETRY_S, max(0.0, deadline_s - clock())))
 
     # -- leaving a worker --------------------------------------------------------------------
 
@@ -303,6 +295,7 @@ class Dispatcher:
         self._submissions.pop(submission.wire_id, None)
         if submission.placing is not None and submission.placing is not asyncio.current_task():
             submission.placing.cancel()
+        self._got_on(submission)  # nobody wants it any more
         self._tell_cancel(submission)
 
     def _tell_cancel(self, submission: Submission) -> None:
@@ -321,15 +314,6 @@ class Dispatcher:
 
     def _on(self, link: WorkerLink) -> list[Submission]:
         return [sub for sub in self._submissions.values() if sub.link is link]
-
-
-def _accepted(choice: Choice) -> bool:
-    return bool(choice.accepted)
-
-
-def _note_placed(link: WorkerLink, tokens: int) -> None:
-    link.placed_tokens += tokens
-    link.placed_requests += 1
 
 
 _FINISH: dict[int, Finish] = {worker_pb2.STOP: "stop", worker_pb2.LENGTH: "length"}

@@ -15,7 +15,7 @@ from typing import Literal
 
 from baton.router.generation_request import GenerationRequest
 from baton.router.placement import Numbers
-from baton.runtime.errors import BatonError, DeadlineExceeded
+from baton.runtime.errors import BatonError
 
 Finish = Literal["stop", "length"]
 
@@ -41,7 +41,8 @@ class Choice:
 
 class Generation:
     """`buffer` bounds the outputs that wait for a slow client; `deadline_s` is on the loop's
-    clock. `over` is set exactly once: finished, failed (`error`) or cancelled (`error`)."""
+    clock, and `timer` the dispatcher's, which ends the request then. `over` is set exactly
+    once: finished, failed (`error`) or cancelled (`error`)."""
 
     def __init__(
         self, request_id: str, request: GenerationRequest, buffer: int, deadline_s: float
@@ -53,11 +54,17 @@ class Generation:
         self.cached_tokens = 0
         self.numbers: Numbers | None = None  # of the worker that has it, or had it last
         self.migrations = 0
+        self.timer: asyncio.TimerHandle | None = None
         self.over = False
         self.error: BatonError | None = None
         self._buffer: deque[OutputToken] = deque()
         self._limit = buffer * request.choices
         self._wake = asyncio.Event()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any choice has an accepted token."""
+        return any(choice.accepted for choice in self.choices)
 
     def put(self, output: OutputToken) -> bool:
         """Accept an output. False: the buffer is full, the client is too slow."""
@@ -78,17 +85,15 @@ class Generation:
             self.over = True
             self.error = error
             self._wake.set()
+            if self.timer is not None:
+                self.timer.cancel()
 
     async def next(self) -> list[OutputToken]:
         """All outputs that wait, at least one; an empty list once the request is finished.
-        Raises the error it ended with, or DeadlineExceeded."""
+        Raises the error it ended with."""
         if not self._buffer and not self.over:
             self._wake.clear()
-            try:
-                async with asyncio.timeout_at(self.deadline_s):
-                    await self._wake.wait()
-            except TimeoutError as error:
-                raise DeadlineExceeded("the request took longer than is allowed") from error
+            await self._wake.wait()  # bounded by the timer
         if self._buffer:
             outputs = list(self._buffer)
             self._buffer.clear()

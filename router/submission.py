@@ -12,6 +12,7 @@ from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
 from baton.router.generation import Finish, Generation
+from baton.router.move_budget import Move
 from baton.router.placement import Placement
 from baton.router.worker_link import WorkerLink
 
@@ -19,7 +20,7 @@ from baton.router.worker_link import WorkerLink
 @dataclass(slots=True, eq=False)
 class Submission:
     """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
-    boot ids that failed it."""
+    boot ids that failed it; `move` is its hold on the budget while it waits for an output."""
 
     wire_id: str
     generation: Generation
@@ -29,6 +30,7 @@ class Submission:
     avoid: frozenset[bytes] = frozenset()
     link: WorkerLink | None = None
     placing: asyncio.Task[None] | None = None
+    move: Move | None = None
 
     def tokens(self) -> tuple[int, ...]:
         """Prompt and accepted tokens; several choices go on from the prompt alone."""

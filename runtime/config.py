@@ -29,7 +29,10 @@ class RouterConfig:
     max_requests: int = 1024  # admission tickets; one more is answered 503
     max_choices: int = 16  # `n`
     stream_buffer_messages: int = 1024  # a slow client's own bounded buffer
+    request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
     max_attempts: int = 4  # placements of one request, the first included
+    move_share: float = 0.2  # of what is being served, that may be placed again at once
+    move_floor: int = 10  # so many may, however little is being served
     link_heartbeat_s: float = 0.5
     link_silence_s: float = 2.5  # silence ends a link
     link_grace_s: float = 1.0  # a broken link may come back before requests are placed again
@@ -111,7 +114,10 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.max_requests": (1, 1 << 20),
     "router.max_choices": (1, 128),
     "router.stream_buffer_messages": (16, 1 << 20),
+    "router.request_s": (0.01, 86_400),
     "router.max_attempts": (1, 16),
+    "router.move_share": (0, 1),
+    "router.move_floor": (1, 1 << 20),
     "router.link_heartbeat_s": (0.01, 60),
     "router.link_silence_s": (0.05, 300),
     "router.link_grace_s": (0, 300),

@@ -77,6 +77,20 @@ PROMPT_TOKENS = _histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets
 MIGRATIONS = _counter(
     "baton_migrations_total", "Requests placed again after their decode worker was lost."
 )
+MOVES_REFUSED = _counter(
+    "baton_moves_refused_total",
+    "Requests that lost their worker and were not placed again: their own attempts, or the "
+    "router's budget of moves, were used up.",
+    "reason",
+    ("attempts", "budget"),
+)
+DEADLINES_PASSED = _counter(
+    "baton_deadlines_passed_total",
+    "Requests ended by their deadline, by what they were at: received and tokenized, waiting "
+    "to be placed, or answered.",
+    "phase",
+    ("receiving", "placing", "answering"),
+)
 STALE_OUTPUTS = _counter(
     "baton_stale_outputs_total",
     "Outputs of an older attempt, of an ended choice, or seen before; they are dropped.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -84,17 +85,20 @@ class FakeFleet:
 
 
 class Scene:
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, config: RouterConfig = CONFIG) -> None:
         self.fleet = FakeFleet(*(names or ("decode-0",)))
-        self.dispatcher = Dispatcher(cast(Any, self.fleet), CONFIG)
+        self.dispatcher = Dispatcher(cast(Any, self.fleet), config)
         self.dispatcher.place_wait_s = 0.2
 
-    async def start(self, **fields: Any) -> Generation:
+    async def start(
+        self, request_id: str = "r", within_s: float = 3600, **fields: Any
+    ) -> Generation:
+        deadline_s = asyncio.get_running_loop().time() + within_s
         defaults: dict[str, Any] = {"max_tokens": 9, "stop_token_ids": (1,)}
         request = GenerationRequest(
             prompt=PROMPT, sampling=worker_pb2.Sampling(seed=1), **{**defaults, **fields}
         )
-        return await self.dispatcher.start(request, "r", Context())
+        return await self.dispatcher.start(request, request_id, Context(), deadline_s)
 
     def link(self, number: int = 0) -> Any:
         return self.fleet.links[f"decode-{number}"]
@@ -382,11 +386,136 @@ async def test_close_ends_everything() -> None:
         await generation.next()
 
 
-async def test_a_request_has_a_deadline() -> None:
-    request = GenerationRequest(PROMPT, worker_pb2.Sampling(), max_tokens=1)
-    generation = Generation("r", request, 4, asyncio.get_running_loop().time() + 0.05)
+async def test_a_deadline_ends_a_request_under_way() -> None:
+    scene = Scene()
+    generation = await scene.start(within_s=0.1)
+    scene.give(output(0, 10))
+    assert (await texts(generation))[0][0] == 10
+    with pytest.raises(DeadlineExceeded, match="has passed"):
+        await generation.next()
+    assert scene.link().cancels() == [("r", 1)] and len(scene.dispatcher) == 0
+    (submit,) = scene.link().submits()
+    assert 0 < submit.deadline_ms <= 100
+
+
+async def test_a_deadline_ends_the_wait_for_a_first_worker() -> None:
+    scene = Scene()
+    scene.dispatcher.place_wait_s = 20
+    scene.link().up = False
+    with pytest.raises(DeadlineExceeded, match="while it waited: no decode worker"):
+        await scene.start(within_s=0.1)
+    with pytest.raises(DeadlineExceeded):
+        await scene.start(within_s=0)  # it was over before it came so far
+    assert len(scene.dispatcher) == 0 and not scene.link().sent
+
+
+async def test_a_deadline_ends_the_wait_between_two_attempts() -> None:
+    scene = Scene()
+    scene.dispatcher.place_wait_s = 20
+    generation = await scene.start(within_s=0.15)
+    scene.link().up = False
+    scene.dispatcher.lost(scene.link(), None, "dead")
     with pytest.raises(DeadlineExceeded):
         await generation.next()
+    scene.link().up = True
+    await asyncio.sleep(0.1)
+    assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
+
+
+async def test_a_later_attempt_is_told_what_is_left_of_the_time() -> None:
+    scene = Scene("decode-0", "decode-1")
+    await scene.start(within_s=5)
+    await asyncio.sleep(0.2)
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "dead")
+    await scene.settle_down()
+    (first,), (second,) = scene.link(0).submits(), scene.link(1).submits()
+    assert second.deadline_ms <= first.deadline_ms - 200
+    await scene.dispatcher.close()
+
+
+async def test_an_end_before_the_deadline_leaves_no_timer() -> None:
+    scene = Scene()
+    generation = await scene.start()
+    assert generation.timer is not None and not generation.timer.cancelled()
+    scene.give(output(0, 1, end=worker_pb2.STOP))
+    assert generation.timer.cancelled() and generation.error is None
+
+
+def failures(scene: Scene, among: int) -> list[str]:
+    """The requests that a worker now holds fail there; their ids."""
+    failing = []
+    for number in range(among):
+        link = scene.link(number)
+        for submit in [*link.submits()]:
+            failing.append(submit.request_id)
+            made = failed("EngineError", True, request_id=submit.request_id)
+            made.attempt = submit.attempt
+            scene.give(made, number=number)
+        link.sent.clear()
+    return failing
+
+
+async def test_a_fleet_that_fails_everything_is_not_stormed() -> None:
+    """Of 200 requests that fail wherever they are, a fifth is moved in all; the others end at
+    once with the time to wait."""
+    scene = Scene("decode-0", "decode-1")
+    generations = [await scene.start(f"r{number}") for number in range(200)]
+    assert len(failures(scene, among=2)) == 200
+    moved = 0
+    for _ in range(4):
+        await asyncio.sleep(0.12)
+        moved += len(failures(scene, among=2))
+    assert moved <= 40 + 10
+    assert len(scene.dispatcher) == 0  # nobody is left waiting
+    kinds = set()
+    for generation in generations:
+        with pytest.raises(BatonError) as ended:
+            await generation.next()
+        kinds.add(type(ended.value))
+        if isinstance(ended.value, Overloaded):
+            assert 0 < ended.value.retry_after_s <= 10
+    assert Overloaded in kinds
+
+
+async def test_a_burst_of_losses_is_paced_and_none_is_refused() -> None:
+    scene = Scene("decode-0", "decode-1")
+    generations = [await scene.start(f"r{number}") for number in range(100)]
+    dying = scene.link(0)
+    lost = {submit.request_id for submit in dying.submits()}
+    assert len(lost) == 100
+    dying.up = False
+    scene.dispatcher.lost(dying, None, "dead")
+    seen: list[int] = []
+    answered: set[str] = set()
+    async with asyncio.timeout(20):
+        while answered != lost:
+            await asyncio.sleep(0.02)
+            fresh = [s for s in scene.link(1).submits() if s.attempt == 2]
+            fresh = [submit for submit in fresh if submit.request_id not in answered]
+            seen.append(len(fresh))
+            for submit in fresh:
+                answered.add(submit.request_id)
+                made = output(0, 10, attempt=2, request_id=submit.request_id)
+                scene.give(made, number=1)
+    assert max(seen) <= 20  # a fifth of a hundred at once
+    assert not any(generation.over for generation in generations)
+    await scene.dispatcher.close()
+
+
+async def test_a_client_that_leaves_gives_its_turn_back() -> None:
+    scene = Scene("decode-0", "decode-1", config=replace(CONFIG, move_floor=1, move_share=0.0))
+    first, second = await scene.start("a"), await scene.start("b")
+    for number in (0, 1):
+        scene.dispatcher.lost(scene.link(number), None, "dead")
+    await asyncio.sleep(0.1)
+    again = [s.request_id for n in (0, 1) for s in scene.link(n).submits() if s.attempt == 2]
+    assert len(again) == 1
+    scene.dispatcher.cancel(first if again == ["a"] else second)
+    await asyncio.sleep(0.1)
+    again = [s.request_id for n in (0, 1) for s in scene.link(n).submits() if s.attempt == 2]
+    assert sorted(again) == ["a", "b"]
+    await scene.dispatcher.close()
 
 
 async def test_only_the_first_end_counts() -> None:

@@ -1,0 +1,79 @@
+"""Handing a submission to a worker: what is known of the fleet, a placement, and the message.
+
+One try, without waiting: the dispatcher decides whether and when there is another. Holds no
+state of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from baton.proto import worker_pb2
+from baton.router.fleet import Fleet
+from baton.router.placement import Need, Placement, place
+from baton.router.submission import Submission, build_submit
+from baton.router.worker_link import WorkerLink
+from baton.runtime import metrics, tracing
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import BatonError, Overloaded, WorkerLost
+from baton.runtime.links import LinkClosed
+
+EXPECTED_OUTPUT_TOKENS = 256  # placement does not reserve more than this for an unknown output
+
+
+class Placer:
+    def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
+        self._fleet = fleet
+        self._config = config
+
+    def try_place(self, submission: Submission) -> BatonError | None:
+        """Place and submit; or why it cannot be done now, and then no worker has heard of it."""
+        request = submission.generation.request
+        started_s = time.perf_counter()
+        tokens = submission.tokens()
+        need = Need(
+            tokens=len(tokens),
+            output_tokens=min(request.max_tokens, EXPECTED_OUTPUT_TOKENS),
+            sequences=len(submission.choices),
+            avoid=submission.avoid,
+            numbers=submission.generation.numbers if submission.generation.begun else None,
+        )
+        placement = place(
+            need,
+            self._fleet.views(tokens, request.cache_salt),
+            self._config.placement,
+            self._config.local_prefill_tokens,
+        )
+        metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
+        if isinstance(placement, BatonError):
+            return placement
+        return self._submit(submission, placement, len(tokens))
+
+    def _submit(
+        self, submission: Submission, placement: Placement, tokens: int
+    ) -> BatonError | None:
+        link = self._fleet.link(placement.decode.worker_id)
+        if link is None:
+            return WorkerLost(f"{placement.decode.worker_id} has just left")
+        remaining_s = submission.generation.deadline_s - asyncio.get_running_loop().time()
+        message = build_submit(submission, placement, remaining_s)
+        message.trace_context.update(tracing.inject(submission.context))
+        try:
+            link.send(worker_pb2.RouterMessage(submit=message))
+        except (LinkClosed, Overloaded) as error:
+            return error
+        submission.link = link
+        submission.generation.numbers = placement.decode.numbers
+        _note_placed(link, tokens)
+        if placement.candidates:
+            first = self._fleet.link(placement.candidates[0].worker_id)
+            if first is not None:
+                _note_placed(first, tokens)
+        metrics.PLACEMENTS.labels("local" if placement.local else "disaggregated").inc()
+        return None
+
+
+def _note_placed(link: WorkerLink, tokens: int) -> None:
+    link.placed_tokens += tokens
+    link.placed_requests += 1

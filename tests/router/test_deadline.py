@@ -1,0 +1,129 @@
+"""Deadlines: what a client may ask for, and requests that are ended in each of their phases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.router.deadline import deadline_of, until
+from baton.runtime.errors import DeadlineExceeded, InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [([], 60.0), (["2.5"], 2.5), ([" 60 "], 60.0), (["0.000001"], 1e-6)]
+)
+def test_a_deadline_is_seconds_from_the_arrival(given: list[str], seconds: float) -> None:
+    assert deadline_of(given, 100.0, 60.0) == 100.0 + seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0.0", "-1", "+1", "61", "1e1", "nan", "inf", "1_0", "٣", "1s", "0x1", "1,5", ".5",
+     "9" * 400, "2026-01-01T00:00:00Z"],
+)  # fmt: skip
+def test_anything_else_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="X-Request-Deadline is") as refused:
+        deadline_of([text], 100.0, 60.0)
+    assert refused.value.field == "X-Request-Deadline" and len(str(refused.value)) < 300
+
+
+def test_two_deadlines_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"'1, 2'"):
+        deadline_of(["1", "2"], 100.0, 60.0)
+
+
+async def test_what_runs_is_cancelled_at_the_deadline() -> None:
+    now_s = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded):
+        async with until(now_s + 0.05):
+            await asyncio.sleep(30)
+    with pytest.raises(DeadlineExceeded):
+        async with until(now_s - 1):
+            await asyncio.sleep(30)
+    async with until(now_s + 30):
+        pass
+
+
+async def test_a_timeout_of_the_inside_is_not_the_deadlines() -> None:
+    now_s = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError) as raised:
+        async with until(now_s + 30):
+            raise TimeoutError("mine")
+    assert str(raised.value) == "mine"
+
+
+def headers(seconds: float) -> dict[str, str]:
+    return {"x-request-deadline": f"{seconds:g}"}
+
+
+BODY = {"model": "tiny", "prompt": "the quick brown", "max_tokens": 50}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_before_the_first_byte_it_is_a_504(
+    router: Any, eventually: Any, stream: bool
+) -> None:
+    async with router() as running:
+        worker = running.workers["decode-0"]
+        worker.pause_at = 0
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        reply = await running.http.post(
+            "/v1/completions", json={**BODY, "stream": stream}, headers=headers(0.3)
+        )
+        assert reply.status_code == 504 and 0.3 <= loop.time() - started_s < 2.0
+        assert reply.json()["error"]["code"] == "deadline_exceeded"
+        (submit,) = worker.seen("submit")
+        assert 0 < submit.deadline_ms <= 300
+        await eventually(lambda: not worker.held)  # told in the same tick
+
+
+async def test_after_the_first_byte_it_is_an_event(router: Any, eventually: Any) -> None:
+    async with router() as running:
+        worker = running.workers["decode-0"]
+        worker.step_s = 0.02  # tokens keep coming until the deadline
+        reply = await running.http.post(
+            "/v1/completions",
+            json={**BODY, "max_tokens": 3000, "stream": True},
+            headers=headers(0.5),
+        )
+        assert reply.status_code == 200
+        lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]"
+        assert json.loads(lines[-2])["error"]["code"] == "deadline_exceeded"
+        assert json.loads(lines[-3])["choices"][0]["finish_reason"] == "error"
+        await eventually(lambda: not worker.held)
+
+
+async def test_while_the_body_comes(router: Any) -> None:
+    async with router() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+            b"x-request-deadline: 0.2\r\n\r\n{"
+        )
+        async with asyncio.timeout(10):
+            assert b" 504 " in await reader.readline()
+        writer.close()
+        assert not running.workers["decode-0"].seen("submit")
+
+
+async def test_while_no_worker_is_there(router: Any) -> None:
+    async with router(workers=(), wait=False) as running:
+        reply = await running.http.post("/v1/completions", json=BODY, headers=headers(0.2))
+        assert reply.status_code == 504
+        assert "no decode worker" in reply.json()["error"]["message"]
+
+
+async def test_the_longest_life_is_a_setting(router: Any, fast_config: Any) -> None:
+    async with router(config=replace(fast_config, request_s=0.3)) as running:
+        reply = await running.http.post("/v1/completions", json=BODY, headers=headers(5))
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "X-Request-Deadline"
+        running.workers["decode-0"].pause_at = 0
+        assert (await running.complete()).status_code == 504

@@ -1,0 +1,98 @@
+"""The budget of moves: shares, turns, and what a fleet that only fails gets of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.router.move_budget import HOLD_S, Move, MoveBudget
+from baton.runtime.errors import Overloaded
+
+
+def taken(budget: MoveBudget, active: int, now_s: float) -> Move:
+    move = budget.take(active, now_s)
+    assert move is not None
+    return move
+
+
+def test_the_limit_is_a_share_and_a_floor() -> None:
+    budget = MoveBudget(0.2, 3)
+    assert [budget.limit(active) for active in (1, 15, 16, 20, 1000)] == [3, 3, 3, 4, 200]
+
+
+def test_moves_that_get_on_make_room_and_others_wait() -> None:
+    budget = MoveBudget(0.2, 2)
+    first, _ = taken(budget, 5, 0.0), taken(budget, 5, 0.0)
+    assert budget.take(5, 1.0) is None
+    budget.got_on(first)
+    assert budget.take(5, 1.0) is not None
+    assert budget.take(5, 1.0) is None
+    assert budget.take(15, 1.0) is not None  # more is being served
+
+
+def test_one_that_waits_in_a_queue_does_not_keep_its_share_for_ever() -> None:
+    budget = MoveBudget(0.2, 1)
+    slow = taken(budget, 1, 0.0)
+    assert budget.take(1, HOLD_S - 0.1) is None
+    assert budget.take(1, HOLD_S) is not None
+    budget.got_on(slow)  # late, and no harm
+
+
+def test_failed_moves_refuse_at_once_and_say_how_long() -> None:
+    budget = MoveBudget(0.2, 3)
+    for now_s in (0.0, 1.0, 2.0):
+        budget.failed(taken(budget, 1, now_s), now_s)
+    with pytest.raises(Overloaded, match="3 requests that were moved") as refused:
+        budget.take(1, 4.0)
+    assert refused.value.retry_after_s == HOLD_S - 4.0
+    assert budget.take(1, HOLD_S) is not None  # the first is forgotten
+    budget.failed(taken(budget, 100, HOLD_S), HOLD_S)
+    with pytest.raises(Overloaded) as refused:
+        budget.take(1, HOLD_S)
+    assert refused.value.retry_after_s == 1.0  # then the second is
+
+
+def test_a_move_that_lapsed_and_then_failed_counts() -> None:
+    budget = MoveBudget(0.2, 1)
+    late = taken(budget, 1, 0.0)
+    budget.take(1, HOLD_S)
+    budget.failed(late, HOLD_S + 1)
+    with pytest.raises(Overloaded):
+        budget.take(1, HOLD_S + 1)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["take", "got on", "failed"]), st.floats(0, 3), st.integers(0, 60)),
+    max_size=120,
+)
+
+
+@given(steps=STEPS)
+def test_never_more_at_once_than_the_limit(steps: list[tuple[str, float, int]]) -> None:
+    """Held against a plain list of what was taken when, and how each ended."""
+    budget, now_s = MoveBudget(0.2, 3), 0.0
+    open_: list[tuple[Move, float]] = []
+    failed: list[float] = []
+    for step, passing_s, active in steps:
+        now_s += passing_s
+        holding = [entry for entry in open_ if entry[1] + HOLD_S > now_s]
+        recent = [at_s for at_s in failed if at_s + HOLD_S > now_s]
+        limit = max(3, int(0.2 * active))
+        if step == "take":
+            try:
+                move = budget.take(active, now_s)
+            except Overloaded as error:
+                assert len(recent) >= limit and 0 < error.retry_after_s <= HOLD_S
+                continue
+            assert len(recent) < limit
+            assert (move is not None) == (len(holding) + len(recent) < limit)
+            if move is not None:
+                open_.append((move, now_s))
+        elif open_:
+            move, _ = open_.pop(0)
+            if step == "failed":
+                budget.failed(move, now_s)
+                failed.append(now_s)
+            else:
+                budget.got_on(move)
