@@ -161,14 +161,117 @@ def test_no_file_is_named_for_nothing() -> None:
     assert [str(path) for path in all_sources() if path.stem in FORBIDDEN_NAMES] == []
 
 
-def test_nothing_unpickles() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in all_sources()
-        for name, line in imports(path)
-        if name.split(".")[0] in {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+# Modules and functions that run what they read, or hand text to a shell. A name covers what lies
+# below it; it counts wherever it is mentioned, called or not.
+RUNS_WHAT_IT_READS = {
+    "pickle", "_pickle", "pickletools", "cloudpickle", "ray.cloudpickle", "dill", "jsonpickle",
+    "joblib", "marshal", "shelve", "multiprocessing", "torch.multiprocessing",
+    "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__", "code", "codeop",
+    "torch.load", "torch.jit.load", "torch.hub", "torch.package", "torch.distributed.rpc",
+    "torch.distributed.broadcast_object_list", "torch.distributed.all_gather_object",
+    "torch.distributed.gather_object", "torch.distributed.scatter_object_list",
+    "torch.distributed.send_object_list", "torch.distributed.recv_object_list",
+    "yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load", "yaml.full_load_all",
+    "yaml.Loader", "yaml.FullLoader", "yaml.UnsafeLoader",
+    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput",
+    "asyncio.create_subprocess_shell", "logging.config.listen",
+}  # fmt: skip
+SAFE_YAML = {"yaml.SafeLoader", "yaml.CSafeLoader", "yaml.BaseLoader"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+# (file, name): the reason why it may stand there
+ALLOWED_TO_RUN: dict[tuple[str, str], str] = {}
+
+
+def dangers(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """What of RUNS_WHAT_IT_READS a file names, and calls that are dangerous by an argument."""
+    full = {}  # local name to what it stands for
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _named(alias.name, node.lineno)
+                first = alias.name.split(".")[0]
+                full[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield from _named(f"{node.module}.{alias.name}", node.lineno)
+                full[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield from _named(_dotted(node, full), node.lineno)
+        elif isinstance(node, ast.Name) and node.id in BUILTINS:
+            yield f"builtins.{node.id}", node.lineno
+        elif isinstance(node, ast.Call):
+            yield from _called(node, _dotted(node.func, full), full)
+
+
+def _named(name: str, line: int) -> Iterator[tuple[str, int]]:
+    if any(f"{name}.".startswith(f"{danger}.") for danger in RUNS_WHAT_IT_READS):
+        yield name, line
+
+
+def _dotted(node: ast.expr, full: dict[str, str]) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value, full)}.{node.attr}"
+    return full.get(node.id, "?") if isinstance(node, ast.Name) else "?"
+
+
+def _called(node: ast.Call, name: str, full: dict[str, str]) -> Iterator[tuple[str, int]]:
+    given = {argument.arg: argument.value for argument in node.keywords}
+    for risky in ("shell", "allow_pickle", "trust_remote_code"):
+        value = given.get(risky)
+        if value is not None and not (isinstance(value, ast.Constant) and not value.value):
+            yield f"{name}({risky}=)", node.lineno
+    if name in ("yaml.load", "yaml.load_all"):
+        loader = given.get("Loader") or (node.args[1] if len(node.args) > 1 else None)
+        if loader is None or _dotted(loader, full) not in SAFE_YAML:
+            yield name, node.lineno
+
+
+def test_nothing_runs_what_it_reads() -> None:
+    found = [
+        (str(path.relative_to(ROOT)), name, line)
+        for path in [*all_sources(), *sorted((ROOT / "benchmarks").glob("*.py"))]
+        for name, line in dangers(ast.parse(path.read_text()))
     ]
-    assert wrong == []
+    assert [each for each in found if each[:2] not in ALLOWED_TO_RUN] == []
+    assert set(ALLOWED_TO_RUN) <= {(path, name) for path, name, _ in found}, "no longer needed"
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "import pickle", "from pickle import loads", "import cloudpickle as c", "import dill",
+        "from marshal import load", "import shelve", "from ray import cloudpickle",
+        "def late():\n    import pickle", "from multiprocessing.connection import Listener",
+        "import multiprocessing.shared_memory", "eval('1')", "run = exec",
+        "compile('1', '', 'exec')",
+        "import torch\ntorch.load('x')", "import torch as t\nt.load('x', weights_only=True)",
+        "from torch import load", "import torch\nread = torch.load",
+        "import torch.distributed as d\nd.broadcast_object_list([])",
+        "import yaml\nyaml.load(text)", "from yaml import load\nload(text, Loader=mine)",
+        "import yaml\nyaml.load(text, yaml.Loader)", "from yaml import unsafe_load",
+        "import numpy as np\nnp.load('x', allow_pickle=True)", "numpy.load('x', allow_pickle=flag)",
+        "import subprocess\nsubprocess.run('x', shell=True)", "import os\nos.system('x')",
+        "from asyncio import create_subprocess_shell", "AutoModel.of('x', trust_remote_code=True)",
+        "import builtins\nbuiltins.exec('x')",
+    ],
+)  # fmt: skip
+def test_each_way_to_run_what_is_read_is_found(sample: str) -> None:
+    assert list(dangers(ast.parse(sample)))
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "model.eval()", "import re\nre.compile('x')", "import yaml\nyaml.safe_load(text)",
+        "import yaml\nyaml.load(text, Loader=yaml.SafeLoader)", "import torch\ntorch.compile(f)",
+        "import numpy as np\nnp.load('x')", "import numpy as np\nnp.load('x', allow_pickle=False)",
+        "import subprocess\nsubprocess.run(['x'], shell=False)", "loads(b'{}')", "self.load(x)",
+        "code.name",
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_it_is_let_through(sample: str) -> None:
+    assert list(dangers(ast.parse(sample))) == []
 
 
 def test_there_is_at_least_as_much_test_as_code() -> None:
