@@ -24,7 +24,7 @@ from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import HandoffConfig
-from baton.runtime.errors import BatonError, LeaseLost, Overloaded, WorkerLost
+from baton.runtime.errors import BatonError, Draining, LeaseLost, Overloaded, WorkerLost
 
 log = logs.get(__name__)
 
@@ -115,8 +115,8 @@ class Handoffs:
                 # not before the group is in the batch
                 asyncio.get_running_loop().call_soon(self._record_fetch, report, context)
             outcome = "completed"
-        except BatonError:
-            outcome = "failed"
+        except BatonError as error:
+            outcome = "refused" if isinstance(error, Draining) else "failed"
             raise
         finally:
             self.open -= 1
@@ -186,9 +186,8 @@ class Handoffs:
         settled.add_done_callback(lift)
 
     def _give_up(self, candidate: worker_pb2.Candidate, error: BatonError) -> None:
-        log.warning(
-            "handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error)
-        )
+        say = log.info if isinstance(error, Draining) else log.warning
+        say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
         if isinstance(error, WorkerLost | LeaseLost):
             self._peers.forget(candidate.boot_id)
 

@@ -6,6 +6,7 @@ nothing more of it is emitted. The scheduler frees what an ended sequence held.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from baton.decode_worker.scheduler import DecodeScheduler
@@ -27,9 +28,12 @@ class Requests:
         self._limits = limits
         self._wall = wall  # seconds as of time.time(), for spans
         self._living: dict[str, Request] = {}
+        self.none = asyncio.Event()  # set while no request lives
+        self.none.set()
 
     def add(self, request: Request) -> None:
         self._living[request.request_id] = request
+        self.none.clear()
 
     def get(self, request_id: str) -> Request | None:
         return self._living.get(request_id)
@@ -111,6 +115,8 @@ class Requests:
         if not request.ended:
             return
         self._living.pop(request.request_id, None)
+        if not self._living:
+            self.none.set()
         if request.deadline is not None:
             request.deadline.cancel()
         if request.first_token_wall_s:

@@ -34,6 +34,7 @@ from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
 from baton.runtime.errors import (
     BatonError,
+    Draining,
     EngineError,
     HandoffError,
     OutOfBlocks,
@@ -89,7 +90,7 @@ class DecodeWorker:
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
         self._step_ms = 0.0
-        self.draining = False
+        self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities)
 
     # -- what a router link calls -------------------------------------------------------------
@@ -113,15 +114,15 @@ class DecodeWorker:
             queued_tokens=self._scheduler.queued_tokens,
             fetching=len(self._fetches),
             quarantined_blocks=counts.quarantined,
-            draining=self.draining,
+            draining=self.draining.is_set(),
             step_ms=self._step_ms,
             promised_blocks=self._scheduler.promised_blocks,
         )
 
     def submit(self, submit: worker_pb2.Submit, emit: Callable[[worker_pb2.Output], None]) -> None:
         """Take a request, or raise what is wrong with it."""
-        if self.draining:
-            raise Unavailable("the decode worker is stopping")
+        if self.draining.is_set():
+            raise Draining("the decode worker is stopping")
         if self._requests.get(submit.request_id) is not None:
             raise Unavailable("a request of another router has this id here")
         loop = asyncio.get_running_loop()
@@ -143,6 +144,14 @@ class DecodeWorker:
 
     # -- the loop -----------------------------------------------------------------------------
 
+    async def drain(self, within_s: float) -> None:
+        """Take nothing new; return once every request has ended, or after `within_s`. What is
+        left then goes back to its routers when `run` is cancelled."""
+        self.draining.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._requests.none.wait()
+
     async def run(self) -> None:
         """Serve until cancelled; then every request fails for another worker to continue, every
         handoff is closed and every block is free."""
@@ -163,9 +172,10 @@ class DecodeWorker:
                     self._publish()
         finally:
             self._steps.close()
+            ending = Draining if self.draining.is_set() else WorkerLost
             for request in self._requests.living():
                 for sequence in request.sequences:
-                    self._requests.fail(sequence, WorkerLost("the decode worker is stopping"))
+                    self._requests.fail(sequence, ending("the decode worker is stopping"))
             self._after_ends()
             if self._fetches:
                 await asyncio.wait(set(self._fetches.values()))
@@ -184,6 +194,7 @@ class DecodeWorker:
             "running": self._scheduler.running,
             "open_handoffs": self._handoffs.open,
             "sessions": self._sessions.count,
+            "draining": self.draining.is_set(),
             "preemptions": self._scheduler.preemptions,
         }
 

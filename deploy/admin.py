@@ -1,18 +1,20 @@
-"""The admin port of a worker: audit, metrics and health over plain HTTP.
+"""The admin port of a worker: audit, metrics, health and orders over plain HTTP.
 
     GET /audit    JSON from the worker's own books (blocks, leases, pins, quarantine)
     GET /metrics  Prometheus text
     GET /healthz  200 while the event loop turns
+    POST /drain   an order: given with the cluster's token as Bearer, answered 202 at once
 
-Meant for loopback or a private network: it has no login, answers GET and HEAD alone, reads no
-body, and closes every connection after one answer. It knows no scheduler: what the audit says
-is the business of the callable that it is given, which runs on the event loop.
+Meant for loopback or a private network: what it shows needs no login. It reads no body and
+closes every connection after one answer. It knows no scheduler: what audit and orders do is
+the business of the callables that it is given, which run on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hmac
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +42,27 @@ class _Answer:
 
 
 class AdminServer:
-    """Serves the three routes from `start` until `stop`, on the running event loop.
+    """Serves its routes from `start` until `stop`, on the running event loop.
 
     `audit` returns a dict that JSON can hold; an exception from it is logged and answered 500,
-    and never ends the worker.
+    and never ends the worker. `orders` by path: callables that return at once. Without a `token`
+    no order is taken.
     """
 
-    def __init__(self, host: str, port: int, audit: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        audit: Callable[[], dict[str, Any]],
+        *,
+        orders: Mapping[str, Callable[[], None]] | None = None,
+        token: str = "",
+    ) -> None:
         self._host = host
         self._port = port
         self._audit = audit
+        self._orders = orders or {}
+        self._token = token
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -110,6 +123,8 @@ class AdminServer:
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
             return "GET", _Answer("400 Bad Request", TEXT, b"not an HTTP/1.x request\n")
         method, path = parts[0], parts[1].split("?", 1)[0]
+        if path in self._orders:
+            return method, self._ordered(method, path, head)
         if method not in ("GET", "HEAD"):
             return method, _Answer("405 Method Not Allowed", TEXT, b"use GET\n")
         if path == "/audit":
@@ -120,6 +135,15 @@ class AdminServer:
             return method, _Answer("200 OK", TEXT, b"ok\n")
         return method, _Answer("404 Not Found", TEXT, b"routes: /audit /metrics /healthz\n")
 
+    def _ordered(self, method: str, path: str, head: bytes) -> _Answer:
+        if method != "POST":
+            return _Answer("405 Method Not Allowed", TEXT, b"use POST\n")
+        if not self._token or not hmac.compare_digest(_bearer(head), self._token.encode()):
+            return _Answer("401 Unauthorized", TEXT, b"give the cluster's token as Bearer\n")
+        log.info("an order came through the admin port", order=path)
+        self._orders[path]()
+        return _Answer("202 Accepted", TEXT, b"accepted\n")
+
     def _audited(self) -> _Answer:
         try:
             return _Answer("200 OK", JSON, orjson.dumps(self._audit()))
@@ -127,6 +151,16 @@ class AdminServer:
             log.exception("audit failed")
             body = orjson.dumps({"error": f"{type(error).__name__}: {error}"})
             return _Answer("500 Internal Server Error", JSON, body)
+
+
+def _bearer(head: bytes) -> bytes:
+    """The token of the Authorization header; empty where there is none."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        scheme, _, token = value.strip().partition(b" ")
+        if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
+            return token.strip()
+    return b""
 
 
 def _encode(answer: _Answer, *, with_body: bool) -> bytes:

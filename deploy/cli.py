@@ -57,6 +57,12 @@ def parser() -> argparse.ArgumentParser:
     ps = commands.add_parser("ps", help="list what runs on this host")
     ps.add_argument("--json", action="store_true", help="as JSON")
     ps.set_defaults(run=_ps)
+    drain = commands.add_parser(
+        "drain", help="let a worker finish what it has and end; `baton serve` starts it again"
+    )
+    drain.add_argument("worker", metavar="WORKER", help="its name, as `baton ps` shows it")
+    drain.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
+    drain.set_defaults(run=_drain)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _add_settings(doctor)
@@ -243,6 +249,12 @@ def _ps(options: argparse.Namespace) -> int:
     from baton.deploy.processes import show
 
     return show(as_json=options.json)
+
+
+def _drain(options: argparse.Namespace) -> None:
+    from baton.deploy.orders import drain
+
+    drain(options.worker, options.instance)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -33,6 +33,7 @@ INSTANCE_KEY = "BATON_INSTANCE"  # in the environment of every process of the in
 TOKEN_KEY = "BATON_TOKEN"  # the cluster token
 ERROR_KEY = "BATON_ERROR_FILE"  # where a child leaves its one clear message
 STOP_DEADLINE_S = 30.0
+KILL_S = 5.0  # for a keeper to kill a child after its grace, and to end
 
 JobState = Literal["running", "waiting", "failed", "stopped"]
 
@@ -88,6 +89,7 @@ class Instance:
     def __init__(self, folder: Path, lifeline: int, instance_id: str) -> None:
         self.folder = folder
         self.instance_id = instance_id
+        self._stop_s = STOP_DEADLINE_S
         self._lifeline: int | None = lifeline
 
     @classmethod
@@ -124,6 +126,7 @@ class Instance:
 
     def write_job(self, job: Job) -> None:
         write_private(self.folder / f"{job.name}.json", json.dumps(asdict(job)))
+        self._stop_s = max(self._stop_s, job.grace_s + KILL_S)
 
     def release(self) -> None:
         """Let go of the lifeline: every keeper now ends its child, then itself."""
@@ -134,7 +137,7 @@ class Instance:
     def end(self) -> bool:
         """`release`, wait for the keepers, remove the folder. False if some keeper stayed."""
         self.release()
-        if not wait_unkept(self.folder, time.monotonic() + STOP_DEADLINE_S):
+        if not wait_unkept(self.folder, time.monotonic() + self._stop_s):
             return False
         lifeline = _lock_lifeline(self.folder)
         if lifeline is not None:  # else a new instance has claimed the folder meanwhile

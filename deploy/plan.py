@@ -20,6 +20,7 @@ LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
 MOST_WORKERS = 64  # of one role, on one host
 EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
+END_S = 10.0  # of a worker's loop, server and threads
 MEMORY_FRACTION_LEAST = 0.01  # the setting's own bound
 
 
@@ -84,6 +85,12 @@ def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
     return {name: f"cuda:{index % gpus}" for index, name in enumerate(names)}
 
 
+def grace_s(config: Config) -> float:
+    """From a worker's SIGTERM to its SIGKILL: its drain, the leases that it has granted, and the
+    end of its threads."""
+    return config.worker.drain_s + 2 * config.handoff.lease_s + END_S
+
+
 def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0) -> list[Job]:
     """The router's job, then the workers', for the instance in `folder`."""
     shared = ["--model", str(model.folder), "--registry", str(folder / "registry")]
@@ -96,7 +103,7 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
     for name in worker_names(options):
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
-        workers.append(Job(name, _baton("worker", *own, *shared)))
+        workers.append(Job(name, _baton("worker", *own, *shared), grace_s(options.config)))
     return [Job(ROUTER_JOB, _baton(*router)), *workers]
 
 

@@ -1,9 +1,9 @@
 """The main of a worker process: builds what lies below the seams, and runs one role on it.
 
-    engine + pool + mover ─▶ DecodeWorker or PrefillWorker ─▶ gRPC server, admin port, registry
+    engine + pool + mover ─▶ worker_roles.py ─▶ gRPC server, admin port, registry
 
-Both roles start and stop alike; they differ by the loop that runs. SIGTERM withdraws the worker
-from the registry, ends its loop and waits for what it owes its peers.
+Both roles start and stop alike; they differ by the loop that runs. SIGTERM drains the worker
+(worker_drain.py); then it leaves the registry and waits for what it owes its peers.
 """
 
 from __future__ import annotations
@@ -13,32 +13,25 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import grpc.aio
 
-from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peers import GrpcPeers
-from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
 from baton.deploy.pool_memory import local_pool
+from baton.deploy.worker_drain import Stop, serve_until
+from baton.deploy.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
 from baton.engine.blocks import BlockPool
 from baton.engine.device_choice import device_label
-from baton.engine.fingerprint import model_fingerprint
 from baton.engine.loading import build_engine
 from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
-from baton.prefill_worker.service import HandoffService
-from baton.prefill_worker.worker import PrefillWorker
-from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2_grpc
-from baton.runtime import identity, logs, tracing
+from baton.runtime import logs, tracing
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
-from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import (
     DirectoryRegistry,
     Registry,
@@ -46,15 +39,12 @@ from baton.runtime.registry import (
     WorkerRecord,
     check_worker_id,
 )
-from baton.runtime.wire import ModelLimits
-from baton.runtime.worker_service import WorkerService
 
 log = logs.get(__name__)
 
 ANNOUNCE_S = 3.0
 PROGRESS_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
-STOP_GRACE_S = 5.0
 SERVER_GRACE_S = 0.5
 QUARANTINE_LOOK_S = 1.0
 
@@ -139,156 +129,44 @@ class LoadProgress:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """One start of a worker."""
-
-    config: Config
-    role: Role
-    worker_id: str
-    boot_id: bytes
-    model_folder: Path
-    registry: Registry
-    token: str
-
-
 async def _serve(boot: Boot, engine: TorchEngine) -> None:
-    """Run the role until a signal, or until it fails; then leave nothing owed."""
-    stop = asyncio.Event()
+    """Run the role until it is told to stop, or until it fails; then leave nothing owed."""
+    stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     config = boot.config
     read_threads = config.handoff.read_threads if boot.role == "decode" else 1
     mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
     pool = BlockPool(engine.pool.blocks, config.pool.block_size)
-    limits = _limits(boot, engine)
-    below = _Below(boot, engine, pool, mover, limits)
-    role = _decode(below) if boot.role == "decode" else _prefill(below)
-    admin = AdminServer(config.worker.host, config.worker.admin_port, role.worker.audit)
+    below = Below(boot, engine, pool, mover, model_limits(boot, engine))
+    role = decode_role(below) if boot.role == "decode" else prefill_role(below)
+    admin = AdminServer(
+        config.worker.host,
+        config.worker.admin_port,
+        role.worker.audit,
+        orders={"/drain": stop},
+        token=boot.token,
+    )
     record = await _listen(boot, role.server, admin)
     if engine.memory is not None:
         device = engine.pool.tensor.device
         where = "" if device.type == "cpu" else f"{device_label(device)}: "
         record = replace(record, memory=where + engine.memory.line())
-    tasks = [
-        asyncio.create_task(role.worker.run()),
+    watches = [
         asyncio.create_task(_announce(boot.registry, record)),
         asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
-        asyncio.create_task(stop.wait()),
     ]
     log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()  # a loop that ends by itself ends the worker, loudly
+        await serve_until(stop, role.worker, watches, config.worker.drain_s)
     finally:
-        role.worker.draining = True
         boot.registry.withdraw(boot.worker_id, record.boot_id)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=STOP_GRACE_S)
         await role.finish()
         await role.server.stop(grace=SERVER_GRACE_S)
         await admin.stop()
         await mover.close()
         await engine.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Below:
-    """What lies below a worker's seams."""
-
-    boot: Boot
-    engine: TorchEngine
-    pool: BlockPool
-    mover: NixlMover
-    limits: ModelLimits
-
-    def greeting(self) -> handoff_pb2.Greeting:
-        spec = self.engine.spec
-        common = greeting.compatibility(
-            self.limits.fingerprint,
-            self.limits.kv_dtype,
-            self.pool.block_size,
-            spec.layers,
-            spec.kv_heads,
-            spec.head_dim,
-        )
-        return greeting.build(self.boot.worker_id, self.mover.describe(), common)
-
-    def wall_offset_s(self) -> float:
-        return time.time() - asyncio.get_running_loop().time()
-
-
-@dataclass(frozen=True, slots=True)
-class _Role:
-    """A role's worker, its gRPC server, and what it waits for at its end."""
-
-    worker: DecodeWorker | PrefillWorker
-    server: grpc.aio.Server
-    finish: Callable[[], Awaitable[None]]
-
-
-def _decode(below: _Below) -> _Role:
-    boot = below.boot
-    floor_gbps = boot.config.handoff.preflight_floor_gbps
-    first_contact = FirstContact(below.mover, below.pool, floor_gbps)
-    peers = GrpcPeers(below.greeting, below.mover, boot.token, first_contact)
-    worker = DecodeWorker(
-        worker_id=boot.worker_id,
-        boot_id=boot.boot_id,
-        engine=below.engine,
-        pool=below.pool,
-        mover=below.mover,
-        peers=peers,
-        limits=below.limits,
-        config=boot.config,
-        wall_offset_s=below.wall_offset_s(),
-        new_id=partial(os.urandom, greeting.BOOT_ID_BYTES),
-    )
-    return _Role(worker, _server(boot, worker), peers.close)
-
-
-def _prefill(below: _Below) -> _Role:
-    boot = below.boot
-    worker = PrefillWorker(
-        worker_id=boot.worker_id,
-        boot_id=boot.boot_id,
-        engine=below.engine,
-        pool=below.pool,
-        mover=below.mover,
-        limits=below.limits,
-        config=boot.config,
-        wall_offset_s=below.wall_offset_s(),
-    )
-    server = _server(boot, worker)
-    handoffs = HandoffService(worker, below.greeting)
-    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
-    leases_s = 2 * boot.config.handoff.lease_s
-    return _Role(worker, server, lambda: handoffs.finished(leases_s))
-
-
-def _server(boot: Boot, worker: DecodeWorker | PrefillWorker) -> grpc.aio.Server:
-    server = open_server(boot.token)
-    service = WorkerService(worker, worker.feed, boot.config.router)
-    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    return server
-
-
-def _limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
-    pool_tokens = engine.pool.blocks * boot.config.pool.block_size
-    return ModelLimits(
-        vocab_size=engine.spec.vocab_size,
-        max_context=min(engine.max_context, pool_tokens),
-        fingerprint=model_fingerprint(
-            boot.model_folder,
-            boot.config.worker.max_context,
-            engine.numerics,
-            boot.config.worker.quantization,
-        ),
-        kv_dtype=engine.dtype_name,
-        key=identity.cluster_key(boot.token),
-    )
+    log.info("worker stopped")
 
 
 async def _listen(boot: Boot, server: grpc.aio.Server, admin: AdminServer) -> WorkerRecord:

@@ -11,6 +11,7 @@ its load.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +29,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
-from baton.runtime.errors import EngineError, WorkerLost
+from baton.runtime.errors import Draining, EngineError, WorkerLost
 from baton.runtime.links import Link, LinkClosed
 from baton.runtime.wire import ModelLimits
 
@@ -81,13 +82,16 @@ class PrefillWorker:
         self._wake = asyncio.Event()
         self._step_ms = 0.0
         self._open_handoffs = 0
-        self.draining = False
+        self._no_handoff = asyncio.Event()
+        self._no_handoff.set()
+        self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities)
 
     async def serve_handoff(self, link: GranterLink) -> None:
         """Serve one handoff stream; returns when the handoff is over, however long after its
         stream has broken."""
         self._open_handoffs += 1
+        self._no_handoff.clear()
         metrics.OPEN_HANDOFFS.set(self._open_handoffs)
         try:
             report = await grant(
@@ -98,12 +102,14 @@ class PrefillWorker:
                 log.warning("handoff over", end=report.end, why=str(report.failure or ""))
         finally:
             self._open_handoffs -= 1
+            if not self._open_handoffs:
+                self._no_handoff.set()
             metrics.OPEN_HANDOFFS.set(self._open_handoffs)
 
     def admit(self, opening: handoff_pb2.OpenHandoff) -> Prompt:
         """Queue the prompt of a handoff, or raise what is wrong with it."""
-        if self.draining:
-            raise WorkerLost("the prefill worker is stopping")
+        if self.draining.is_set():
+            raise Draining("the prefill worker is stopping")
         prompt = to_prompt(
             opening, self._limits, self._pool.block_size, self._ended, wall_s=self._wall()
         )
@@ -131,7 +137,7 @@ class PrefillWorker:
             queued_tokens=self._scheduler.queued_tokens,
             fetching=self._open_handoffs,
             quarantined_blocks=counts.quarantined,
-            draining=self.draining,
+            draining=self.draining.is_set(),
             step_ms=self._step_ms,
         )
 
@@ -146,7 +152,16 @@ class PrefillWorker:
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.computing,
             "open_handoffs": self._open_handoffs,
+            "draining": self.draining.is_set(),
         }
+
+    async def drain(self, within_s: float) -> None:
+        """Take nothing new; return once every offered block was read or its lease is over, or
+        after `within_s`. What is not computed then fails when `run` is cancelled."""
+        self.draining.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._no_handoff.wait()
 
     async def run(self) -> None:
         """Serve until cancelled; then every prompt that is not complete fails, so that its
@@ -167,7 +182,8 @@ class PrefillWorker:
                     self._publish()
         finally:
             self._steps.close()
-            self._scheduler.stop(WorkerLost("the prefill worker is stopping"))
+            ending = Draining if self.draining.is_set() else WorkerLost
+            self._scheduler.stop(ending("the prefill worker is stopping"))
 
     def _submit_step(self, plan: StepPlan) -> None:
         try:

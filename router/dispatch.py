@@ -31,6 +31,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.errors import (
     BatonError,
     Cancelled,
+    Draining,
     InvalidRequest,
     Overloaded,
     WorkerLost,
@@ -150,7 +151,8 @@ class Dispatcher:
         for submission in self._on(link):
             if wanted is None or submission.wire_id in wanted:
                 submission.link = None
-                self._again(submission, WorkerLost(f"{link.worker_id}: {reason}"), link.boot_id)
+                loss = Draining if link.load.draining else WorkerLost
+                self._again(submission, loss(f"{link.worker_id}: {reason}"), link.boot_id)
 
     # -- outputs -----------------------------------------------------------------------------
 
@@ -205,6 +207,8 @@ class Dispatcher:
         can help."""
         boot_id = submission.link.boot_id if submission.link is not None else b""
         self._tell_cancel(submission)
+        if submission.link is not None and isinstance(error, Draining):
+            submission.link.load.draining = True  # until it says otherwise
         submission.link = None
         if retryable:
             self._again(submission, error, boot_id)
@@ -222,29 +226,35 @@ class Dispatcher:
                 self._choice_ended(submission, choice)
         if not submission.choices:
             return
-        if submission.move is not None:
+        drained = isinstance(error, Draining)
+        if drained:
+            self._got_on(submission)
+        elif submission.move is not None:
             self._budget.failed(submission.move, asyncio.get_running_loop().time())
             submission.move = None
-        if submission.attempt >= self._config.max_attempts:
+        if not drained and submission.failures >= self._config.max_attempts:
             metrics.MOVES_REFUSED.labels("attempts").inc()
             self.cancel(generation, error)
             return
-        log.warning("request placed again", request_id=generation.request_id, reason=str(error))
+        say = log.info if drained else log.warning
+        say("request placed again", request_id=generation.request_id, reason=str(error))
         self._submissions.pop(submission.wire_id, None)
-        for part in submission.continued(failed_boot_id):
+        for part in submission.continued(failed_boot_id, drained):
             self._submissions[part.wire_id] = part
             busy = isinstance(error, Overloaded) and generation.begun
             pause_s = BUSY_PAUSE_S * submission.attempt if busy else 0.0
-            task = asyncio.create_task(self._place_again(part, pause_s))
+            task = asyncio.create_task(self._place_again(part, pause_s, drained))
             part.placing = task
             self._placing.add(task)
             task.add_done_callback(self._placing.discard)
 
-    async def _place_again(self, submission: Submission, pause_s: float) -> None:
-        """A task of its own, which ends with the submission: its deadline cancels it."""
+    async def _place_again(self, submission: Submission, pause_s: float, drained: bool) -> None:
+        """A task of its own, which ends with the submission: its deadline cancels it. What a
+        drain hands back asks the budget for nothing: nobody has failed."""
         await asyncio.sleep(pause_s)
         try:
-            await self._take_turn(submission)
+            if not drained:
+                await self._take_turn(submission)
             metrics.MIGRATIONS.inc()
             submission.generation.migrations += 1
             await self._place(submission)

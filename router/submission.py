@@ -20,7 +20,8 @@ from baton.router.worker_link import WorkerLink
 @dataclass(slots=True, eq=False)
 class Submission:
     """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
-    boot ids that failed it; `move` is its hold on the budget while it waits for an output."""
+    boot ids that failed it; `drains` of its attempts ended because a worker drained. `move` is
+    its hold on the budget while it waits for an output."""
 
     wire_id: str
     generation: Generation
@@ -28,6 +29,7 @@ class Submission:
     context: Context
     attempt: int = 1
     avoid: frozenset[bytes] = frozenset()
+    drains: int = 0
     link: WorkerLink | None = None
     placing: asyncio.Task[None] | None = None
     move: Move | None = None
@@ -39,17 +41,24 @@ class Submission:
         (choice,) = self.choices
         return (*self.generation.request.prompt, *self.generation.choices[choice].accepted)
 
-    def continued(self, failed_boot_id: bytes) -> list[Submission]:
+    @property
+    def failures(self) -> int:
+        """Attempts that have failed, if this one has too."""
+        return self.attempt - self.drains
+
+    def continued(self, failed_boot_id: bytes, drained: bool = False) -> list[Submission]:
         """The next attempt: one submission, or one for each choice if several go on from
         accepted tokens."""
-        avoid = self.avoid | {failed_boot_id}
+        avoid, drains = self.avoid | {failed_boot_id}, self.drains + drained
         choices = self.generation.choices
         if len(self.choices) == 1 or not any(choices[choice].accepted for choice in self.choices):
             parts = [(self.wire_id, self.choices)]
         else:
             parts = [(f"{self.wire_id}.{choice}", {choice}) for choice in sorted(self.choices)]
         return [
-            Submission(wire_id, self.generation, part, self.context, self.attempt + 1, avoid)
+            Submission(
+                wire_id, self.generation, part, self.context, self.attempt + 1, avoid, drains
+            )
             for wire_id, part in parts
         ]
 

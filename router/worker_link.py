@@ -123,7 +123,7 @@ class WorkerLink:
                     await connection.close()
                 if was_up:
                     self._note_break(reason)
-                    parked_until = clock() + self._config.link_grace_s
+                    parked_until = clock() + self._grace_s()
                     self.parked = True
                     wait_s = RETRY_S[0]
                 pause_s = wait_s * random.uniform(0.5, 1.0)
@@ -137,10 +137,17 @@ class WorkerLink:
             self._give_up("the router let the worker go")
 
     def _note_break(self, reason: str) -> None:
-        metrics.LINK_BREAKS.inc()
         metrics.LINKS.labels(self.record.role).dec()
         self._was_up = False
+        if self.load.draining:
+            log.info("a drained worker has left", worker_id=self.worker_id)
+            return
+        metrics.LINK_BREAKS.inc()
         log.warning("link broken", worker_id=self.worker_id, reason=reason)
+
+    def _grace_s(self) -> float:
+        """How long a broken link may come back; one that drains does not."""
+        return 0.0 if self.load.draining else self._config.link_grace_s
 
     def _give_up(self, reason: str) -> None:
         self.parked = False

@@ -91,6 +91,7 @@ class WorkerConfig:
     max_context: int = 0  # tokens; 0: the model's own
     quantization: Quantization = "none"  # of weights that are stored plainly
     deterministic: bool = False  # a sequence's tokens do not depend on batch, chunks or cache
+    drain_s: float = 10.0  # told to stop, it finishes what it has for so long, then hands it back
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "worker.admin_port": (0, 65535),
     "worker.threads": (0, 1024),
     "worker.max_context": (0, 1 << 24),
+    "worker.drain_s": (0, 3600),
     "pool.block_size": (1, 256),
     "pool.blocks": (0, 1 << 31),
     "pool.memory_fraction": (0.01, 0.98),

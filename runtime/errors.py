@@ -10,6 +10,7 @@
     ├── DeadlineExceeded      504  the request's time is over
     ├── Cancelled             499  the client left
     ├── Unavailable           503  no worker can serve this now
+    │   ├── Draining          503  the worker stops in good order; no failure, another goes on
     │   └── WorkerLost        503  the worker died or fell silent; another may succeed
     ├── ConfigError           500  a setting, a folder or a port; names the remedy
     │   └── ModelError        500  the model's files
@@ -105,6 +106,11 @@ class Unavailable(BatonError):
     http_status = 503
     grpc_code = "UNAVAILABLE"
     retryable = True
+
+
+class Draining(Unavailable):
+    """The worker takes nothing new, or hands back what it has no time to finish. Nobody has
+    failed: whoever hears this goes on with another worker, at once."""
 
 
 class WorkerLost(Unavailable):

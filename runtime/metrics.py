@@ -75,7 +75,7 @@ ITL = _histogram("baton_itl_seconds", "Between two tokens of one choice, as sent
 E2E = _histogram("baton_request_seconds", "From a request's arrival to its end.")
 PROMPT_TOKENS = _histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=_TOKENS)
 MIGRATIONS = _counter(
-    "baton_migrations_total", "Requests placed again after their decode worker was lost."
+    "baton_migrations_total", "Requests placed again after their decode worker was lost or drained."
 )
 MOVES_REFUSED = _counter(
     "baton_moves_refused_total",
@@ -154,8 +154,8 @@ MEMORY_SHORTAGES = _counter(
 
 HANDOFFS = _counter(
     "baton_handoffs_total",
-    "Handoffs ended on this worker. Of the reader: completed, failed, cancelled; of the granter: "
-    "closed by the reader, expired by the lease, refused.",
+    "Handoffs ended on this worker. Of the reader: completed, failed, cancelled, refused "
+    "by one that drains; of the granter: closed by the reader, expired by the lease, refused.",
     "outcome",
     ("completed", "failed", "cancelled", "closed", "expired", "refused"),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Protocol
+from typing import Any, Protocol
 
 from baton.proto import worker_pb2
 from baton.runtime import logs
@@ -41,6 +41,8 @@ class Session(Protocol):
 
 
 class LinkHandler(Protocol):
+    draining: asyncio.Event  # set once, when the worker takes nothing new any more
+
     def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Session]: ...
 
     def load(self) -> worker_pb2.Load: ...
@@ -98,19 +100,26 @@ async def _receive(link: WorkerLink, session: Session, silence_s: float) -> None
 async def _send(
     link: WorkerLink, session: Session, handler: LinkHandler, heartbeat_s: float
 ) -> None:
-    """Outputs as soon as there are any; load at each heartbeat, whatever else is sent."""
+    """Outputs as soon as there are any; load at each heartbeat, whatever else is sent, and at
+    once when the worker begins to drain: before it refuses what is still placed on it."""
     loop = asyncio.get_running_loop()
     next_load = loop.time()
     waiting = asyncio.create_task(session.outputs())
+    draining = asyncio.create_task(handler.draining.wait())
+    told = False
     try:
         while True:
-            await asyncio.wait({waiting}, timeout=max(0.0, next_load - loop.time()))
+            watched: set[asyncio.Task[Any]] = {waiting} if told else {waiting, draining}
+            patience_s = max(0.0, next_load - loop.time())
+            await asyncio.wait(watched, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if loop.time() >= next_load or (draining.done() and not told):
+                told = draining.done()
+                await link.send(worker_pb2.WorkerMessage(load=handler.load()))
+                next_load = loop.time() + heartbeat_s
             if waiting.done():
                 outputs = waiting.result()
                 waiting = asyncio.create_task(session.outputs())
                 await link.send(worker_pb2.WorkerMessage(outputs=outputs))
-            if loop.time() >= next_load:
-                await link.send(worker_pb2.WorkerMessage(load=handler.load()))
-                next_load = loop.time() + heartbeat_s
     finally:
         waiting.cancel()
+        draining.cancel()

@@ -10,7 +10,7 @@ import pytest
 from baton.engine.batch import StepBatch
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
-from baton.runtime.errors import EngineError, InvalidRequest, Unavailable, WorkerLost
+from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavailable
 from baton.simulation.client import Client
 from baton.simulation.cluster import MAX_CONTEXT, VOCAB, Cluster
 from baton.simulation.hash_engine import HashStep
@@ -91,11 +91,12 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(cluster
 
 async def test_a_worker_that_stops_says_so_and_refuses(cluster: Cluster) -> None:
     decode, prefill = cluster.decode["decode-0"].worker, cluster.prefill["prefill-0"].worker
-    decode.draining = prefill.draining = True
+    decode.draining.set()
+    prefill.draining.set()
     assert decode.load().draining and prefill.load().draining
     with pytest.raises(Unavailable, match="stopping"):
         Client(cluster, "decode-0").submit([1, 2, 3])
-    with pytest.raises(WorkerLost, match="stopping"):
+    with pytest.raises(Draining, match="stopping"):
         prefill.admit(None)  # type: ignore[arg-type]
     assert decode.audit()["requests"] == 0
 

@@ -152,3 +152,46 @@ async def get_or_refused(address: str) -> tuple[int, bytes]:
     except (ConnectionError, IndexError):
         return 0, b""
     return status, body
+
+
+@asynccontextmanager
+async def with_orders(token: str = "secret") -> AsyncIterator[tuple[str, list[str]]]:
+    given: list[str] = []
+    orders = {"/drain": lambda: given.append("drain")}
+    server = AdminServer("127.0.0.1", 0, dict, orders=orders, token=token)
+    try:
+        yield await server.start(), given
+    finally:
+        await server.stop()
+
+
+async def test_an_order_with_the_token_is_carried_out() -> None:
+    async with with_orders() as (address, given):
+        raw = b"POST /drain HTTP/1.1\r\nContent-Length: 0\r\nauthorization:  bearer secret \r\n\r\n"
+        assert (await ask(address, raw))[0] == 202
+    assert given == ["drain"]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST /drain HTTP/1.1\r\n", 401),
+        (b"POST /drain HTTP/1.1\r\nAuthorization: Bearer \r\n", 401),
+        (b"POST /drain HTTP/1.1\r\nAuthorization: Bearer secret2\r\n", 401),
+        (b"POST /drain HTTP/1.1\r\nAuthorization: Basic secret\r\n", 401),
+        (b"POST /drain HTTP/1.1\r\nX-Authorization: Bearer secret\r\n", 401),
+        (b"GET /drain HTTP/1.1\r\nAuthorization: Bearer secret\r\n", 405),
+        (b"POST /other HTTP/1.1\r\nAuthorization: Bearer secret\r\n", 405),
+    ],
+)
+async def test_an_order_without_the_token_or_by_reading_is_none(head: bytes, status: int) -> None:
+    async with with_orders() as (address, given):
+        assert (await ask(address, head + b"\r\n"))[0] == status
+    assert given == []
+
+
+async def test_without_a_token_of_its_own_a_port_takes_no_order() -> None:
+    async with with_orders(token="") as (address, given):
+        raw = b"POST /drain HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n"
+        assert (await ask(address, raw))[0] == 401
+    assert given == []

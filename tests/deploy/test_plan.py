@@ -12,11 +12,18 @@ from baton.deploy.plan import (
     ServeOptions,
     devices,
     environment,
+    grace_s,
     jobs,
     worker_names,
     workers_per_gpu,
 )
-from baton.runtime.config import Config, PoolConfig, RouterConfig, WorkerConfig
+from baton.runtime.config import (
+    Config,
+    HandoffConfig,
+    PoolConfig,
+    RouterConfig,
+    WorkerConfig,
+)
 from baton.runtime.errors import ConfigError
 
 MODEL = ModelSource(Path("/m"), "name")
@@ -166,3 +173,10 @@ def test_memory_is_divided_among_those_that_share_it(
 ) -> None:
     added = environment(on(device, 1, 3), "t", 2, {}, gpus)
     assert float(added["BATON_POOL__MEMORY_FRACTION"]) == pytest.approx(fraction)
+
+
+def test_a_worker_is_not_killed_in_its_drain_nor_in_a_lease_that_it_granted(tmp_path: Path) -> None:
+    config = Config(worker=WorkerConfig(drain_s=100.0), handoff=HandoffConfig(lease_s=7.0))
+    router, *workers = jobs(ServeOptions(config), MODEL, tmp_path)
+    assert router.grace_s < 100
+    assert {job.grace_s for job in workers} == {grace_s(config)} and grace_s(config) >= 100 + 14

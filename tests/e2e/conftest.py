@@ -80,6 +80,15 @@ class Cluster:
         if number is signal.SIGKILL:
             self._processes[name].wait(10)
 
+    def terminate(self, name: str) -> int:
+        """SIGTERM to a worker; its exit code."""
+        self.kill(name, signal.SIGTERM)
+        return self.wait_end(name)
+
+    def wait_end(self, name: str) -> int:
+        """The exit code of a worker that has been told to end."""
+        return self._processes[name].wait(30)
+
     def audit(self, name: str) -> dict[str, Any]:
         address = self.records()[name].admin_address
         answer = httpx.get(f"http://{address}/audit", timeout=10)

@@ -38,6 +38,7 @@ class FakeLink:
         self.boot_id = worker_id.encode()
         self.up = True
         self.placed_tokens = self.placed_requests = 0
+        self.load = worker_pb2.Load()
         self.sent: list[worker_pb2.RouterMessage] = []
         self.settled: list[str] = []
 
@@ -78,6 +79,7 @@ class FakeFleet:
                 total_blocks=self.total_blocks,
                 free_blocks=self.total_blocks,
                 waiting=self.waiting,
+                draining=link.load.draining,
             )
             for link in self.links.values()
             if link.up
@@ -527,3 +529,53 @@ async def test_only_the_first_end_counts() -> None:
     assert [each.token for each in await generation.next()] == [3]
     with pytest.raises(WorkerLost, match="first"):
         await generation.next()
+
+
+async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failure() -> None:
+    scene = Scene("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.give(output(0, 10))
+    scene.give(failed("Draining", True))
+    await scene.settle_down()
+    (again,) = scene.link(1).submits()
+    assert (again.attempt, list(again.choices[0].accepted)) == (2, [10])
+    scene.link(0).load.draining = False  # it has been started anew
+    for attempt in range(2, 8):  # far more than max_attempts
+        here = (attempt + 1) % 2
+        scene.give(failed("Draining", True, attempt=attempt), number=here)
+        scene.link(1 - here).load.draining = False
+        await scene.settle_down()
+        assert scene.link(1 - here).submits()[-1].attempt == attempt + 1
+    assert not generation.over
+    for attempt in (8, 9):  # but failures do, as ever
+        assert not generation.over
+        here = 0 if scene.link(0).submits()[-1].attempt == attempt else 1
+        scene.link(0).load.draining = scene.link(1).load.draining = False
+        scene.give(failed("EngineError", True, attempt=attempt), number=here)
+        await scene.settle_down()
+    here = 0 if scene.link(0).submits()[-1].attempt == 10 else 1
+    scene.give(failed("EngineError", True, attempt=10), number=here)
+    assert generation.over and isinstance(generation.error, EngineError)
+
+
+async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once() -> None:
+    """Its load may say so only later: nothing may be placed there in between."""
+    scene = Scene("decode-0", "decode-1")
+    await scene.start()
+    scene.give(failed("Draining", True))
+    await scene.settle_down()
+    request = GenerationRequest(prompt=PROMPT, sampling=worker_pb2.Sampling(seed=1), max_tokens=9)
+    await scene.dispatcher.start(request, "second", Context())
+    assert len(scene.link(0).submits()) == 1 and len(scene.link(1).submits()) == 2
+
+
+async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures() -> None:
+    scene = Scene("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.link(0).load.draining = True
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "it left")
+    await scene.settle_down()
+    (submission,) = scene.dispatcher._submissions.values()
+    assert (submission.attempt, submission.drains, submission.failures) == (2, 1, 1)
+    assert not generation.over

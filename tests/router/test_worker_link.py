@@ -11,6 +11,7 @@ import pytest
 from baton.proto import worker_pb2
 from baton.router.radix_index import RadixIndex
 from baton.router.worker_link import WorkerLink
+from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded
 from baton.runtime.links import LinkClosed, memory_link
@@ -272,3 +273,21 @@ async def test_the_end_tells_the_bearer(scene: Any) -> None:
     await asyncio.gather(made.task, return_exceptions=True)
     assert made.notes.losses == [(None, "the router let the worker go")]
     assert not made.link.up
+
+
+async def test_a_drained_worker_that_leaves_is_given_up_at_once(
+    scene: Any, eventually: Any
+) -> None:
+    """Its requests wait for no grace: it said that it would not come back."""
+    made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=60.0))
+    far = await made.accept()
+    await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
+    await eventually(lambda: made.link.load.draining)
+    breaks: Any = metrics.LINK_BREAKS
+    before = breaks._value.get()
+    made.dialer.reachable = False
+    await far.close()
+    async with asyncio.timeout(5):
+        await eventually(lambda: made.notes.losses)
+    assert made.notes.losses[0][0] is None and not made.link.parked
+    assert breaks._value.get() == before  # it is no fault of the network

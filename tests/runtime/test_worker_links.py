@@ -18,6 +18,7 @@ class Handler:
         self.hellos: list[str] = []
         self.received: list[str] = []
         self.detached = 0
+        self.draining = asyncio.Event()
         self.ready: asyncio.Queue[worker_pb2.StepOutputs] = asyncio.Queue()
 
     def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Handler]:
@@ -25,7 +26,7 @@ class Handler:
         return worker_pb2.WorkerWelcome(worker_id="w"), self
 
     def load(self) -> worker_pb2.Load:
-        return worker_pb2.Load(running=7)
+        return worker_pb2.Load(running=7, draining=self.draining.is_set())
 
     def receive(self, message: worker_pb2.RouterMessage) -> None:
         self.received.append(str(message.WhichOneof("kind")))
@@ -41,10 +42,12 @@ HELLO = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="r"))
 BEAT = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
 
 
-def start(handler: Handler, silence_s: float = 5.0):  # type: ignore[no-untyped-def]
+def start(  # type: ignore[no-untyped-def]
+    handler: Handler, silence_s: float = 5.0, heartbeat_s: float = 0.02
+):
     near, far = memory_link()
-    task = asyncio.create_task(serve_link(far, handler, heartbeat_s=0.02, silence_s=silence_s))
-    return near, task
+    serving = serve_link(far, handler, heartbeat_s=heartbeat_s, silence_s=silence_s)
+    return near, asyncio.create_task(serving)
 
 
 async def test_welcome_then_load_then_outputs() -> None:
@@ -105,3 +108,34 @@ async def test_heartbeats_are_not_passed_on_and_requests_are() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert handler.detached == 1
+
+
+async def test_a_drain_is_told_at_once_and_before_what_it_refuses() -> None:
+    handler = Handler()
+    link, task = start(handler, silence_s=600, heartbeat_s=500)
+    await link.send(HELLO)
+    assert (await link.receive()).WhichOneof("kind") == "welcome"
+    assert not (await link.receive()).load.draining
+    handler.draining.set()
+    refusal = worker_pb2.Output(request_id="a", end=worker_pb2.FAILED)
+    handler.ready.put_nowait(worker_pb2.StepOutputs(outputs=[refusal]))
+    async with asyncio.timeout(5):  # no heartbeat is due for minutes
+        assert (await link.receive()).load.draining
+        assert (await link.receive()).outputs.outputs[0].request_id == "a"
+    again = asyncio.create_task(link.receive())
+    await asyncio.sleep(0.05)
+    assert not again.done()  # once, not for ever
+    again.cancel()
+    await link.close()
+    await asyncio.wait_for(task, 5)
+
+
+async def test_a_router_that_comes_during_a_drain_is_told_first() -> None:
+    handler = Handler()
+    handler.draining.set()
+    link, task = start(handler)
+    await link.send(HELLO)
+    assert (await link.receive()).WhichOneof("kind") == "welcome"
+    assert (await link.receive()).load.draining
+    await link.close()
+    await asyncio.wait_for(task, 5)

@@ -11,7 +11,7 @@ import pytest
 from baton.decode_worker import handoffs
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime.errors import DeviceLost, Unavailable, WorkerLost
+from baton.runtime.errors import DeviceLost, Draining, Unavailable
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
 
@@ -129,13 +129,13 @@ async def test_a_worker_that_stops_takes_nothing_and_sends_its_readers_elsewhere
     request = Client(cluster, "decode-0").submit(list(range(100)))
     await asyncio.sleep(0.015)
     node = cluster.prefill["prefill-0"]
-    node.worker.draining = True
+    node.worker.draining.set()
     node.task.cancel()
     await request.finished(1)
     assert request.tokens() == request.expected()
-    with pytest.raises(WorkerLost, match="stopping"):
+    with pytest.raises(Draining, match="stopping"):
         node.worker.admit(handoff_pb2.OpenHandoff())
-    cluster.decode["decode-0"].worker.draining = True
+    cluster.decode["decode-0"].worker.draining.set()
     with pytest.raises(Unavailable, match="stopping"):
         Client(cluster, "decode-0").submit([1])
 

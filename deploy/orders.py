@@ -1,0 +1,92 @@
+"""Orders to a worker that runs on this host, given through its admin port: `baton drain`.
+
+The worker is found in the registry of a live instance, and the cluster's token in that
+instance's private files. Owns nothing; the worker does what it is told, and its keeper starts
+it again once it has ended.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.deploy.instance import TOKEN_KEY, live_instances, read_environment
+from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+
+ORDER_TIMEOUT_S = 5.0
+LOOK_S = 0.1
+END_WITHIN_S = 3900.0  # the longest drain, and what follows it
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A worker of a live instance."""
+
+    folder: Path
+    record: WorkerRecord
+
+    @property
+    def token(self) -> str:
+        return read_environment(self.folder)[TOKEN_KEY]
+
+    def ended(self) -> bool:
+        """Whether this start of the worker has left the registry."""
+        there = DirectoryRegistry(self.folder / "registry").workers()
+        return self.record.boot_id not in {record.boot_id for record in there}
+
+
+def find(worker_id: str, instance: str | None = None) -> Found:
+    """The worker of that id, in the instance of that name if one is given.
+
+    Raises ConfigError if there is none, or one in several instances.
+    """
+    folders = [f for f in live_instances() if instance is None or f.name == instance]
+    known = [
+        Found(folder, record)
+        for folder in folders
+        if (folder / "registry").is_dir()
+        for record in DirectoryRegistry(folder / "registry").workers()
+    ]
+    found = [each for each in known if each.record.worker_id == worker_id]
+    if len(found) > 1:
+        names = ", ".join(each.folder.name for each in found)
+        raise ConfigError(f"{worker_id} runs in {names}: give one of them with --instance")
+    if not found:
+        ids = ", ".join(sorted(each.record.worker_id for each in known)) or "none"
+        raise ConfigError(f"no worker {worker_id} runs here; there are: {ids}")
+    return found[0]
+
+
+def order(worker: Found, path: str) -> None:
+    """POST to the worker's admin port. Raises Unavailable if it does not accept."""
+    connection = http.client.HTTPConnection(worker.record.admin_address, timeout=ORDER_TIMEOUT_S)
+    try:
+        connection.request("POST", path, headers={"Authorization": f"Bearer {worker.token}"})
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"{worker.record.worker_id} does not answer: {error}") from error
+    finally:
+        connection.close()
+    if answer.status != 202:
+        raise Unavailable(f"{worker.record.worker_id} refused {path}: {answer.status} {text}")
+
+
+def drain(worker_id: str, instance: str | None, say: Callable[[str], None] = print) -> None:
+    """Drain the worker and wait until it has ended.
+
+    Raises ConfigError if it is not there, Unavailable if it refuses or does not end.
+    """
+    worker = find(worker_id, instance)
+    order(worker, "/drain")
+    say(f"{worker_id} takes nothing new and finishes what it has")
+    deadline = time.monotonic() + END_WITHIN_S
+    while not worker.ended():
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{worker_id} has not ended: see its log in {worker.folder}")
+        time.sleep(LOOK_S)
+    say(f"{worker_id} has ended; `baton serve` starts it again")

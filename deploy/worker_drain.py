@@ -1,0 +1,80 @@
+"""How a worker process stops: it takes nothing new, finishes what it has, and hands back the rest.
+
+    told ─▶ no intake ─▶ all has ended, or `drain_s` is over ─▶ the loop ends, exit code 0
+                                 └─ or told a second time, or the loop has failed
+
+What the loop leaves goes back to its routers and readers as Draining: they go on elsewhere at
+once. A failing watch (too much quarantine) drains too, and then ends the process with its error.
+Knows neither role: both are a `Drainable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from baton.runtime import logs
+
+log = logs.get(__name__)
+
+END_S = 5.0  # for a cancelled loop to close its handoffs
+
+
+class Drainable(Protocol):
+    """A decode or prefill worker."""
+
+    draining: asyncio.Event
+
+    async def run(self) -> None: ...
+
+    async def drain(self, within_s: float) -> None: ...
+
+
+class Stop:
+    """Called by signals and by the admin port: first to drain, then to end the drain."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+        self.hurried = asyncio.Event()
+
+    def __call__(self) -> None:
+        (self.hurried if self.told.is_set() else self.told).set()
+
+
+async def serve_until(
+    stop: Stop, worker: Drainable, watches: Collection[asyncio.Task[None]], drain_s: float
+) -> None:
+    """Run the worker until `stop`, or until a watch or the loop itself fails. Drain it, end its
+    loop, and raise what failed, if something did."""
+    running = asyncio.create_task(worker.run())
+    told = asyncio.create_task(stop.told.wait())
+    tasks: set[asyncio.Task[Any]] = {running, told, *watches}
+    try:
+        # bounded by the process's owner: this is the worker's whole life
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await _drain(worker, running, stop, drain_s)
+        for task in tasks:
+            if task.done():
+                task.result()  # a loop that ends by itself ends the worker, loudly
+    finally:
+        worker.draining.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=END_S)
+
+
+async def _drain(
+    worker: Drainable, running: asyncio.Task[None], stop: Stop, drain_s: float
+) -> None:
+    log.info("the worker drains", within_s=drain_s)
+    draining = asyncio.create_task(worker.drain(drain_s))
+    hurried = asyncio.create_task(stop.hurried.wait())
+    # bounded by drain_s
+    await asyncio.wait({draining, hurried, running}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, hurried):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

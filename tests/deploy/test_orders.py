@@ -1,0 +1,131 @@
+"""`baton drain`: finding a worker, ordering it with the instance's token, waiting for its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from baton.deploy import orders
+from baton.deploy.instance import TOKEN_KEY, Instance
+from baton.deploy.orders import drain, find
+from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
+
+TOKEN = "the instance's secret"
+NOBODY = "127.0.0.1:9"
+
+
+@dataclass
+class Admin:
+    """An admin port that writes down its orders, and lets its worker go on the `accepted` one."""
+
+    address: str = ""
+    status: int = 202
+    heard: list[tuple[str, str]] = field(default_factory=list)
+    accepted: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def admin() -> Iterator[Admin]:
+    made = Admin()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            made.heard.append((self.path, self.headers["Authorization"]))
+            self.send_response(made.status)
+            self.end_headers()
+            self.wfile.write(b"as the test says")
+            made.accepted.set()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    made.address = f"127.0.0.1:{server.server_port}"
+    yield made
+    server.shutdown()
+    thread.join(60)
+    server.server_close()
+
+
+def announce(
+    instance: Instance, worker_id: str, admin: str = NOBODY, boot: str = "b", role: Role = "decode"
+) -> DirectoryRegistry:
+    registry = DirectoryRegistry(instance.folder / "registry")
+    registry.announce(WorkerRecord(worker_id, boot * 32, role, NOBODY, admin, "tiny", 7))
+    return registry
+
+
+@pytest.fixture
+def ready(instance: Instance) -> Instance:
+    instance.write_environment({TOKEN_KEY: TOKEN})
+    return instance
+
+
+def test_an_order_carries_the_instances_token_and_its_end_is_waited_for(
+    ready: Instance, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    registry = announce(ready, "decode-0", admin.address)
+    announce(ready, "decode-1", admin.address)
+    said: list[str] = []
+
+    def leave() -> None:
+        admin.accepted.wait(60)
+        announce(ready, "decode-0", admin.address, boot="c")  # started again meanwhile
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    drain("decode-0", None, said.append)
+    leaving.join(60)
+    assert admin.heard == [("/drain", f"Bearer {TOKEN}")]
+    assert len(said) == 2 and "has ended" in said[1]
+    assert len(registry.workers()) == 2
+
+
+def test_a_refusal_is_told_with_its_status(ready: Instance, admin: Admin) -> None:
+    admin.status = 401
+    announce(ready, "decode-0", admin.address)
+    with pytest.raises(Unavailable, match="refused /drain: 401 as the test says"):
+        drain("decode-0", None)
+
+
+def test_a_worker_that_does_not_answer_is_told(ready: Instance) -> None:
+    announce(ready, "decode-0")
+    with pytest.raises(Unavailable, match="decode-0 does not answer"):
+        drain("decode-0", None)
+
+
+def test_a_worker_that_never_ends_is_told(
+    ready: Instance, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    monkeypatch.setattr(orders, "END_WITHIN_S", 0.05)
+    announce(ready, "decode-0", admin.address)
+    with pytest.raises(Unavailable, match="has not ended"):
+        drain("decode-0", None, lambda line: None)
+
+
+def test_who_is_not_there_is_told_with_those_who_are(ready: Instance) -> None:
+    announce(ready, "decode-0")
+    with pytest.raises(ConfigError, match="no worker decode-7 runs here; there are: decode-0"):
+        find("decode-7")
+    with pytest.raises(ConfigError, match="there are: none"):
+        find("decode-0", "port-1")
+
+
+def test_a_name_in_two_instances_asks_for_the_instance(ready: Instance) -> None:
+    other = Instance.claim("port-2")
+    try:
+        announce(ready, "decode-0")
+        announce(other, "decode-0")
+        with pytest.raises(ConfigError, match="--instance"):
+            find("decode-0")
+        assert find("decode-0", "port-2").folder == other.folder
+    finally:
+        other.end()

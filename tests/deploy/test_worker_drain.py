@@ -1,0 +1,109 @@
+"""How a worker process ends: told once or twice, by a watch, by its own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from baton.deploy.worker_drain import Stop, serve_until
+from baton.runtime.errors import DeviceLost, EngineError
+
+
+class Worker:
+    """Writes down what happens to it; `work` is what a drain waits for."""
+
+    def __init__(self) -> None:
+        self.draining = asyncio.Event()
+        self.work = asyncio.Event()
+        self.loop_fails = asyncio.Event()
+        self.story: list[str] = []
+
+    async def run(self) -> None:
+        try:
+            await self.loop_fails.wait()
+            self.work.set()
+            raise DeviceLost("no answer")
+        except asyncio.CancelledError:
+            self.story.append("loop ended" if self.draining.is_set() else "loop ended undrained")
+            raise
+
+    async def drain(self, within_s: float) -> None:
+        self.draining.set()
+        self.story.append(f"drain {within_s:g}")
+        await self.work.wait()
+        self.story.append("drained")
+
+
+def start(
+    worker: Worker, watches: Collection[asyncio.Task[None]] = ()
+) -> tuple[Stop, asyncio.Task[None]]:
+    stop = Stop()
+    return stop, asyncio.create_task(serve_until(stop, worker, watches, 7.0))
+
+
+async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
+    worker = Worker()
+    stop, serving = start(worker)
+    await asyncio.sleep(0.01)
+    assert worker.story == [] and not serving.done()
+    stop()
+    await asyncio.sleep(0.01)
+    assert worker.story == ["drain 7"] and not serving.done()
+    worker.work.set()
+    await asyncio.wait_for(serving, 5)
+    assert worker.story == ["drain 7", "drained", "loop ended"]
+
+
+async def test_told_twice_it_waits_no_longer() -> None:
+    worker = Worker()
+    stop, serving = start(worker)
+    await asyncio.sleep(0.01)
+    stop()
+    await asyncio.sleep(0.01)
+    stop()
+    await asyncio.wait_for(serving, 5)
+    assert worker.story == ["drain 7", "loop ended"]
+
+
+async def test_a_loop_that_fails_is_raised_and_not_drained() -> None:
+    worker = Worker()
+    _, serving = start(worker)
+    await asyncio.sleep(0.01)
+    worker.loop_fails.set()
+    with pytest.raises(DeviceLost):
+        await asyncio.wait_for(serving, 5)
+    assert worker.story == []
+
+
+async def test_a_loop_that_fails_in_a_drain_ends_it_and_is_raised() -> None:
+    worker = Worker()
+    stop, serving = start(worker)
+    await asyncio.sleep(0.01)
+    stop()
+    await asyncio.sleep(0.01)
+    worker.loop_fails.set()
+    with pytest.raises(DeviceLost):
+        await asyncio.wait_for(serving, 5)
+    assert worker.story[0] == "drain 7" and "loop ended" not in worker.story
+
+
+async def test_a_watch_that_fails_drains_first_and_is_raised_then() -> None:
+    worker = Worker()
+    alarm = asyncio.Event()
+
+    async def watch() -> None:
+        await alarm.wait()
+        raise EngineError("too much quarantine")
+
+    watching = asyncio.create_task(watch())
+    _, serving = start(worker, [watching])
+    await asyncio.sleep(0.01)
+    alarm.set()
+    await asyncio.sleep(0.01)
+    assert worker.story == ["drain 7"] and not serving.done()
+    worker.work.set()
+    with pytest.raises(EngineError, match="quarantine"):
+        await asyncio.wait_for(serving, 5)
+    assert worker.story[-1] == "loop ended"

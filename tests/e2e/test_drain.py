@@ -1,0 +1,96 @@
+"""Real processes that are told to stop under load: they drain, end with code 0, and every client
+gets its tokens. Started anew one after the other, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+SETTINGS = (
+    "router.placement=disaggregated",
+    "handoff.lease_s=1.0",
+    "step.chunk_tokens=64",  # long prompts take many steps, so that a drain finds them under way
+    "step.prefill_tokens=64",
+)
+
+
+@pytest.fixture(scope="module")
+def load(make_load: Callable[..., Any]) -> Any:
+    made = make_load(20, seed=23)
+    for body in made.bodies:
+        body["stream"] = True
+        body["max_tokens"] = max(24, body["max_tokens"])
+        body.pop("stop", None)
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(load: Any, alone: Any) -> Any:
+    return asyncio.run(load.run(alone.url, concurrency=8))
+
+
+async def until(happens: Callable[[], bool], within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not await asyncio.to_thread(happens):
+        assert time.monotonic() < deadline, "it never happened"
+        await asyncio.sleep(0.005)
+
+
+async def test_every_worker_is_started_anew_under_load_and_nothing_is_lost(
+    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+) -> None:
+    cluster = make_cluster(*SETTINGS, "worker.drain_s=1.0").start(2, 2)
+    over = asyncio.Event()
+    answers: list[Any] = []
+
+    async def keep_asking() -> None:
+        while not over.is_set():
+            answers.append(await load.run(cluster.url, concurrency=12))
+
+    asking = asyncio.create_task(keep_asking())
+    for name in ("prefill-0", "decode-0", "prefill-1", "decode-1"):
+        await until(lambda name=name: cluster.audit(name)["running"] > 0)  # type: ignore[misc]
+        assert await asyncio.to_thread(cluster.terminate, name) == 0
+        cluster.start_worker(name.split("-")[0], name)
+        await asyncio.to_thread(cluster.wait_ready, 4)
+    over.set()
+    await asking
+    assert answers and not [wrong for got in answers for wrong in compare(got, expected)]
+    cluster.quiet(within_s=3.0)
+
+
+async def test_a_request_too_long_for_the_drain_goes_on_elsewhere(
+    make_cluster: Callable[..., Any],
+) -> None:
+    cluster = make_cluster(*SETTINGS, "worker.drain_s=0.2").start(0, 2)
+    body = {"model": "small", "prompt": "a stone", "max_tokens": 400, "ignore_eos": True}
+    body |= {"temperature": 0, "seed": 5}
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+        whole = (await client.post("/v1/completions", json=body)).json()["choices"][0]
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        names = ("decode-0", "decode-1")
+        await until(lambda: any(cluster.audit(name)["running"] for name in names))
+        (busy,) = [name for name in names if cluster.audit(name)["running"]]
+        began = time.monotonic()
+        assert await asyncio.to_thread(cluster.terminate, busy) == 0
+        assert time.monotonic() - began < 8.0
+        assert (await asking).json()["choices"][0] == whole
+
+
+def test_the_admin_port_drains_with_the_token_alone(make_cluster: Callable[..., Any]) -> None:
+    cluster = make_cluster(*SETTINGS).start(1, 1)
+    address = cluster.records()["prefill-0"].admin_address
+    url = f"http://{address}/drain"
+    assert httpx.post(url, timeout=10).status_code == 401
+    headers = {"Authorization": "Bearer a secret of this test"}
+    assert httpx.post(url, headers=headers, timeout=10).status_code == 202
+    assert cluster.wait_end("prefill-0") == 0
+    body = {"model": "small", "prompt": "a stone in the river", "max_tokens": 3}
+    assert httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).status_code == 200
