@@ -6,13 +6,19 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from baton.deploy import worker_process
 from baton.deploy.admin import AdminServer
-from baton.deploy.worker_process import Boot, LoadProgress, _listen, _watch_quarantine
+from baton.deploy.worker_process import LoadProgress, _listen, _serve, _watch_quarantine
+from baton.deploy.worker_roles import Boot
+from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool, Hold
+from baton.engine.loading import build_engine
+from baton.models.random_model import embedded_model
 from baton.runtime.config import Config, WorkerConfig
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grpc_links import open_server
@@ -124,6 +130,32 @@ async def test_a_workers_port_that_is_taken_is_named_with_the_setting() -> None:
         with pytest.raises(ConfigError, match=f"worker.port {port} on 127.0.0.1"):
             await _listen(boot(port=port), server, AdminServer("127.0.0.1", 0, dict))
         await server.stop(None)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_good_order(
+    role: Any,
+) -> None:
+    """The whole process but for its loading, in this one: pool, NIXL, gRPC, admin port."""
+    folder, registry = embedded_model(), MemoryRegistry()
+    engine = build_engine(folder, blocks=8, block_size=16, dtype="float32", threads=1)
+    config = Config(worker=WorkerConfig(host="127.0.0.1"))
+    made = Boot(config, role, f"{role}-0", os.urandom(16), folder, registry, token="secret")
+    serving = asyncio.create_task(_serve(made, engine))
+    async with asyncio.timeout(60), httpx.AsyncClient() as client:
+        while not registry.workers():
+            assert not serving.done(), serving.result()
+            await asyncio.sleep(0.01)
+        (record,) = registry.workers()
+        assert (record.role, record.boot_id) == (role, made.boot_id.hex())
+        url = f"http://{record.admin_address}"
+        assert (await client.get(f"{url}/audit")).json()["role"] == role
+        headers = {"Authorization": "Bearer secret"}
+        assert (await client.post(f"{url}/drain", headers=headers)).status_code == 202
+        await serving
+    assert registry.workers() == []
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(StepBatch(()))
 
 
 def test_loading_is_told_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

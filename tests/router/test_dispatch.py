@@ -564,8 +564,7 @@ async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once() -> 
     await scene.start()
     scene.give(failed("Draining", True))
     await scene.settle_down()
-    request = GenerationRequest(prompt=PROMPT, sampling=worker_pb2.Sampling(seed=1), max_tokens=9)
-    await scene.dispatcher.start(request, "second", Context())
+    await scene.start("second")
     assert len(scene.link(0).submits()) == 1 and len(scene.link(1).submits()) == 2
 
 
