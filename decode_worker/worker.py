@@ -41,6 +41,7 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
+from baton.runtime.watermark import Watermark
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker_links import Session
 
@@ -90,6 +91,7 @@ class DecodeWorker:
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
         self._step_ms = 0.0
+        self._watermark = Watermark()
         self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities)
 
@@ -106,6 +108,11 @@ class DecodeWorker:
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
         metrics.show_pool(asdict(counts))
+        overdue_s = self._watermark.overdue_s(
+            asyncio.get_running_loop().time(),
+            due_s=self._steps.due_s(),
+            has_work=self._scheduler.running > 0,
+        )
         return worker_pb2.Load(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
@@ -116,6 +123,7 @@ class DecodeWorker:
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
             step_ms=self._step_ms,
+            overdue_ms=int(1000 * overdue_s),
             promised_blocks=self._scheduler.promised_blocks,
         )
 

@@ -22,6 +22,8 @@ from baton.runtime.errors import EngineError
 
 # For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
 LEAD_S = 0.005
+PATIENCE = 4.0  # times as long as the last two of its kind a step may take, and is not overdue
+UNKNOWN_S = 30.0  # nor before this, while fewer than two of its kind have ended
 
 
 class Planned(Protocol):
@@ -97,6 +99,15 @@ class StepPipeline(Generic[Plan]):
                 return None
         await asyncio.wait({self._result})
         return self._take(self._result)
+
+    def due_s(self) -> float | None:
+        """When the oldest step should long have been over, on the loop's clock."""
+        if not self._steps:
+            return None
+        step = self._steps[0]
+        last_s = self._last_took_s[step.has_chunks]
+        allowed_s = PATIENCE * max(last_s) * step.size if all(last_s) else UNKNOWN_S
+        return self._started_s() + allowed_s
 
     def close(self) -> None:
         """Nobody waits for the steps under way any more, nor hears of their errors."""

@@ -31,6 +31,7 @@ from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
 from baton.runtime.errors import Draining, EngineError, WorkerLost
 from baton.runtime.links import Link, LinkClosed
+from baton.runtime.watermark import Watermark
 from baton.runtime.wire import ModelLimits
 
 log = logs.get(__name__)
@@ -81,6 +82,7 @@ class PrefillWorker:
         self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget)
         self._wake = asyncio.Event()
         self._step_ms = 0.0
+        self._watermark = Watermark()
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
@@ -129,6 +131,11 @@ class PrefillWorker:
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
         metrics.show_pool(asdict(counts))
+        overdue_s = self._watermark.overdue_s(
+            asyncio.get_running_loop().time(),
+            due_s=self._steps.due_s(),
+            has_work=self._scheduler.computing > 0,
+        )
         return worker_pb2.Load(
             running=self._scheduler.computing,
             waiting=self._scheduler.waiting,
@@ -139,6 +146,7 @@ class PrefillWorker:
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
             step_ms=self._step_ms,
+            overdue_ms=int(1000 * overdue_s),
         )
 
     def audit(self) -> dict[str, Any]:

@@ -154,6 +154,15 @@ class Dispatcher:
                 loss = Draining if link.load.draining else WorkerLost
                 self._again(submission, loss(f"{link.worker_id}: {reason}"), link.boot_id)
 
+    def hung(self, link: WorkerLink) -> None:
+        """Its requests go on elsewhere, and so do those whose prompt it was to prefill: nobody
+        else can tell that it computes nothing. What it says of them later is of an old attempt."""
+        for submission in list(self._submissions.values()):
+            prefills = submission.prefill == link.boot_id and not submission.answered
+            if submission.link is not None and (submission.link is link or prefills):
+                error = WorkerLost(f"{link.worker_id} computes nothing any more")
+                self._fail(submission, error, True, link.boot_id)
+
     # -- outputs -----------------------------------------------------------------------------
 
     def _accept(self, submission: Submission, output: worker_pb2.Output) -> None:
@@ -184,6 +193,7 @@ class Dispatcher:
         if not generation.put(made):
             self.cancel(generation, Cancelled("the client reads too slowly"))
             return
+        submission.answered = True
         self._got_on(submission)
         if finish is not None:
             self._choice_ended(submission, output.choice)
@@ -202,10 +212,12 @@ class Dispatcher:
 
     # -- failing over ------------------------------------------------------------------------
 
-    def _fail(self, submission: Submission, error: BatonError, retryable: bool) -> None:
+    def _fail(
+        self, submission: Submission, error: BatonError, retryable: bool, failed: bytes = b""
+    ) -> None:
         """The worker could not do it: cancel what it still holds, and try elsewhere if that
-        can help."""
-        boot_id = submission.link.boot_id if submission.link is not None else b""
+        can help. `failed` is the boot id of who is to blame, if it is another."""
+        boot_id = failed or (submission.link.boot_id if submission.link is not None else b"")
         self._tell_cancel(submission)
         if submission.link is not None and isinstance(error, Draining):
             submission.link.load.draining = True  # until it says otherwise
@@ -218,6 +230,8 @@ class Dispatcher:
     def _again(self, submission: Submission, error: BatonError, failed_boot_id: bytes) -> None:
         """Place a submission again, from its accepted tokens. It is on no worker now."""
         generation = submission.generation
+        if generation.over:  # another part of it has just failed for good
+            return
         for choice in sorted(submission.choices):
             finish = ended_before_loss(generation, choice)
             if finish is not None:  # its last token arrived, only the word of its end was lost

@@ -128,7 +128,7 @@ class Fleet:
                     queued_tokens=load.queued_tokens,
                     placed_tokens=link.placed_tokens,
                     placed_requests=link.placed_requests,
-                    draining=load.draining,
+                    draining=not link.takes_work,
                 )
             )
         return views

@@ -50,7 +50,7 @@ class WorkerView:
     queued_tokens: int = 0
     placed_tokens: int = 0
     placed_requests: int = 0
-    draining: bool = False
+    draining: bool = False  # takes nothing new, for whatever reason
 
     @property
     def numbers(self) -> Numbers:

@@ -64,6 +64,7 @@ class Placer:
         except (LinkClosed, Overloaded) as error:
             return error
         submission.link = link
+        submission.prefill = placement.candidates[0].boot_id if placement.candidates else b""
         submission.generation.numbers = placement.decode.numbers
         _note_placed(link, tokens)
         if placement.candidates:

@@ -20,8 +20,9 @@ from baton.router.worker_link import WorkerLink
 @dataclass(slots=True, eq=False)
 class Submission:
     """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
-    boot ids that failed it; `drains` of its attempts ended because a worker drained. `move` is
-    its hold on the budget while it waits for an output."""
+    boot ids that failed it; `drains` of its attempts ended because a worker drained. `prefill`
+    is the boot id of the prefill worker that was to be asked first, `answered` whether an
+    output of this attempt has come; `move` is its hold on the budget until then."""
 
     wire_id: str
     generation: Generation
@@ -32,6 +33,8 @@ class Submission:
     drains: int = 0
     link: WorkerLink | None = None
     placing: asyncio.Task[None] | None = None
+    prefill: bytes = b""
+    answered: bool = False
     move: Move | None = None
 
     def tokens(self) -> tuple[int, ...]:

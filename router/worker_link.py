@@ -2,7 +2,8 @@
 
     connecting ─▶ up ─▶ parked ─▶ up ...       parked: the link broke; for `link_grace_s` its
                    │       └────▶ connecting   requests wait for it to come back (resume by index)
-                   └─(another boot id)─▶ up    everything of the old boot is void at once
+                   ├─(another boot id)─▶ up    everything of the old boot is void at once
+                   └─▶ hung ─▶ up              its loop lives, but no step ends: nothing new there
 
 Knows messages and time, no requests: those are the Bearer's, which is told of outputs and of
 losses and answers what it still waits for. Both ends heartbeat; silence ends a link. All state
@@ -45,6 +46,10 @@ class Bearer(Protocol):
         """These requests are not on the worker any more; None: none of its requests is."""
         ...
 
+    def hung(self, link: WorkerLink) -> None:
+        """The worker answers, and computes nothing: what waits for it goes elsewhere."""
+        ...
+
 
 class WorkerLink:
     """`up` is true while the link is; `boot_id` and `welcome` are those of the last welcome.
@@ -65,6 +70,7 @@ class WorkerLink:
         self.load = worker_pb2.Load()
         self.up = False
         self.parked = False
+        self.hung = False
         self.placed_tokens = 0
         self.placed_requests = 0
         self._dialer = dialer
@@ -75,6 +81,7 @@ class WorkerLink:
         self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(MAX_QUEUED)
         self._settled: list[str] = []
         self._heard_s = 0.0
+        self._silent = False  # how the last link ended
         self._was_up = False
 
     @property
@@ -83,7 +90,7 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        return self.up and not self.load.draining
+        return self.up and not self.hung and not self.load.draining
 
     def send(self, message: worker_pb2.RouterMessage) -> None:
         """Queue a message. Raises LinkClosed if the link is down, Overloaded if it is stuck."""
@@ -146,8 +153,9 @@ class WorkerLink:
         log.warning("link broken", worker_id=self.worker_id, reason=reason)
 
     def _grace_s(self) -> float:
-        """How long a broken link may come back; one that drains does not."""
-        return 0.0 if self.load.draining else self._config.link_grace_s
+        """How long a broken link may come back: one that drains does not, and a silence was
+        a grace already."""
+        return 0.0 if self.load.draining or self._silent else self._config.link_grace_s
 
     def _give_up(self, reason: str) -> None:
         self.parked = False
@@ -176,6 +184,8 @@ class WorkerLink:
             )
         finally:
             self.up = False
+            if self._silent:  # the silence was its requests' grace, and closing waits for a word
+                self._bearer.lost(self, None, f"{self.worker_id} has been silent too long")
             await link.close()
 
     def _hello(self) -> worker_pb2.RouterHello:
@@ -197,7 +207,7 @@ class WorkerLink:
             free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks
         )
         self._heard_s = asyncio.get_running_loop().time()
-        self.parked = False
+        self.parked = self.hung = self._silent = False
         self.up = self._was_up = True
         metrics.LINKS.labels(self.record.role).inc()
         log.info("link up", worker_id=self.worker_id, role=self.record.role)
@@ -213,8 +223,18 @@ class WorkerLink:
             if kind == "outputs":
                 self._bearer.take(self, message.outputs)
             elif kind == "load":
-                self.load = message.load
-                self.placed_tokens = self.placed_requests = 0
+                self._take_load(message.load)
+
+    def _take_load(self, load: worker_pb2.Load) -> None:
+        self.load = load
+        self.placed_tokens = self.placed_requests = 0
+        before, self.hung = self.hung, load.overdue_ms >= self._config.hang_s * 1000
+        if self.hung and not before:
+            log.warning("worker hangs", worker_id=self.worker_id, overdue_ms=load.overdue_ms)
+            metrics.HANGS.labels(self.record.role).inc()
+            self._bearer.hung(self)
+        elif before and not self.hung:
+            log.info("worker computes again", worker_id=self.worker_id)
 
     async def _write(self, link: RouterLink) -> None:
         while True:
@@ -223,9 +243,11 @@ class WorkerLink:
                 await link.send(message)
 
     async def _beat(self) -> None:
-        clock = asyncio.get_running_loop().time
+        clock, config = asyncio.get_running_loop().time, self._config
         while True:
-            if clock() - self._heard_s > self._config.link_silence_s:
+            left_s = self._heard_s + config.link_silence_s - clock()
+            if left_s <= 0:
+                self._silent = True
                 raise LinkClosed(f"{self.worker_id} has been silent too long")
             message = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
             try:
@@ -233,7 +255,7 @@ class WorkerLink:
                 self._outbox.put_nowait(message)
             except asyncio.QueueFull as error:
                 raise LinkClosed(f"{self.worker_id} does not read its link") from error
-            await asyncio.sleep(self._config.link_heartbeat_s)
+            await asyncio.sleep(min(config.link_heartbeat_s, left_s))
 
     async def _watch(self, connection: Connection) -> None:
         """Feed the index while the link is up; a gap or a broken stream begins anew."""

@@ -35,6 +35,7 @@ class RouterConfig:
     move_floor: int = 10  # so many may, however little is being served
     link_heartbeat_s: float = 0.5
     link_silence_s: float = 2.5  # silence ends a link
+    hang_s: float = 2.0  # so long a worker may be overdue with a step, before it is left
     link_grace_s: float = 1.0  # a broken link may come back before requests are placed again
 
 
@@ -121,6 +122,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.move_floor": (1, 1 << 20),
     "router.link_heartbeat_s": (0.01, 60),
     "router.link_silence_s": (0.05, 300),
+    "router.hang_s": (0.05, 300),
     "router.link_grace_s": (0, 300),
     "worker.port": (0, 65535),
     "worker.admin_port": (0, 65535),

@@ -102,6 +102,12 @@ LINKS = _gauge(
     ("prefill", "decode", "router"),
 )
 LINK_BREAKS = _counter("baton_link_breaks_total", "Links lost by an error or by silence.")
+HANGS = _counter(
+    "baton_hangs_total",
+    "Workers that answered their link and ended no step in time, by role.",
+    "role",
+    ("prefill", "decode"),
+)
 PLACEMENTS = _counter(
     "baton_placements_total",
     "Placements, by where the prompt was to be prefilled.",

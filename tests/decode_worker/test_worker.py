@@ -173,3 +173,30 @@ async def test_the_copies_of_a_step_that_was_refused_are_never_made(
     mark = node.array[target] = node.array[target] ^ 255
     await submit(StepBatch(())).result()
     assert (node.array[target] == mark).all()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    monkeypatch.setattr("baton.engine.step_pipeline.UNKNOWN_S", 0.2)
+    client = Client(cluster, "decode-0")
+    await client.submit(list(range(40)), max_tokens=8).finished()
+    node = (cluster.prefill | cluster.decode)[f"{role}-0"]  # type: ignore[operator]
+    assert node.worker.load().overdue_ms == 0
+    hanging = asyncio.Event()
+
+    async def hang(batch: StepBatch) -> object:
+        await hanging.wait()
+        return await run(batch)
+
+    run, node.engine.run = node.engine.run, hang
+    request = client.submit(list(range(100, 140)), max_tokens=8)
+    async with asyncio.timeout(20):
+        while node.worker.load().overdue_ms < 300:
+            await asyncio.sleep(0.02)
+    assert not request.ended.is_set()
+    hanging.set()
+    await request.finished()
+    assert request.tokens() == request.expected()
+    assert node.worker.load().overdue_ms == 0

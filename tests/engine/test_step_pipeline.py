@@ -302,3 +302,31 @@ async def test_errors_of_steps_that_were_let_go_of_are_not_logged_as_missed(
     gc.collect()
     await asyncio.sleep(0)
     assert missed == []
+
+
+async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    loop = asyncio.get_running_loop()
+    assert steps.due_s() is None
+    for number in range(2):
+        steps.submit(plan(number))
+        due_s = steps.due_s()
+        assert due_s is not None and due_s > loop.time() + step_pipeline.UNKNOWN_S - 1
+        assert await steps.next() is None
+        loop.call_later(0.02, device.end, number)
+        await over(steps)
+    steps.submit(plan(2))
+    due_s, now_s = steps.due_s(), loop.time()
+    assert due_s is not None and 0.06 < due_s - now_s < 20  # four times 20 ms, or a slow machine's
+    steps.submit(plan(3, tokens=8))
+    assert steps.due_s() == due_s  # the oldest one counts
+    assert await steps.next() is None
+    device.end(2)
+    await over(steps)
+    chunk_due_s = steps.due_s()
+    assert chunk_due_s is not None and chunk_due_s > now_s + step_pipeline.UNKNOWN_S - 1
+    assert await steps.next() is None
+    device.end(3)
+    await over(steps)
+    assert steps.due_s() is None

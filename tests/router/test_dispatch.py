@@ -202,6 +202,35 @@ async def test_a_loss_goes_on_with_the_accepted_tokens() -> None:
     assert [each[0] for each in await texts(generation)] == [10, 11, 13]
 
 
+async def test_what_is_on_a_hung_worker_goes_elsewhere_and_is_cancelled_there() -> None:
+    scene = Scene("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.give(output(0, 10))
+    scene.dispatcher.hung(scene.link(0))
+    scene.dispatcher.hung(scene.link(1))  # it has nothing yet
+    await scene.settle_down()
+    assert scene.link(0).cancels() == [("r", 1)]
+    (submit,) = scene.link(1).submits()
+    assert submit.attempt == 2 and list(submit.choices[0].accepted) == [10]
+    scene.give(output(1, 11))  # the device came back: its word is of an old attempt
+    scene.give(output(1, 12, attempt=2), number=1)
+    assert [each[0] for each in await texts(generation)] == [10, 12]
+
+
+async def test_parts_of_a_request_that_has_failed_are_not_placed_again() -> None:
+    """All parts are lost at once, and the first to be told has no attempt left."""
+    scene = Scene("decode-0", config=replace(CONFIG, max_attempts=2))
+    generation = await scene.start(choices=2)
+    scene.give(output(0, 10), output(0, 11, choice=1))
+    scene.dispatcher.lost(scene.link(), None, "dead")
+    await scene.settle_down()
+    assert len(scene.link().submits()) == 3
+    scene.dispatcher.lost(scene.link(), None, "dead again")
+    await asyncio.sleep(0.1)
+    assert generation.over and len(scene.dispatcher) == 0
+    assert len(scene.link().submits()) == 3
+
+
 async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with() -> None:
     scene = Scene("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "other kernels"}

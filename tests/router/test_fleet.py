@@ -78,6 +78,9 @@ class Nobody:
     def lost(self, link: Any, request_ids: Any, reason: str) -> None:
         self.lost_workers.append(link.worker_id)
 
+    def hung(self, link: Any) -> None:
+        raise AssertionError("nobody hangs here")
+
 
 class Scene:
     def __init__(self) -> None:

@@ -63,6 +63,7 @@ class Notes:
         self.outputs: list[worker_pb2.StepOutputs] = []
         self.losses: list[tuple[list[str] | None, str]] = []
         self.waiting: list[worker_pb2.Resume] = []
+        self.hangs = 0
 
     def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
         self.outputs.append(outputs)
@@ -72,6 +73,9 @@ class Notes:
 
     def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
         self.losses.append((None if request_ids is None else list(request_ids), reason))
+
+    def hung(self, link: WorkerLink) -> None:
+        self.hangs += 1
 
 
 class Scene:
@@ -203,6 +207,29 @@ async def test_after_the_grace_everything_is_lost(scene: Any, eventually: Any) -
     assert made.index.match([b"i" * 16]) == {}
     made.dialer.reachable = True
     await made.accept()
+
+
+async def test_a_hang_is_told_once_and_ends(scene: Any, eventually: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    for overdue_ms, hung, told in ((1999, False, 0), (2000, True, 1), (2600, True, 1)):
+        load = worker_pb2.Load(overdue_ms=overdue_ms)
+        await far.send(worker_pb2.WorkerMessage(load=load))
+        await eventually(lambda wanted=overdue_ms: made.link.load.overdue_ms == wanted)
+        assert (made.link.hung, made.link.takes_work, made.notes.hangs) == (hung, not hung, told)
+    await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load()))
+    await eventually(lambda: made.link.takes_work)
+    assert made.link.up and made.notes.losses == []
+
+
+async def test_after_a_silence_there_is_no_grace(scene: Any, eventually: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.1, link_silence_s=0.15, link_grace_s=60.0))
+    await made.accept()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await eventually(lambda: made.notes.losses)
+    assert made.notes.losses[0] == (None, "decode-0 has been silent too long")
+    assert loop.time() - began_s < 5.0 and not made.link.up
 
 
 async def test_silence_is_a_break(scene: Any, eventually: Any) -> None:

@@ -1,0 +1,146 @@
+"""Workers that are connected and compute nothing: left in time, and not believed afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.runtime.config import RouterConfig
+
+DEFAULTS = RouterConfig(port=0)
+
+
+async def asked(running: Any, eventually: Any, **fields: Any) -> tuple[Any, Any, asyncio.Task[Any]]:
+    """A request that is held at its third token; who has it, who has not, and its answer."""
+    await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
+    for worker in running.workers.values():
+        worker.pause_at = 3
+    task = asyncio.create_task(running.complete(seed=6, max_tokens=15, **fields))
+    await eventually(lambda: any(w.held for w in running.workers.values()))
+    (one,) = [w for w in running.workers.values() if w.held]
+    (other,) = [w for w in running.workers.values() if w is not one]
+    await eventually(lambda: len(next(iter(one.held.values())).outputs) == 3)
+    other.pause_at = None
+    return one, other, task
+
+
+async def whole_text(running: Any, eventually: Any) -> str:
+    text: str = (await running.complete(seed=6, max_tokens=15)).json()["choices"][0]["text"]
+    await eventually(lambda: not any(w.held for w in running.workers.values()))
+    return text
+
+
+async def test_within_three_seconds_a_hung_workers_requests_go_on_elsewhere(
+    router: Any, eventually: Any
+) -> None:
+    """With the default times: the worker's loop lives and heartbeats, its device does nothing."""
+    async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
+        whole = await whole_text(running, eventually)
+        hung, other, answer = await asked(running, eventually)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        telling = asyncio.create_task(_overdue(hung))
+        await eventually(lambda: any(s.attempt == 2 for s in other.seen("submit")))
+        assert loop.time() - began_s < 3.0
+        assert (await answer).json()["choices"][0]["text"] == whole
+        await eventually(lambda: len(hung.seen("cancel")) == 1)
+        await running.complete(max_tokens=2)  # nothing new goes there
+        assert len(hung.seen("submit")) + len(other.seen("submit")) == 4
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _overdue(worker: Any) -> None:
+    """As a worker tells it whose device stands still from now on."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while True:
+        worker.overdue_ms = int(1000 * (loop.time() - began_s))
+        await asyncio.sleep(0.02)
+
+
+async def test_a_silent_worker_is_left_within_three_seconds(router: Any, eventually: Any) -> None:
+    """With the default times: not even heartbeats come. The silence was the grace."""
+    async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
+        whole = await whole_text(running, eventually)
+        silent, other, answer = await asked(running, eventually)
+        began_s = asyncio.get_running_loop().time()
+        silent.silent = True
+        await eventually(lambda: any(s.attempt == 2 for s in other.seen("submit")))
+        assert asyncio.get_running_loop().time() - began_s < 3.0
+        assert (await answer).json()["choices"][0]["text"] == whole
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_late_tokens_of_an_old_attempt_are_refused(
+    router: Any, eventually: Any, alone: bool
+) -> None:
+    """The device comes back and the worker has not heard the cancel: what it sends of the old
+    attempt is dropped, even where the new attempt is on the same worker and link."""
+    async with router(workers=("decode-0", "decode-1")[: 2 - alone]) as running:
+        whole = await whole_text(running, eventually)
+        if alone:
+            hung = other = running.workers["decode-0"]
+            hung.pause_at = 3
+            answer = asyncio.create_task(running.complete(seed=6, max_tokens=15))
+            await eventually(lambda: hung.held and next(iter(hung.held.values())).outputs)
+        else:
+            hung, other, answer = await asked(running, eventually)
+        (held,) = hung.held.values()
+        hung.overdue_ms = 60_000
+        await eventually(lambda: bool(hung.seen("cancel")))
+        wrong = worker_pb2.StepOutputs()
+        for index in range(3, 6):  # tokens that the answer must not hold
+            wrong.outputs.add(request_id=held.submit.request_id, attempt=1, index=index, token=5)
+        hung._emit(wrong)
+        hung.overdue_ms, hung.pause_at = 0, None
+        await eventually(lambda: other.seen("submit")[-1].attempt == 2)
+        hung._emit(wrong)
+        assert (await answer).json()["choices"][0]["text"] == whole
+
+
+async def test_another_boot_of_a_worker_cannot_speak_for_the_one_before(
+    router: Any, eventually: Any
+) -> None:
+    async with router() as running:
+        whole = await whole_text(running, eventually)
+        worker = running.workers["decode-0"]
+        worker.pause_at = 3
+        answer = asyncio.create_task(running.complete(seed=6, max_tokens=15))
+        await eventually(lambda: worker.held and next(iter(worker.held.values())).outputs)
+        (held,) = worker.held.values()
+        before = worker.boot_id
+        await worker.die()
+        await worker.start()
+        assert worker.boot_id != before
+        await eventually(lambda: worker.seen("submit")[-1].attempt == 2)
+        wrong = worker_pb2.StepOutputs()
+        for index in range(6):
+            wrong.outputs.add(request_id=held.submit.request_id, attempt=1, index=index, token=5)
+        worker._emit(wrong)
+        worker.pause_at = None
+        assert (await answer).json()["choices"][0]["text"] == whole
+
+
+async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(
+    router: Any, eventually: Any
+) -> None:
+    async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
+        workers = running.workers
+        await eventually(lambda: all(w.seen("hello") for w in workers.values()))
+        decode = workers["decode-0"]
+        decode.pause_at = 0
+        prompt = "the quick brown fox jumps over the lazy dog " * 20
+        answer = asyncio.create_task(running.complete(prompt=prompt, max_tokens=3))
+        await eventually(lambda: bool(decode.seen("submit")))
+        first = decode.seen("submit")[0].placement.candidates[0].worker_id
+        workers[first].overdue_ms = 60_000
+        await eventually(lambda: len(decode.seen("submit")) == 2)
+        again = decode.seen("submit")[1]
+        (candidate,) = again.placement.candidates
+        assert again.attempt == 2 and candidate.worker_id != first
+        decode.pause_at = None
+        assert (await answer).status_code == 200
