@@ -1,0 +1,381 @@
+"""An asyncio event loop on virtual time: one seed, one order of events, no real waiting.
+
+    ready ─▶ a round runs all that is ready ─▶ nothing ready: the clock jumps to the next timer
+
+It has no selector, no threads and no signals: what an executor would do runs on the loop, and
+`call_soon_threadsafe` is `call_soon`. Callbacks keep asyncio's order (first in, first out). Two
+things are drawn from the seed: the order of timers that are due together and, with `shuffle`,
+the order in which tasks that are ready in one round take their steps. Knows machines as owners
+of callbacks (machine.py); owns the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+from baton.simulation.machine import OWNER, Machine
+
+T = TypeVar("T")
+
+ROUND_S = 1e-6  # every round takes time, as any code does: who polls sees the clock run
+_WORLD = Context()
+CLOSE_TRIES = 20  # a coroutine's `finally` blocks may wait so often while it is closed
+
+
+class Deadlock(RuntimeError):
+    """Nothing is ready and no timer runs: the tasks that wait are named."""
+
+
+class OutOfTime(RuntimeError):
+    """The virtual time limit has passed: the tasks that wait are named."""
+
+
+class VirtualTask(asyncio.Task[T]):
+    """Hashes by its number, not by its address: sets of tasks have the same order in each run."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualFuture(asyncio.Future[T]):
+    """As VirtualTask."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Soon(asyncio.Handle):
+    """asyncio's handle without its debugging."""
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
+class _Timer(asyncio.TimerHandle):
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """`trace`, if it is a list, gets a line for each callback that runs. `failures` are what a
+    real loop would log: exceptions of callbacks, and of tasks that nobody asked for theirs."""
+
+    def __init__(self, seed: int, *, shuffle: bool = False) -> None:
+        self._dice = random.Random(seed)
+        self._shuffle = shuffle
+        self._now = 0.0
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._numbers = itertools.count(1)
+        self._owner: Machine | None = None
+        self._generators: list[AsyncGenerator[Any, Any]] = []
+        self._closed = False
+        self._running = False
+        self.rounds = 0
+        self.steps = 0
+        self.trace: list[str] | None = None
+        self.failures: list[str] = []
+        self.tasks: list[VirtualTask[Any]] = []
+        self._many_tasks = 256  # more of them are looked through for those that are done
+
+    # -- time and callbacks -------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Of the machine whose callback runs; outside of machines, the world's."""
+        owner = self._owner
+        return self._now if owner is None else self._now * owner.rate + owner.offset_s
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = _Soon(callback, args, context)
+        if not self._closed:
+            self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = _Timer(when, callback, args, context)
+        owner = self._owner
+        if owner is not None:
+            when = (when - owner.offset_s) / owner.rate
+        if not self._closed:
+            heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
+
+    @property
+    def world_s(self) -> float:
+        """The time outside of all machines."""
+        return self._now
+
+    def call_world(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """Call at a time of the world's clock, on no machine: it is neither paused nor killed."""
+        if not self._closed:
+            timer = _Timer(when, callback, args, _WORLD)
+            heapq.heappush(self._timers, (when, next(self._numbers), timer))
+
+    def run_in_executor(
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """On this loop, in the next round."""
+        future = self.create_future()
+
+        def work() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_soon(work)
+        return future
+
+    # -- futures and tasks --------------------------------------------------------------------
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future: VirtualFuture[Any] = VirtualFuture(loop=self)
+        future.number = next(self._numbers)
+        return future
+
+    def create_task(
+        self,
+        coro: Any,
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **_: Any,
+    ) -> asyncio.Task[Any]:
+        number = next(self._numbers)
+        task: VirtualTask[Any] = VirtualTask(
+            coro, loop=self, name=name or f"task-{number}", context=context
+        )
+        task.number = number
+        self.tasks.append(task)
+        if len(self.tasks) > self._many_tasks:
+            self.tasks = [task for task in self.tasks if not task.done()]
+            self._many_tasks = max(256, 4 * len(self.tasks))
+        return task
+
+    def get_task_factory(self) -> None:
+        return None
+
+    # -- running ------------------------------------------------------------------------------
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run a coroutine to its end. Raises Deadlock, or what the coroutine raised."""
+        return self.run(future)
+
+    def run(self, work: Coroutine[Any, Any, T], limit_s: float = float("inf")) -> T:
+        """As `run_until_complete`; raises OutOfTime once the clock passes `limit_s`."""
+        asyncio._set_running_loop(self)
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=self._generators.append)
+        self._running = True
+        try:
+            main = self.create_task(work, name="main")
+            while not main.done():
+                if not self._ready and not self._timers:
+                    raise Deadlock(f"nothing can happen any more; waiting: {self.waiting()}")
+                if self._now > limit_s:
+                    raise OutOfTime(f"{limit_s:g} s have passed; waiting: {self.waiting()}")
+                self._round()
+            result: T = main.result()
+            return result
+        finally:
+            self._running = False
+            sys.set_asyncgen_hooks(*hooks)
+            asyncio._set_running_loop(None)
+
+    def _round(self) -> None:
+        self.rounds += 1
+        self._now += ROUND_S
+        timers = self._timers
+        if not self._ready:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+            if timers:
+                self._now = max(self._now, timers[0][0])
+        due: list[asyncio.Handle] = []
+        while timers and timers[0][0] <= self._now:
+            handle = heapq.heappop(timers)[2]
+            if not handle._cancelled:
+                due.append(handle)
+        if len(due) > 1:
+            self._dice.shuffle(due)
+        batch, self._ready = self._ready, deque()
+        batch.extend(due)
+        if self._shuffle and len(batch) > 1:
+            batch = self._shuffled(list(batch))
+        for handle in batch:
+            if not handle._cancelled:
+                self._step(handle)
+        self._owner = None
+
+    def _step(self, handle: asyncio.Handle) -> None:
+        context: Context = handle._context  # type: ignore[attr-defined]
+        owner = self._owner = context.get(OWNER)
+        if owner is not None and owner.stopped:
+            owner.keep(handle, self._resumed)
+            return
+        self.steps += 1
+        callback: Callable[..., object] = handle._callback  # type: ignore[attr-defined]
+        if self.trace is not None:
+            where = owner.name if owner is not None else "world"
+            self.trace.append(f"{self._now:.6f} {where}: {_name(callback)}")
+        try:
+            context.run(callback, *handle._args)  # type: ignore[attr-defined]
+        except Exception as error:
+            self.failures.append(f"{_name(callback)} raised {error!r}")
+
+    def _resumed(self, kept: deque[asyncio.Handle]) -> None:
+        self._ready.extend(kept)
+
+    def _shuffled(self, batch: list[asyncio.Handle]) -> deque[asyncio.Handle]:
+        """Steps of tasks change places with each other; plain callbacks keep theirs."""
+        places = [i for i, handle in enumerate(batch) if _task(handle) is not None]
+        if len(places) > 1:
+            order = list(places)
+            self._dice.shuffle(order)
+            steps = [batch[i] for i in order]
+            for place, handle in zip(places, steps, strict=True):
+                batch[place] = handle
+        return deque(batch)
+
+    def waiting(self) -> str:
+        """The tasks that are not done, each with the line where it waits."""
+        lines = []
+        for task in self.tasks:
+            if not task.done():
+                frames = task.get_stack(limit=1)
+                where = f" at {frames[-1].f_code.co_name}:{frames[-1].f_lineno}" if frames else ""
+                lines.append(f"{task.get_name()}{where}")
+        return "; ".join(lines) or "nobody"
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close every coroutine that has not ended, those of dead machines too; nothing runs
+        on this loop any more. What their `finally` blocks do now is seen by nobody."""
+        self._closed = True
+        asyncio._set_running_loop(self)
+        try:
+            self._ready.clear()
+            self._timers.clear()
+            while self.tasks or self._generators:
+                tasks, self.tasks = self.tasks, []
+                for task in tasks:
+                    if not task.done():
+                        task._log_destroy_pending = False  # type: ignore[attr-defined]
+                        _close(task.get_coro())
+                generators, self._generators = self._generators, []
+                for generator in generators:
+                    _close(generator.aclose())
+        finally:
+            asyncio._set_running_loop(None)
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            error = context.get("exception")
+            self.failures.append(f"{context.get('message')}: {error!r}")
+
+
+def run(work: Coroutine[Any, Any, T], seed: int = 0, *, shuffle: bool = False) -> T:
+    """Run a coroutine on a virtual loop of its own. Raises what it raised, Deadlock, or
+    RuntimeError if a callback or a forgotten task had failed."""
+    loop = VirtualLoop(seed, shuffle=shuffle)
+    try:
+        result = loop.run(work)
+        if loop.failures:
+            raise RuntimeError("; ".join(loop.failures))
+        return result
+    finally:
+        loop.close()
+
+
+def _task(handle: asyncio.Handle) -> VirtualTask[Any] | None:
+    owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+    return owner if isinstance(owner, VirtualTask) else None
+
+
+def _name(callback: Callable[..., object]) -> str:
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, VirtualTask):
+        return str(owner.get_name())
+    return str(getattr(callback, "__qualname__", type(callback).__name__))
+
+
+def _close(coroutine: Any) -> None:
+    """Throw GeneratorExit until it has ended; a `finally` block that waits is closed again."""
+    for _ in range(CLOSE_TRIES):
+        try:
+            coroutine.close()
+        except RuntimeError as error:
+            if "ignored GeneratorExit" in str(error):
+                continue
+        except BaseException:
+            pass  # of its last words; the simulation is over
+        return
