@@ -180,6 +180,9 @@ class BlockPool:
     def identity_of(self, block: int) -> bytes | None:
         return self._blocks[block].identity
 
+    def is_held(self, block: int, hold: Hold) -> bool:
+        return self._blocks[block].holds[hold] > 0
+
     def writable(self, block: int) -> bool:
         """Whether one sequence alone holds it and nobody was promised its content."""
         state = self._blocks[block]

@@ -1,20 +1,20 @@
 """A mover between pools of one process, on the event loop alone: for tests and simulation.
 
 A `MemoryExchange` stands for the network: it knows the pools by boot id and decides each READ's
-fate (delay, failure, stuck, corrupt). Bytes are copied at the moment of landing, so a late READ
-brings whatever the granter's blocks hold by then. The exchange owns the stuck READs.
+fate (delay, failure, stuck, wrong bytes). Bytes are copied at the moment of landing, so a late
+READ brings whatever the granter's blocks hold by then. The exchange owns the stuck READs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer import checksum
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.runtime.errors import ReadFailed
@@ -38,14 +38,18 @@ class Fate:
     """What becomes of a READ.
 
     `failed`: nothing lands, and it says so after the delay. `stuck`: it neither lands nor fails
-    until the exchange's `release_stuck`. `corrupt`: one bit of this one of its blocks (an index
-    into `local`) lands flipped.
+    until the exchange's `release_stuck`. Of one of its blocks (an index into `local`), `corrupt`:
+    one bit lands flipped; `short`: its second half does not land, and nobody is told; `wrong`:
+    the granter's next block lands instead. `stale`: all is read from the pool of this boot id.
     """
 
     delay_s: float = 0.0
     failed: bool = False
     stuck: bool = False
     corrupt: int | None = None
+    short: int | None = None
+    wrong: int | None = None
+    stale: bytes | None = None
 
 
 class MemoryExchange:
@@ -55,6 +59,8 @@ class MemoryExchange:
         self.decide = decide or (lambda attempt: Fate())
         self.reads = 0
         self.checksum_s = 0.0
+        self.later: Callable[[float, Callable[[], None]], object] = _later
+        self.landing: Callable[[Attempt], None] = lambda attempt: None  # told just before
         self._pools: dict[bytes, NDArray[np.uint8]] = {}
         self._stuck: list[MemoryRead] = []
 
@@ -76,9 +82,10 @@ class MemoryExchange:
         """READs that are held back."""
         return len(self._stuck)
 
-    def release_stuck(self) -> int:
-        """Let every READ that is held back land now; how many there were."""
-        held, self._stuck = self._stuck, []
+    def release_stuck(self, which: Callable[[Attempt], bool] = lambda attempt: True) -> int:
+        """Let every READ of these that is held back land now; how many there were."""
+        held = [read for read in self._stuck if which(read.attempt)]
+        self._stuck = [read for read in self._stuck if read not in held]
         for read in held:
             read.finish()
         return len(held)
@@ -105,31 +112,45 @@ class MemoryRead:
             self.sums = loop.create_future()
             self.sums.add_done_callback(lambda done: done.exception())
         self._exchange = exchange
-        self._attempt = attempt
+        self.attempt = attempt
         self._target = target
         self._fate = fate
+        self._context = copy_context()  # of who reads: his threads sum
         if fate.stuck:
             exchange.hold_back(self)
         else:
-            loop.call_later(fate.delay_s, self.finish)
+            exchange.later(fate.delay_s, self.finish)
 
     def finish(self) -> None:
         """Land, or fail; settled either way."""
-        attempt = self._attempt
-        source = self._exchange.pool(attempt.granter)
-        if self._fate.failed or source is None:
+        attempt, fate = self.attempt, self._fate
+        source = self._exchange.pool(fate.stale or attempt.granter)
+        if fate.failed or source is None:
             failure = ReadFailed(f"the READ from worker {attempt.granter.hex()[:8]} failed")
             self.landed.set_exception(failure)
             if self.sums is not None:
                 self.sums.set_exception(failure)
         else:
-            self._target[list(attempt.local)] = source[list(attempt.remote)]
-            if self._fate.corrupt is not None:
-                self._target[attempt.local[self._fate.corrupt], 0] ^= 1
+            self._exchange.landing(attempt)
+            self._land(source)
             self.landed.set_result(None)
             # as a thread would, summing takes a while
-            asyncio.get_running_loop().call_later(self._exchange.checksum_s, self._sum)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._exchange.checksum_s, self._sum, context=self._context)
         self.settled.set_result(None)
+
+    def _land(self, source: NDArray[np.uint8]) -> None:
+        attempt, fate, target = self.attempt, self._fate, self._target
+        remote = [block % len(source) for block in attempt.remote]
+        if fate.wrong is not None:
+            remote[fate.wrong] = (remote[fate.wrong] + 1) % len(source)
+        brought = source[remote]
+        if fate.short is not None:
+            half = target.shape[1] // 2
+            brought[fate.short, half:] = target[attempt.local[fate.short], half:]
+        target[list(attempt.local)] = brought
+        if fate.corrupt is not None:
+            target[attempt.local[fate.corrupt], 0] ^= 1
 
     def _sum(self) -> None:
         if self.sums is not None and self._summing is not None:
@@ -144,6 +165,7 @@ class MemoryMover:
     def __init__(self, pool: HostPool, boot_id: bytes, exchange: MemoryExchange) -> None:
         self.slabs = pool.slabs
         self.holds = 0  # leases that ask for progress
+        self._pool = pool
         self._array = pool.array
         self._boot_id = boot_id
         self._exchange = exchange
@@ -190,7 +212,7 @@ class MemoryMover:
         fate = self._exchange.decide(attempt)
 
         def summing() -> NDArray[np.uint64]:
-            return checksum.checksums(self._array, local, seeds or (), self.slabs)
+            return self._pool.sums(local, seeds or ())
 
         return MemoryRead(
             self._exchange, attempt, self._array, fate, None if seeds is None else summing
@@ -198,7 +220,7 @@ class MemoryMover:
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         await asyncio.sleep(self._exchange.checksum_s)  # as a thread would, it takes a while
-        return checksum.checksums(self._array, blocks, seeds, self.slabs)
+        return self._pool.sums(blocks, seeds)
 
     def hold_progress(self) -> None:
         self.holds += 1
@@ -208,3 +230,7 @@ class MemoryMover:
 
     async def close(self) -> None:
         self._exchange.leave(self._boot_id)
+
+
+def _later(delay_s: float, callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, callback)

@@ -27,17 +27,24 @@ log = logs.get(__name__)
 
 
 class Fleet:
-    """`key` is the cluster's identity key; `limits` those of the model itself."""
+    """`key` is the cluster's identity key; `limits` those of the model itself; `boot_id`: 16
+    random bytes."""
 
     def __init__(
-        self, registry: Registry, dialer: Dialer, config: RouterConfig, key: bytes, limits: Limits
+        self,
+        registry: Registry,
+        dialer: Dialer,
+        config: RouterConfig,
+        key: bytes,
+        limits: Limits,
+        boot_id: bytes | None = None,
     ) -> None:
         self._registry = registry
         self._dialer = dialer
         self._config = config
         self._key = key
         self._limits = limits
-        self._boot_id = secrets.token_bytes(16)
+        self._boot_id = boot_id or secrets.token_bytes(16)
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told

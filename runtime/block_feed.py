@@ -23,7 +23,7 @@ class BlockFeed:
         self._boot_id = boot_id
         self._snapshot = snapshot
         self._sequence = 0
-        self._watchers: set[asyncio.Queue[worker_pb2.BlockEvents]] = set()
+        self._watchers: dict[asyncio.Queue[worker_pb2.BlockEvents], None] = {}  # first come first
         self._behind: set[asyncio.Queue[worker_pb2.BlockEvents]] = set()
 
     def publish(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
@@ -46,7 +46,7 @@ class BlockFeed:
     async def watch(self) -> AsyncIterator[worker_pb2.BlockEvents]:
         """A snapshot in parts, then deltas, for ever; a new snapshot after falling behind."""
         queue: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(WATCHER_MESSAGES)
-        self._watchers.add(queue)
+        self._watchers[queue] = None
         try:
             for part in self._snapshot_parts():
                 yield part
@@ -61,7 +61,7 @@ class BlockFeed:
                 for part in self._snapshot_parts():
                     yield part
         finally:
-            self._watchers.discard(queue)
+            del self._watchers[queue]
             self._behind.discard(queue)
 
     def _snapshot_parts(self) -> list[worker_pb2.BlockEvents]:

@@ -4,7 +4,7 @@
 
 It has no selector, no threads and no signals: what an executor would do runs on the loop, and
 `call_soon_threadsafe` is `call_soon`. Callbacks keep asyncio's order (first in, first out). Two
-things are drawn from the seed: the order of timers that are due together and, with `shuffle`,
+things are drawn from the seed: the order of timers of one instant and, with `shuffle`,
 the order in which tasks that are ready in one round take their steps. Knows machines as owners
 of callbacks (machine.py); owns the clock.
 """
@@ -69,7 +69,6 @@ class _Soon(asyncio.Handle):
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._callback = self._args = None
 
 
 class _Timer(asyncio.TimerHandle):
@@ -88,10 +87,13 @@ class _Timer(asyncio.TimerHandle):
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._callback = self._args = None
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+# What is not defined below raises NotImplementedError.
+_LoopInterface: Any = asyncio.AbstractEventLoop
+
+
+class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     """`trace`, if it is a list, gets a line for each callback that runs. `failures` are what a
     real loop would log: exceptions of callbacks, and of tasks that nobody asked for theirs."""
 
@@ -100,7 +102,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._shuffle = shuffle
         self._now = 0.0
         self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, float, int, _Timer]] = []  # by time, then by lot
         self._numbers = itertools.count(1)
         self._owner: Machine | None = None
         self._generators: list[AsyncGenerator[Any, Any]] = []
@@ -154,7 +156,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if owner is not None:
             when = (when - owner.offset_s) / owner.rate
         if not self._closed:
-            heapq.heappush(self._timers, (when, next(self._numbers), handle))
+            self._push(when, handle)
         return handle
 
     @property
@@ -165,8 +167,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_world(self, when: float, callback: Callable[..., object], *args: Any) -> None:
         """Call at a time of the world's clock, on no machine: it is neither paused nor killed."""
         if not self._closed:
-            timer = _Timer(when, callback, args, _WORLD)
-            heapq.heappush(self._timers, (when, next(self._numbers), timer))
+            self._push(when, _Timer(when, callback, args, _WORLD))
+
+    def _push(self, when: float, timer: _Timer) -> None:
+        number = next(self._numbers)
+        heapq.heappush(self._timers, (when, self._dice.random(), number, timer))
 
     def run_in_executor(
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -246,17 +251,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._now += ROUND_S
         timers = self._timers
         if not self._ready:
-            while timers and timers[0][2]._cancelled:
+            while timers and timers[0][3]._cancelled:
                 heapq.heappop(timers)
             if timers:
                 self._now = max(self._now, timers[0][0])
         due: list[asyncio.Handle] = []
         while timers and timers[0][0] <= self._now:
-            handle = heapq.heappop(timers)[2]
-            if not handle._cancelled:
-                due.append(handle)
-        if len(due) > 1:
-            self._dice.shuffle(due)
+            timer = heapq.heappop(timers)[3]
+            if not timer._cancelled:
+                due.append(timer)
         batch, self._ready = self._ready, deque()
         batch.extend(due)
         if self._shuffle and len(batch) > 1:
@@ -278,7 +281,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             where = owner.name if owner is not None else "world"
             self.trace.append(f"{self._now:.6f} {where}: {_name(callback)}")
         try:
-            context.run(callback, *handle._args)  # type: ignore[attr-defined]
+            context.run(callback, *handle._args)
         except Exception as error:
             self.failures.append(f"{_name(callback)} raised {error!r}")
 

@@ -1,0 +1,162 @@
+"""What must hold on every seed; each breach is a line of text.
+
+`Watch` looks while a run goes on: where READs land, what fetched groups use, which blocks are
+given away. `of_history` and `of_world` look afterwards. Nothing here changes what happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from baton.decode_worker.sequences import Group
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.blocks import Hold
+from baton.kv_transfer.memory_mover import Attempt
+from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, History
+from baton.simulation.world import RouterProcess, WorkerProcess, World
+
+# What a client may be told instead of an answer. Anything else is a breach.
+REFUSED = frozenset({"Overloaded"})
+FAILED = frozenset({"Unavailable", "WorkerLost", "DeadlineExceeded", "EngineError", "OutOfMemory"})
+SLOW_CLIENT = "Cancelled"
+
+
+class Watch:
+    """`breaches` grows. A block that was read while its granter did not pin it is tainted until
+    it is read again: nobody may use it."""
+
+    def __init__(self, world: World) -> None:
+        self.breaches: list[str] = []
+        self._world = world
+        self._tainted: set[tuple[bytes, int]] = set()
+        world.exchange.landing = self._landing
+
+    def over(self, process: WorkerProcess) -> None:
+        """Watch a worker that has just been started."""
+        pool, allocate = process.pool, process.pool.allocate
+        engine, name = process.engine, process.machine.name
+
+        def watched(count: int, hold: Hold) -> list[int]:
+            blocks = allocate(count, hold)
+            busy = {b for batch in engine.under_way for piece in batch.slices for b in piece.blocks}
+            if taken := busy.intersection(blocks):
+                self.breaches.append(f"{name}: blocks {sorted(taken)} of a step under way given")
+            return blocks
+
+        pool.allocate = watched  # type: ignore[method-assign]
+        if isinstance(process.worker, DecodeWorker):
+            self._watch_fetched(process)
+
+    def _watch_fetched(self, process: WorkerProcess) -> None:
+        scheduler = process.worker._scheduler
+        fetched: Callable[[Group], None] = scheduler.fetched
+
+        def watched(group: Group) -> None:
+            used = {(process.boot_id, block) for block in group.blocks[group.held :]}
+            if used & self._tainted:
+                self.breaches.append(
+                    f"{process.machine.name}: {group.request.request_id} uses blocks that were "
+                    "read while nobody pinned them"
+                )
+            fetched(group)
+
+        scheduler.fetched = watched  # type: ignore[method-assign]
+
+    def _landing(self, attempt: Attempt) -> None:
+        reader = self._world.of_boot(attempt.reader)
+        granter = self._world.of_boot(attempt.granter)
+        for remote, local in zip(attempt.remote, attempt.local, strict=True):
+            if reader.machine.alive and not (
+                reader.pool.is_held(local, Hold.LEASED)
+                or reader.pool.is_held(local, Hold.QUARANTINED)
+            ):
+                self.breaches.append(
+                    f"{reader.machine.name}: a READ lands in block {local}, which is kept for none"
+                )
+            mark = (attempt.reader, local)
+            if granter.pool.is_held(remote, Hold.PINNED):
+                self._tainted.discard(mark)
+            else:
+                self._tainted.add(mark)
+
+
+def of_history(history: History, within_s: float) -> Iterable[str]:
+    """I4: one end, in time; the right tokens, all of them if it is said to be finished."""
+    name, ends = f"{history.request_id} {history.ask}", history.ends
+    if len(ends) != 1:
+        yield f"{name} ended {len(ends)} times: {ends}"
+        return
+    if history.ended_s - history.asked_s > within_s:
+        yield f"{name} took {history.ended_s - history.asked_s:.2f} s"
+    known = {FINISHED, LEFT, ROUTER_LOST} | REFUSED | FAILED
+    if ends[0] not in known and not (ends[0] == SLOW_CLIENT and history.ask.reads_s):
+        yield f"{name} ended with {ends[0]}: {history.detail}"
+    for choice, tokens in enumerate(history.tokens):
+        yield from _of_choice(history, choice, tokens, name)
+
+
+def _of_choice(history: History, choice: int, tokens: list[int], name: str) -> Iterable[str]:
+    ask, finishes = history.ask, history.finishes[choice]
+    expected = ask.expected(choice)
+    whole = expected if ask.enough is None else expected[: ask.enough]
+    if tokens != expected[: len(tokens)]:
+        yield f"{name} choice {choice}: tokens {tokens}, expected {expected}"
+    elif history.ends[0] == FINISHED:
+        if tokens != whole:
+            yield f"{name} choice {choice}: {len(tokens)} tokens of {len(whole)}"
+        stopped = bool(whole) and whole[-1] in ask.stops
+        if len(finishes) != 1 or (finishes[0] == "stop") > stopped:
+            yield f"{name} choice {choice} finished with {finishes}"
+        if ask.enough is None and history.used[choice] != len(tokens):
+            yield f"{name} choice {choice}: usage {history.used[choice]} of {len(tokens)} tokens"
+
+
+def restless(world: World) -> list[str]:
+    """Who still holds something: a lease, a pin, a quarantined or used block, a request; and
+    routers that are not linked to every worker."""
+    found = []
+    for process in world.workers.values():
+        found += [f"{process.machine.name}: {what}" for what in _held(process)]
+    for router in world.routers.values():
+        found += [f"{router.machine.name}: {what}" for what in _borne(router)]
+        linked, roles = router.fleet.linked(), [p.role for p in world.workers.values()]
+        if any(linked[role] != roles.count(role) for role in linked):
+            found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
+    if world.exchange.stuck:
+        found.append(f"{world.exchange.stuck} READs are stuck")
+    return found
+
+
+def _held(process: WorkerProcess) -> Iterable[str]:
+    try:
+        audit = process.worker.audit()
+    except RuntimeError as error:
+        yield f"the books do not balance: {error}"
+        return
+    counts = process.pool.counts()
+    if counts.available != counts.total:
+        yield f"{counts}"
+    for name in ("requests", "waiting", "running", "open_handoffs"):
+        if audit.get(name):
+            yield f"{name} {audit[name]}"
+    if process.mover.holds:
+        yield f"{process.mover.holds} leases ask for progress"
+
+
+def _borne(router: RouterProcess) -> Iterable[str]:
+    dispatcher = router.dispatcher
+    if len(dispatcher) or dispatcher._placing:
+        yield f"{len(dispatcher)} submissions, {len(dispatcher._placing)} being placed"
+    if router.admission.taken:
+        yield f"{router.admission.taken} tickets taken"
+
+
+def of_world(world: World) -> Iterable[str]:
+    """Afterwards: every loop lives, and nothing failed unseen."""
+    for process in world.workers.values():
+        if process.task.done():
+            yield f"{process.machine.name}: its loop has ended: {process.task.exception()!r}"
+    for router in world.routers.values():
+        if router.task.done():
+            yield f"{router.machine.name}: its fleet has ended: {router.task.exception()!r}"
+    yield from world.loop.failures

@@ -1,0 +1,216 @@
+"""The fault lab: one seed is one fleet, one load and its faults, and everything is checked.
+
+    scenario ─▶ world + striker ─▶ clients ask, faults strike ─▶ all have ended ─▶ faults healed
+      ─▶ quiet: nothing is held anywhere ─▶ a probe through each router ─▶ breaches, or none
+
+A run that had too little load before its fault proves nothing: it is void, and counted so. A
+failing seed is shown with the fewest events that still fail. Runs are independent; this module
+owns one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from baton.simulation import checks
+from baton.simulation.faults import Striker
+from baton.simulation.history import ROUTER_LOST, Ask, History, serve
+from baton.simulation.scenario import Event, Fault, Scenario, draw
+from baton.simulation.virtual_loop import Deadlock, OutOfTime, VirtualLoop
+from baton.simulation.world import World
+
+END_S = 45.0  # a request's latest end: the patience of a busy handoff, and its way there
+QUIET_S = 12.0  # after the last end: leases, silences, a first contact's READ timeout
+PROBE_S = 5.0
+LOOK_S = 0.1
+LIMIT_S = 200.0
+LOAD_ASKED = 3  # requests that must have begun before the first fault, one of them open
+MANY_EVENTS = 64
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One run. `ends` counts the requests by how they ended."""
+
+    seed: int
+    void: bool = False
+    breaches: list[str] = field(default_factory=list)
+    requests: int = 0
+    faults: list[str] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
+    migrations: int = 0
+    virtual_s: float = 0.0
+    steps: int = 0  # of the loop
+
+
+class Run:
+    """A scenario on its way."""
+
+    def __init__(self, scenario: Scenario, loop: VirtualLoop) -> None:
+        self.scenario = scenario
+        self.outcome = Outcome(scenario.seed)
+        self.histories: list[History] = []
+        self._loop = loop
+        dice = random.Random(scenario.seed ^ 0x5EED)
+        self.world = World(
+            loop, scenario.config, dice, step_s=scenario.step_s, delay_s=scenario.delay_s
+        )
+        self._watch = checks.Watch(self.world)
+        self.world.started = self._watch.over
+        self._striker = Striker(self.world, dice, scenario.read_s, one_sided=scenario.one_sided)
+
+    async def main(self) -> None:
+        scenario, world = self.scenario, self.world
+        for name, blocks in scenario.prefill.items():
+            world.start_worker(name, "prefill", blocks)
+        for name, blocks in scenario.decode.items():
+            world.start_worker(name, "decode", blocks)
+        for name in scenario.routers:
+            world.start_router(name)
+        for event in scenario.events:
+            self._loop.call_world(event.at_s, self._do, event)
+        last_s = max((event.at_s for event in scenario.events), default=0.0)
+        await asyncio.sleep(last_s + 0.01)
+        self._note_load()
+        await self._until(self._all_ended, END_S)
+        self._striker.heal()
+        self._check_histories()
+        await self._until(lambda: not checks.restless(world), QUIET_S)
+        left = checks.restless(world)
+        self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in left]
+        await self._probe()
+        self.outcome.breaches += checks.of_world(world)
+        self.outcome.breaches += self._watch.breaches
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _do(self, event: Event) -> None:
+        if isinstance(event.does, Ask):
+            self._ask(event.does)
+            return
+        if not self.outcome.faults:
+            self._note_load()
+        self.outcome.faults.append(event.does.kind)
+        self._striker.strike(event.does)
+        if event.does.kind == "kill":
+            self._router_lost(event.does)
+
+    def _ask(self, ask: Ask) -> History:
+        history = History(ask, len(self.histories), asked_s=self._loop.world_s)
+        self.histories.append(history)
+        router = self.world.routers[ask.router]
+        if not router.machine.alive:
+            history.end(ROUTER_LOST, self._loop.world_s)
+            return history
+        work = serve(router, history, lambda: self._loop.world_s)
+        history.task = router.machine.spawn(work, history.request_id)
+        history.task.add_done_callback(lambda task: self._over(history, task))
+        if ask.leaves_s is not None:
+            self._loop.call_world(self._loop.world_s + ask.leaves_s, history.task.cancel)
+        return history
+
+    def _over(self, history: History, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            if not history.ends:  # before its first step
+                history.end("left", self._loop.world_s)
+        elif (error := task.exception()) is not None:
+            self.outcome.breaches.append(f"{history.request_id} raised {error!r}")
+
+    def _router_lost(self, fault: Fault) -> None:
+        (name,) = fault.targets
+        for history in self.histories:
+            if history.ask.router == name and not history.ends:
+                history.end(ROUTER_LOST, self._loop.world_s)
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def _note_load(self) -> None:
+        """As the first fault strikes, or at the end of the load where none does."""
+        if self.outcome.void or self.outcome.requests:
+            return
+        self.outcome.requests = len(self.histories)
+        open_ = sum(not history.ends for history in self.histories)
+        without = not self.scenario.faults
+        self.outcome.void = len(self.histories) < LOAD_ASKED or not (open_ or without)
+
+    def _all_ended(self) -> bool:
+        return all(history.ends for history in self.histories)
+
+    def _check_histories(self) -> None:
+        outcome = self.outcome
+        outcome.requests = len(self.histories)
+        for history in self.histories:
+            outcome.breaches += checks.of_history(history, END_S)
+            outcome.migrations += history.migrations
+            for end in history.ends:
+                outcome.ends[end] = outcome.ends.get(end, 0) + 1
+
+    async def _probe(self) -> None:
+        """After all that, a request through each router is answered."""
+        probes = [
+            self._ask(Ask(router=name, prompt=tuple(range(9)), max_tokens=3))
+            for name in self.world.routers
+        ]
+        await self._until(lambda: all(probe.ends for probe in probes), PROBE_S)
+        for probe in probes:
+            found = list(checks.of_history(probe, PROBE_S))
+            if not found and probe.ends != [checks.FINISHED]:
+                found = [f"ended with {probe.ends} {probe.detail}"]
+            self.outcome.breaches += [f"the probe at the end: {what}" for what in found]
+
+    async def _until(self, true: Callable[[], bool], within_s: float) -> None:
+        until_s = self._loop.world_s + within_s
+        while not true() and self._loop.world_s < until_s:
+            await asyncio.sleep(LOOK_S)
+
+
+def run(
+    scenario: Scenario,
+    mutation: Callable[[], AbstractContextManager[None]] = nullcontext,
+    trace: list[str] | None = None,
+) -> Outcome:
+    """One run, always the same for the same scenario. `mutation` breaks the product meanwhile;
+    `trace` gets a line for each callback."""
+    random.seed(scenario.seed)  # the product's own dice: jitter
+    loop = VirtualLoop(scenario.seed, shuffle=scenario.shuffle)
+    loop.trace = trace
+    gc.disable()  # a collection in the midst would end coroutines at another time in each run
+    try:
+        with mutation():
+            current = Run(scenario, loop)
+            try:
+                loop.run(current.main(), LIMIT_S)
+            except (OutOfTime, Deadlock) as error:
+                current.outcome.breaches.append(str(error))
+            finally:
+                current.outcome.virtual_s, current.outcome.steps = loop.world_s, loop.steps
+                loop.close()
+    finally:
+        gc.enable()
+    return current.outcome
+
+
+def run_seed(seed: int) -> Outcome:
+    return run(draw(seed))
+
+
+def shrink(
+    scenario: Scenario,
+    fails: Callable[[Scenario], bool],
+) -> tuple[int, ...]:
+    """The places of fewest events that still fail, by leaving out one after the other until
+    none can be left out."""
+    kept = tuple(range(len(scenario.events)))
+    again = True
+    while again:
+        again = False
+        for place in reversed(kept):
+            fewer = tuple(other for other in kept if other != place)
+            if fails(scenario.only(fewer)):
+                kept, again = fewer, True
+    return kept

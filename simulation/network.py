@@ -1,0 +1,248 @@
+"""Simulated streams between machines: delayed, cut one way or both, reset; in order within each.
+
+    near.send ─▶ [ on its way ] ─▶ arrives: at a cut, it is held until the cut is healed;
+                                            at a dead machine, the stream is reset, unless it
+                                            died silently: then nobody is ever told
+
+Two streams may overtake each other, the messages of one never do. What a machine's code holds is
+a `Link` like any other (runtime/links.py); messages pass by reference. Owns who is where, which
+ways are cut, and the streams; knows no messages' meaning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from baton.runtime.links import LinkClosed
+from baton.simulation.machine import Machine
+from baton.simulation.virtual_loop import VirtualLoop
+
+LANE_MESSAGES = 1024
+NEXT_S = 1e-9  # between two messages of a stream
+
+Service = Callable[["SimLink"], Coroutine[Any, Any, None]]
+
+
+class Network:
+    """`delay_s(source, target)` is drawn for each message. `services` are what the machine at
+    an address serves, by name; the last machine of an address is the one that lives there."""
+
+    def __init__(self, loop: VirtualLoop, delay_s: Callable[[Machine, Machine], float]) -> None:
+        self.loop = loop
+        self.delay_s = delay_s
+        self.services: dict[str, tuple[Machine, dict[str, Service]]] = {}
+        self._cuts: dict[tuple[str, str], int] = {}  # by address, one way; how often
+        self._held: dict[tuple[str, str], list[_Lane]] = {}
+        self._streams: dict[Stream, None] = {}
+
+    def listen(self, machine: Machine, services: dict[str, Service]) -> None:
+        self.services[machine.address] = (machine, services)
+
+    def connect(self, source: Machine, address: str, service: str) -> SimLink:
+        """The near end of a new stream. Who is at the other end, and whether, shows later."""
+        target, services = self.services[address]
+        stream = Stream(self, source, target)
+        self._streams[stream] = None
+        near = stream.ends[0]
+        near.outgoing.post(_Opening(stream, services[service], service))
+        return near
+
+    def cut(self, source: str, target: str) -> None:
+        """Nothing sent from one address to the other arrives, until as many `heal`s."""
+        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
+
+    def heal(self, source: str, target: str) -> None:
+        """What was held arrives now, in the order of each stream."""
+        way = (source, target)
+        self._cuts[way] -= 1
+        if not self._cuts[way]:
+            del self._cuts[way]
+            for lane in self._held.pop(way, []):
+                lane.release()
+
+    def is_cut(self, source: Machine, target: Machine) -> bool:
+        return (source.address, target.address) in self._cuts
+
+    def hold(self, lane: _Lane) -> None:
+        self._held.setdefault((lane.source.address, lane.target.address), []).append(lane)
+
+    def reset(self, one: str, other: str) -> int:
+        """Break every stream between two addresses at both ends; how many there were."""
+        found = [
+            stream
+            for stream in self._streams
+            if {stream.machines[0].address, stream.machines[1].address} == {one, other}
+        ]
+        for stream in found:
+            stream.break_off()
+        return len(found)
+
+    def killed(self, machine: Machine) -> None:
+        """Its peers hear of it, unless it died silently or the way to them is cut."""
+        if machine.silent:
+            return
+        for stream in list(self._streams):
+            if machine in stream.machines:
+                stream.tell_dead(machine)
+
+    def forget(self, stream: Stream) -> None:
+        self._streams.pop(stream, None)
+
+
+class Stream:
+    """Two lanes. `broken`: both ends raise LinkClosed, whatever was on its way."""
+
+    def __init__(self, network: Network, source: Machine, target: Machine) -> None:
+        self.network = network
+        self.machines = (source, target)
+        forth, back = _Lane(self, source, target), _Lane(self, target, source)
+        self.ends = (SimLink(self, forth, back), SimLink(self, back, forth))
+
+    def break_off(self, reason: str = "the connection was reset") -> None:
+        self.network.forget(self)
+        for end in self.ends:
+            end.outgoing.end(reason, at_once=True)
+
+    def tell_dead(self, machine: Machine) -> None:
+        """A reset travels from the dead machine to the other one."""
+        peer = self.machines[machine is self.machines[0]]
+        if not peer.alive:
+            self.network.forget(self)
+            return
+        lane = self.ends[machine is self.machines[1]].outgoing
+        lane.post(_Reset())
+
+
+class _Opening:
+    """The head of a call: the far end begins to serve it."""
+
+    def __init__(self, stream: Stream, serve: Service, name: str) -> None:
+        self.stream = stream
+        self.serve = serve
+        self.name = name
+
+
+class _End:
+    """The sender has closed the stream."""
+
+
+class _Reset:
+    """The sender is dead, and its system says so."""
+
+
+class _Lane:
+    """One direction. `arrived` waits for the receiver."""
+
+    def __init__(self, stream: Stream, source: Machine, target: Machine) -> None:
+        self.stream = stream
+        self.source = source
+        self.target = target
+        self.arrived: deque[Any] = deque()
+        self.ended = ""  # why nothing more comes
+        self.on_its_way = 0
+        self._held: deque[Any] = deque()
+        self._last_arrival_s = 0.0
+        self._receiver: asyncio.Future[None] | None = None
+        self._sender: asyncio.Future[None] | None = None
+
+    async def put(self, message: Any) -> None:
+        while not self.ended and len(self.arrived) + self.on_its_way >= LANE_MESSAGES:
+            self._sender = asyncio.get_running_loop().create_future()
+            await self._sender
+        if self.ended:
+            raise LinkClosed(self.ended)
+        self.post(message)
+
+    def post(self, message: Any) -> None:
+        network = self.stream.network
+        at = network.loop.world_s + network.delay_s(self.source, self.target)
+        self._last_arrival_s = at = max(at, self._last_arrival_s + NEXT_S)
+        self.on_its_way += 1
+        network.loop.call_world(at, self._arrive, message)
+
+    async def get(self) -> Any:
+        while not self.arrived:
+            if self.ended:
+                raise LinkClosed(self.ended)
+            self._receiver = asyncio.get_running_loop().create_future()
+            await self._receiver
+        _wake(self._sender)
+        return self.arrived.popleft()
+
+    def end(self, reason: str, *, at_once: bool = False) -> None:
+        """Nothing more is sent; `at_once`: nor is what has arrived received."""
+        if at_once:
+            self.arrived.clear()
+        self.ended = self.ended or reason
+        _wake(self._receiver)
+        _wake(self._sender)
+
+    def release(self) -> None:
+        """The cut is healed."""
+        held, self._held = self._held, deque()
+        self.on_its_way -= len(held)
+        for message in held:
+            self.post(message)
+
+    def _arrive(self, message: Any) -> None:
+        network = self.stream.network
+        if self._held or network.is_cut(self.source, self.target):
+            if not self._held:
+                network.hold(self)
+            self._held.append(message)
+            return
+        self.on_its_way -= 1
+        if not self.target.alive:
+            successor = network.services[self.target.address][0] is not self.target
+            if (successor or not self.target.silent) and not isinstance(message, _Reset):
+                self.stream.tell_dead(self.target)
+            return
+        if isinstance(message, _Reset):
+            self.stream.break_off()
+        elif isinstance(message, _Opening):
+            if not self.ended:
+                self.target.spawn(message.serve(message.stream.ends[1]), message.name)
+        elif isinstance(message, _End):
+            network.forget(self.stream)
+            self.end("the peer ended the stream")
+            self.stream.ends[self.source is self.stream.machines[0]].outgoing.end(
+                "the peer ended the stream"
+            )
+        elif not self.ended:
+            self.arrived.append(message)
+            _wake(self._receiver)
+
+
+class SimLink:
+    """One end of a stream; implements `runtime.links.Link`."""
+
+    def __init__(self, stream: Stream, outgoing: _Lane, incoming: _Lane) -> None:
+        self.outgoing = outgoing
+        self._incoming = incoming
+        self._stream = stream
+        self.closed = False
+
+    async def send(self, message: Any) -> None:
+        await self.outgoing.put(message)
+
+    async def receive(self) -> Any:
+        if self.closed:
+            raise LinkClosed("this side ended the stream")
+        return await self._incoming.get()
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if not self.outgoing.ended:
+            self.outgoing.post(_End())
+        self.outgoing.end("this side ended the stream")
+        self._incoming.end("this side ended the stream", at_once=True)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

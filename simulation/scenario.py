@@ -1,0 +1,191 @@
+"""From a seed to a scenario: a topology, settings, what clients ask, and what goes wrong.
+
+Pure: draws values and runs nothing. A scenario is a list of events in order of their time, so
+that a failing one can be made shorter by leaving events out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, RouterConfig, StepConfig
+from baton.simulation.hash_engine import block_bytes
+from baton.simulation.history import Ask
+from baton.simulation.world import SLABS
+
+BLOCK = 4
+PAIR_S = 0.1  # two faults come within this time
+BUSY_STEPS = 12  # the first one, so many steps after a request at most
+READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`kind` with its targets; `for_s` until it is over (a killed process: until it is back)."""
+
+    kind: str
+    targets: tuple[str, ...]
+    for_s: float
+    what: str = ""
+    share: float = 1.0  # of the READs; the factor of what is slow
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.what} {' '.join(self.targets)} for {self.for_s:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at_s: float
+    does: Ask | Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`blocks` by worker; `step_s`, `delay_s`, `reads_s` are the world's usual times."""
+
+    seed: int
+    config: Config
+    routers: tuple[str, ...]
+    prefill: dict[str, int]
+    decode: dict[str, int]
+    events: tuple[Event, ...]
+    step_s: float
+    delay_s: float
+    read_s: float
+    one_sided: bool  # READs go on while the granter's process is paused
+    shuffle: bool
+
+    @property
+    def faults(self) -> list[Event]:
+        return [event for event in self.events if isinstance(event.does, Fault)]
+
+    @property
+    def asks(self) -> list[Event]:
+        return [event for event in self.events if isinstance(event.does, Ask)]
+
+    def only(self, kept: tuple[int, ...]) -> Scenario:
+        """With these of its events alone."""
+        return replace(self, events=tuple(self.events[place] for place in kept))
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed, always the same."""
+    dice = random.Random(seed)
+    routers = tuple(f"r{n}" for n in range(dice.choice([1, 1, 1, 2, 2, 3])))
+    prefill = {f"p{n}": dice.choice([16, 32, 64]) for n in range(dice.choice([1, 1, 2, 2, 3, 4]))}
+    decode = {
+        f"d{n}": dice.choice([24, 40, 80]) for n in range(dice.choice([1, 2, 2, 2, 3, 3, 4, 5]))
+    }
+    step_s = dice.choice([0.001, 0.003, 0.01])
+    asks = _asks(dice, routers)
+    busy_s = dice.choice(asks[3:]).at_s + dice.uniform(0, BUSY_STEPS * step_s)
+    faults = _faults(dice, busy_s, routers, tuple(prefill), tuple(decode))
+    return Scenario(
+        seed=seed,
+        config=_config(dice),
+        routers=routers,
+        prefill=prefill,
+        decode=decode,
+        events=tuple(sorted([*asks, *faults], key=lambda event: event.at_s)),
+        step_s=step_s,
+        delay_s=dice.choice([0.0002, 0.001, 0.01]),
+        read_s=dice.choice([0.0, 0.001, 0.01]),
+        one_sided=dice.random() < 0.5,
+        shuffle=dice.random() < 0.5,
+    )
+
+
+def _config(dice: random.Random) -> Config:
+    return Config(
+        router=RouterConfig(
+            placement=dice.choice(["auto", "disaggregated", "disaggregated"]),
+            local_prefill_tokens=8,
+            max_requests=dice.choice([8, 64, 64]),
+            stream_buffer_messages=16,
+            link_heartbeat_s=0.25,
+            link_silence_s=1.0,
+            link_grace_s=0.5,
+        ),
+        pool=PoolConfig(block_size=BLOCK),
+        step=StepConfig(
+            prefill_tokens=32,
+            chunk_tokens=dice.choice([8, 16]),
+            local_prefill_tokens=dice.choice([4, 16]),
+            expected_growth_tokens=dice.choice([1, 8]),
+            max_sequences=dice.choice([3, 16]),
+            max_queue=dice.choice([4, 32, 32]),
+            waiting_share=dice.choice([0.5, 1.0]),
+        ),
+        handoff=HandoffConfig(
+            mover="memory",
+            lease_s=dice.choice([0.3, 0.5, 1.0]),
+            read_timeout_s=dice.choice([0.1, 0.4, 2.0]),
+            read_bytes=dice.choice([1, 3]) * block_bytes(BLOCK, SLABS),
+            window_reads=dice.choice([1, 2, 4]),
+        ),
+    )
+
+
+def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
+    prefixes = [[dice.randrange(100) for _ in range(24)] for _ in range(2)]
+    events = []
+    for _ in range(dice.randint(6, 12)):
+        prompt = list(dice.choice(prefixes))[: dice.randint(1, 24)]
+        prompt += [dice.randrange(100) for _ in range(dice.choice([0, 1, 3, 8]))]
+        max_tokens = dice.choice([1, 2, 6, 12, 12, 24])
+        ask = Ask(
+            router=dice.choice(routers),
+            prompt=tuple(prompt),
+            max_tokens=max_tokens,
+            choices=dice.choice([1, 1, 1, 1, 2, 3]),
+            temperature=dice.choice([0.0, 1.0]),
+            seed=dice.randrange(1 << 32),
+            stops=tuple(range(50)) if dice.random() < 0.2 else (),
+            salt=dice.choice([b"", b"", b"tenant"]),
+            leaves_s=dice.uniform(0, 0.3) if dice.random() < 0.15 else None,
+            enough=dice.randint(1, max_tokens) if dice.random() < 0.1 else None,
+            reads_s=dice.choice([0.01, 0.2]) if dice.random() < 0.1 else 0.0,
+        )
+        events.append(Event(dice.uniform(0.1, 0.4), ask))
+    return sorted(events, key=lambda event: event.at_s)
+
+
+def _faults(
+    dice: random.Random,
+    first_s: float,
+    routers: tuple[str, ...],
+    prefill: tuple[str, ...],
+    decode: tuple[str, ...],
+) -> list[Event]:
+    """None, one, or two within PAIR_S."""
+    count = dice.choice([0, 1, 1, 1, 1, 2, 2, 2, 2, 2])
+    times = [first_s, first_s + dice.uniform(0, PAIR_S)][:count]
+    return [Event(at_s, _fault(dice, routers, prefill, decode)) for at_s in times]
+
+
+def _fault(
+    dice: random.Random,
+    routers: tuple[str, ...],
+    prefill: tuple[str, ...],
+    decode: tuple[str, ...],
+) -> Fault:
+    kind = dice.choices(
+        ["kill", "pause", "slow", "cut", "reset", "reads", "step"], [4, 3, 1, 3, 2, 5, 2]
+    )[0]
+    any_worker = dice.choice([*prefill, *decode, dice.choice(decode)])
+    for_s = dice.choice([0.02, 0.1, 0.4, 1.5, 4.0])
+    if kind in ("kill", "pause", "slow"):
+        target = dice.choice(routers) if dice.random() < 0.1 else any_worker
+        what = dice.choice(["", "silently"]) if kind == "kill" else ""
+        return Fault(kind, (target,), for_s, what, share=dice.choice([5.0, 30.0]))
+    if kind in ("cut", "reset"):
+        pairs = [(dice.choice(routers), any_worker), (dice.choice(prefill), dice.choice(decode))]
+        pair = dice.choice(pairs)
+        if dice.random() < 0.5:
+            pair = pair[::-1]
+        return Fault(kind, pair, for_s, dice.choice(["both", "one way"]) if kind == "cut" else "")
+    if kind == "reads":
+        share = dice.choice([0.2, 1.0])
+        return Fault(kind, (dice.choice(prefill),), for_s, dice.choice(READ_FAULTS), share)
+    return Fault(kind, (any_worker,), for_s, dice.choice(["fails", "breaks a slice", "no memory"]))

@@ -1,0 +1,345 @@
+"""A fleet on simulated machines: real routers and workers, each a process of its own.
+
+    machine "r0"                      machine "d0"                     machine "p0"
+    Fleet, Dispatcher  ═ stream ═▶    serve_link, DecodeWorker  ═ stream ═▶  PrefillWorker
+                                      BlockPool, HashEngine ◀── READ ──      BlockPool, HashEngine
+
+Above the seams is the production code; below them are the network, the exchange of READs and the
+hash engine. A worker that dies comes back under its name and address with another boot id. Owns
+the processes; what befalls them is drawn in scenario.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.decode_worker.first_contact import FirstContact
+from baton.decode_worker.peers import GREETING_TIMEOUT_S, HandoffLink
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.batch import StepBatch
+from baton.engine.blocks import BlockPool
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.prefill_worker.worker import PrefillWorker
+from baton.proto import worker_pb2
+from baton.router.admission import Admission
+from baton.router.dialer import Connection, RouterLink
+from baton.router.dispatch import Dispatcher
+from baton.router.fleet import Fleet
+from baton.router.validation import Limits
+from baton.runtime.config import Config
+from baton.runtime.errors import Unavailable
+from baton.runtime.links import LinkClosed
+from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+from baton.runtime.wire import ModelLimits
+from baton.runtime.worker_links import serve_link
+from baton.simulation.hash_engine import HashEngine, block_bytes
+from baton.simulation.machine import Machine
+from baton.simulation.network import Network, Service, SimLink
+from baton.simulation.virtual_loop import VirtualLoop
+
+SLABS = 2
+VOCAB = 1000
+MAX_CONTEXT = 10_000
+KEY = b"the lab's key"
+_LOW = 0xFFFFFFFF
+
+
+class PlainSums(HostPool):
+    """A pool whose sums cost a microsecond: a CRC beside the rest of the seed."""
+
+    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        width = self.block_bytes // self.slabs
+        sums = []
+        for block, seed in zip(blocks, seeds, strict=True):
+            content = self.array[block].tobytes()
+            for start in range(0, self.block_bytes, width):
+                part = crc32(content[start : start + width], seed & _LOW)
+                sums.append(part << 32 | seed >> 32)
+        return np.array(sums, dtype=np.uint64).reshape(len(sums) // self.slabs, self.slabs)
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One boot of a worker, with what lies below its seams."""
+
+    machine: Machine
+    role: Role
+    worker: PrefillWorker | DecodeWorker
+    engine: HashEngine
+    pool: BlockPool
+    array: NDArray[np.uint8]  # [blocks, block_bytes]
+    mover: MemoryMover
+    boot_id: bytes
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class RouterProcess:
+    machine: Machine
+    fleet: Fleet
+    dispatcher: Dispatcher
+    admission: Admission
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class World:
+    """`dice` draw what the environment does: delays, step times, clocks, boot ids."""
+
+    loop: VirtualLoop
+    config: Config
+    dice: random.Random
+    step_s: float = 0.002
+    delay_s: float = 0.0005
+    registry: MemoryRegistry = field(default_factory=MemoryRegistry)
+    exchange: MemoryExchange = field(default_factory=MemoryExchange)
+    workers: dict[str, WorkerProcess] = field(default_factory=dict)  # the last boot of each
+    routers: dict[str, RouterProcess] = field(default_factory=dict)
+    boots: list[WorkerProcess] = field(default_factory=list)  # all of them
+    started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
+    network: Network = field(init=False)
+    _handoffs: int = 0
+
+    def __post_init__(self) -> None:
+        self.network = Network(self.loop, self._delay)
+        self.exchange.later = self._later
+
+    # -- processes ----------------------------------------------------------------------------
+
+    def start_worker(self, name: str, role: Role, blocks: int) -> WorkerProcess:
+        machine, boot_id = self._machine(name), self.dice.randbytes(16)
+        size = self.config.pool.block_size
+        array = np.zeros((blocks, block_bytes(size, SLABS)), dtype=np.uint8)
+        pool = BlockPool(blocks, size)
+        mover = MemoryMover(PlainSums(array, SLABS), boot_id, self.exchange)
+
+        def step_s(batch: StepBatch) -> float:
+            tokens = sum(len(piece.tokens) for piece in batch.slices)
+            spread = 0.5 + self.dice.random()
+            return machine.slowness * self.step_s * (1 + tokens / 16) * spread
+
+        engine = HashEngine(array, block_size=size, slabs=SLABS, vocab_size=VOCAB, step_s=step_s)
+        limits = ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", KEY)
+        worker: PrefillWorker | DecodeWorker
+        if role == "prefill":
+            worker = PrefillWorker(
+                worker_id=name,
+                boot_id=boot_id,
+                engine=engine,
+                pool=pool,
+                mover=mover,
+                limits=limits,
+                config=self.config,
+                wall_offset_s=0.0,
+            )
+        else:
+            worker = DecodeWorker(
+                worker_id=name,
+                boot_id=boot_id,
+                engine=engine,
+                pool=pool,
+                mover=mover,
+                peers=SimPeers(self, machine, mover, pool),
+                limits=limits,
+                config=self.config,
+                wall_offset_s=0.0,
+                new_id=self._new_id,
+            )
+        task = machine.spawn(worker.run(), "loop")
+        process = WorkerProcess(machine, role, worker, engine, pool, array, mover, boot_id, task)
+        self.workers[name] = process
+        self.boots.append(process)
+        self.started(process)
+        self.network.listen(machine, self._services(process))
+        self.registry.announce(
+            WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
+        )
+        return process
+
+    def start_router(self, name: str) -> RouterProcess:
+        machine = self._machine(name)
+        router = self.config.router
+        fleet = Fleet(
+            self.registry,
+            SimDialer(self.network, machine),
+            router,
+            KEY,
+            Limits(MAX_CONTEXT, VOCAB),
+            boot_id=self.dice.randbytes(16),
+        )
+        dispatcher = Dispatcher(fleet, router)
+        self.network.listen(machine, {})
+        task = machine.spawn(fleet.run(dispatcher), "fleet")
+        process = RouterProcess(machine, fleet, dispatcher, Admission(router.max_requests), task)
+        self.routers[name] = process
+        return process
+
+    def machine(self, name: str) -> Machine:
+        """Of the last process of that name."""
+        return (self.workers.get(name) or self.routers[name]).machine
+
+    def kill(self, name: str, *, silent: bool) -> None:
+        machine = self.machine(name)
+        if not machine.alive:
+            return
+        machine.kill(silent=silent)
+        if name in self.workers:
+            self.exchange.leave(self.workers[name].boot_id)
+        self.network.killed(machine)
+
+    def of_boot(self, boot_id: bytes) -> WorkerProcess:
+        return next(process for process in self.boots if process.boot_id == boot_id)
+
+    def _machine(self, name: str) -> Machine:
+        rate = 1 + self.dice.uniform(-0.04, 0.04)  # two of them: less than a tenth apart
+        return Machine(name, name, rate=rate, offset_s=self.dice.uniform(0, 1000))
+
+    def _new_id(self) -> bytes:
+        self._handoffs += 1
+        return self._handoffs.to_bytes(16, "big")
+
+    def _delay(self, source: Machine, target: Machine) -> float:
+        return self.delay_s * self.dice.random() * max(source.slowness, target.slowness)
+
+    def _later(self, delay_s: float, callback: object) -> None:
+        self.loop.call_world(self.loop.world_s + delay_s, callback)  # type: ignore[arg-type]
+
+    # -- what a worker serves -----------------------------------------------------------------
+
+    def _services(self, process: WorkerProcess) -> dict[str, Service]:
+        worker, router = process.worker, self.config.router
+
+        async def link(link: SimLink) -> None:
+            await serve_link(
+                link,
+                worker,
+                heartbeat_s=router.link_heartbeat_s,
+                silence_s=router.link_silence_s,
+            )
+
+        async def blocks(link: SimLink) -> None:
+            await _until_closed(link, _send_blocks(link, worker))
+
+        async def greet(link: SimLink) -> None:
+            await link.receive()
+            await link.send((process.boot_id, process.mover.describe()))
+            await link.close()
+
+        services: dict[str, Service] = {"link": link, "blocks": blocks, "greet": greet}
+        if isinstance(worker, PrefillWorker):
+            services["handoff"] = worker.serve_handoff
+        return services
+
+
+async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:
+    events = worker.feed.watch()
+    try:
+        async for event in events:
+            await link.send(event)
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def _until_closed(link: SimLink, work: object) -> None:
+    """As gRPC does: the handler is cancelled when its caller leaves."""
+    working = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    watching = asyncio.ensure_future(link.receive())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        for result in await asyncio.gather(working, watching, return_exceptions=True):
+            if isinstance(result, Exception) and not isinstance(result, LinkClosed):
+                raise result
+        await link.close()
+
+
+class SimDialer:
+    """Implements the router's `Dialer`."""
+
+    def __init__(self, network: Network, machine: Machine) -> None:
+        self._network = network
+        self._machine = machine
+
+    def connect(self, address: str) -> Connection:
+        return _SimConnection(self._network, self._machine, address)
+
+
+class _SimConnection:
+    def __init__(self, network: Network, machine: Machine, address: str) -> None:
+        self._network = network
+        self._machine = machine
+        self._address = address
+        self._links: list[SimLink] = []
+
+    def link(self) -> RouterLink:
+        return self._open("link")
+
+    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
+        link = self._open("blocks")
+        try:
+            while True:
+                yield await link.receive()
+        finally:
+            await link.close()
+
+    async def close(self) -> None:
+        for link in self._links:
+            await link.close()
+
+    def _open(self, service: str) -> SimLink:
+        link = self._network.connect(self._machine, self._address, service)
+        self._links = [*(old for old in self._links if not old.closed), link]
+        return link
+
+
+class SimPeers:
+    """Implements decode_worker's `Peers`: greets once for each boot id, then opens streams."""
+
+    def __init__(self, world: World, machine: Machine, mover: MemoryMover, pool: BlockPool) -> None:
+        self._network = world.network
+        self._machine = machine
+        self._mover = mover
+        self._contact = FirstContact(mover, pool, world.config.handoff.preflight_floor_gbps)
+        self._greeted: set[bytes] = set()
+        self._greeting: dict[bytes, asyncio.Lock] = {}
+
+    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
+        boot_id = candidate.boot_id
+        async with self._greeting.setdefault(boot_id, asyncio.Lock()):
+            if boot_id not in self._greeted:
+                await self._greet(candidate)
+                self._greeted.add(boot_id)
+        return self._network.connect(self._machine, candidate.address, "handoff")
+
+    async def _greet(self, candidate: worker_pb2.Candidate) -> None:
+        link = self._network.connect(self._machine, candidate.address, "greet")
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                await link.send(None)
+                boot_id, pool = await link.receive()
+        except (TimeoutError, LinkClosed) as error:
+            raise Unavailable(f"{candidate.worker_id} does not answer") from error
+        finally:
+            await link.close()
+        if boot_id != candidate.boot_id:
+            raise Unavailable(f"worker {candidate.worker_id} has restarted")
+        await self._mover.connect(pool)
+        await self._contact.check(candidate.worker_id, pool)
+
+    def forget(self, boot_id: bytes) -> None:
+        self._greeted.discard(boot_id)
+        self._greeting.pop(boot_id, None)
+        self._mover.forget(boot_id)
+
+    async def close(self) -> None:
+        pass
