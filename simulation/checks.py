@@ -12,13 +12,13 @@ from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.blocks import Hold
 from baton.kv_transfer.memory_mover import Attempt
-from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, History
+from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.world import RouterProcess, WorkerProcess, World
 
-# What a client may be told instead of an answer. Anything else is a breach.
-REFUSED = frozenset({"Overloaded"})
-FAILED = frozenset({"Unavailable", "WorkerLost", "DeadlineExceeded", "EngineError", "OutOfMemory"})
-SLOW_CLIENT = "Cancelled"
+PATIENT_S = 15.0  # no fault lasts so long: who gives so much time, gets an answer
+LATE_S = 0.2  # after its deadline
+CLOCKS = 1.1  # two clocks differ by less
+ROUNDED_S = 0.002  # deadlines travel in milliseconds
 
 
 class Watch:
@@ -45,10 +45,10 @@ class Watch:
 
         pool.allocate = watched  # type: ignore[method-assign]
         if isinstance(process.worker, DecodeWorker):
-            self._watch_fetched(process)
+            self._watch_fetched(process, process.worker)
 
-    def _watch_fetched(self, process: WorkerProcess) -> None:
-        scheduler = process.worker._scheduler
+    def _watch_fetched(self, process: WorkerProcess, worker: DecodeWorker) -> None:
+        scheduler = worker._scheduler
         fetched: Callable[[Group], None] = scheduler.fetched
 
         def watched(group: Group) -> None:
@@ -80,19 +80,32 @@ class Watch:
                 self._tainted.add(mark)
 
 
-def of_history(history: History, within_s: float) -> Iterable[str]:
-    """I4: one end, in time; the right tokens, all of them if it is said to be finished."""
+def of_history(history: History, paused_s: float) -> Iterable[str]:
+    """I4: one end, in time; the right tokens, all of them if it is said to be finished.
+    `paused_s`: so long its router's process may have stood still."""
     name, ends = f"{history.request_id} {history.ask}", history.ends
     if len(ends) != 1:
         yield f"{name} ended {len(ends)} times: {ends}"
         return
-    if history.ended_s - history.asked_s > within_s:
-        yield f"{name} took {history.ended_s - history.asked_s:.2f} s"
-    known = {FINISHED, LEFT, ROUTER_LOST} | REFUSED | FAILED
-    if ends[0] not in known and not (ends[0] == SLOW_CLIENT and history.ask.reads_s):
+    took_s, allowed_s = history.ended_s - history.asked_s, history.ask.deadline_s
+    if took_s > allowed_s * CLOCKS + paused_s + history.ask.reads_s + LATE_S:
+        yield f"{name} took {took_s:.2f} s of {allowed_s:g} s"
+    if ends[0] == "DeadlineExceeded" and took_s < allowed_s / CLOCKS - ROUNDED_S:
+        yield f"{name} was ended after {took_s:.2f} s of {allowed_s:g} s: {history.detail}"
+    if not _allowed(ends[0], history.ask):
         yield f"{name} ended with {ends[0]}: {history.detail}"
     for choice, tokens in enumerate(history.tokens):
         yield from _of_choice(history, choice, tokens, name)
+
+
+def _allowed(end: str, ask: Ask) -> bool:
+    """What a client may get instead of an answer: nothing that its own wishes, or a full fleet,
+    do not explain. A fleet's failures are the fleet's to mend."""
+    if end == "DeadlineExceeded":
+        return ask.deadline_s < PATIENT_S
+    return end in (FINISHED, LEFT, ROUTER_LOST, "Overloaded") or (
+        end == "Cancelled" and ask.reads_s > 0  # too slow for what it is sent
+    )
 
 
 def _of_choice(history: History, choice: int, tokens: list[int], name: str) -> Iterable[str]:
@@ -119,7 +132,8 @@ def restless(world: World) -> list[str]:
         found += [f"{process.machine.name}: {what}" for what in _held(process)]
     for router in world.routers.values():
         found += [f"{router.machine.name}: {what}" for what in _borne(router)]
-        linked, roles = router.fleet.linked(), [p.role for p in world.workers.values()]
+        linked = router.fleet.linked()
+        roles: list[str] = [process.role for process in world.workers.values()]
         if any(linked[role] != roles.count(role) for role in linked):
             found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
     if world.exchange.stuck:

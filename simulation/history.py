@@ -34,6 +34,7 @@ class Ask:
     seed: int = 1
     stops: tuple[int, ...] = ()
     salt: bytes = b""
+    deadline_s: float = 60.0
     leaves_s: float | None = None
     enough: int | None = None
     reads_s: float = 0.0
@@ -113,7 +114,10 @@ async def serve(router: RouterProcess, history: History, clock: Callable[[], flo
 
 async def _serve(router: RouterProcess, history: History) -> None:
     ask = history.ask
-    generation = await router.dispatcher.start(ask.request(), history.request_id, Context())
+    deadline_s = asyncio.get_running_loop().time() + ask.deadline_s
+    generation = await router.dispatcher.start(
+        ask.request(), history.request_id, Context(), deadline_s
+    )
     try:
         while outputs := await generation.next():
             for output in outputs:

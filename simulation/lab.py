@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 from baton.simulation import checks
 from baton.simulation.faults import Striker
-from baton.simulation.history import ROUTER_LOST, Ask, History, serve
+from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
 from baton.simulation.scenario import Event, Fault, Scenario, draw
 from baton.simulation.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 from baton.simulation.world import World
 
-END_S = 45.0  # a request's latest end: the patience of a busy handoff, and its way there
+END_S = 30.0  # all deadlines are over by then
 QUIET_S = 12.0  # after the last end: leases, silences, a first contact's READ timeout
 PROBE_S = 5.0
 LOOK_S = 0.1
@@ -117,7 +117,7 @@ class Run:
     def _over(self, history: History, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             if not history.ends:  # before its first step
-                history.end("left", self._loop.world_s)
+                history.end(LEFT, self._loop.world_s)
         elif (error := task.exception()) is not None:
             self.outcome.breaches.append(f"{history.request_id} raised {error!r}")
 
@@ -145,21 +145,26 @@ class Run:
         outcome = self.outcome
         outcome.requests = len(self.histories)
         for history in self.histories:
-            outcome.breaches += checks.of_history(history, END_S)
+            outcome.breaches += checks.of_history(history, self._paused_s(history.ask.router))
             outcome.migrations += history.migrations
             for end in history.ends:
                 outcome.ends[end] = outcome.ends.get(end, 0) + 1
 
+    def _paused_s(self, name: str) -> float:
+        does = [event.does for event in self.scenario.events]
+        faults = [fault for fault in does if isinstance(fault, Fault)]
+        return sum(f.for_s for f in faults if f.kind == "pause" and name in f.targets)
+
     async def _probe(self) -> None:
         """After all that, a request through each router is answered."""
         probes = [
-            self._ask(Ask(router=name, prompt=tuple(range(9)), max_tokens=3))
+            self._ask(Ask(router=name, prompt=tuple(range(9)), max_tokens=3, deadline_s=PROBE_S))
             for name in self.world.routers
         ]
-        await self._until(lambda: all(probe.ends for probe in probes), PROBE_S)
+        await self._until(lambda: all(probe.ends for probe in probes), 2 * PROBE_S)
         for probe in probes:
-            found = list(checks.of_history(probe, PROBE_S))
-            if not found and probe.ends != [checks.FINISHED]:
+            found = list(checks.of_history(probe, 0.0))
+            if not found and probe.ends != [FINISHED]:
                 found = [f"ended with {probe.ends} {probe.detail}"]
             self.outcome.breaches += [f"the probe at the end: {what}" for what in found]
 

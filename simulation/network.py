@@ -104,6 +104,7 @@ class Stream:
     def break_off(self, reason: str = "the connection was reset") -> None:
         self.network.forget(self)
         for end in self.ends:
+            end.outgoing.shut(reason)
             end.outgoing.end(reason, at_once=True)
 
     def tell_dead(self, machine: Machine) -> None:
@@ -134,13 +135,15 @@ class _Reset:
 
 
 class _Lane:
-    """One direction. `arrived` waits for the receiver."""
+    """One direction. `arrived` waits for the receiver; after `shut` nothing is sent, after `end`
+    nothing is received any more."""
 
     def __init__(self, stream: Stream, source: Machine, target: Machine) -> None:
         self.stream = stream
         self.source = source
         self.target = target
         self.arrived: deque[Any] = deque()
+        self.closed = ""  # why nothing more may be sent
         self.ended = ""  # why nothing more comes
         self.on_its_way = 0
         self._held: deque[Any] = deque()
@@ -149,11 +152,11 @@ class _Lane:
         self._sender: asyncio.Future[None] | None = None
 
     async def put(self, message: Any) -> None:
-        while not self.ended and len(self.arrived) + self.on_its_way >= LANE_MESSAGES:
+        while not self.closed and len(self.arrived) + self.on_its_way >= LANE_MESSAGES:
             self._sender = asyncio.get_running_loop().create_future()
             await self._sender
-        if self.ended:
-            raise LinkClosed(self.ended)
+        if self.closed:
+            raise LinkClosed(self.closed)
         self.post(message)
 
     def post(self, message: Any) -> None:
@@ -172,13 +175,16 @@ class _Lane:
         _wake(self._sender)
         return self.arrived.popleft()
 
+    def shut(self, reason: str) -> None:
+        self.closed = self.closed or reason
+        _wake(self._sender)
+
     def end(self, reason: str, *, at_once: bool = False) -> None:
-        """Nothing more is sent; `at_once`: nor is what has arrived received."""
+        """`at_once`: what has arrived is not received either."""
         if at_once:
             self.arrived.clear()
         self.ended = self.ended or reason
         _wake(self._receiver)
-        _wake(self._sender)
 
     def release(self) -> None:
         """The cut is healed."""
@@ -208,9 +214,8 @@ class _Lane:
         elif isinstance(message, _End):
             network.forget(self.stream)
             self.end("the peer ended the stream")
-            self.stream.ends[self.source is self.stream.machines[0]].outgoing.end(
-                "the peer ended the stream"
-            )
+            near = self.stream.ends[self.source is self.stream.machines[0]]
+            near.outgoing.shut("the peer ended the stream")
         elif not self.ended:
             self.arrived.append(message)
             _wake(self._receiver)
@@ -237,9 +242,9 @@ class SimLink:
         if self.closed:
             return
         self.closed = True
-        if not self.outgoing.ended:
+        if not self.outgoing.closed:
             self.outgoing.post(_End())
-        self.outgoing.end("this side ended the stream")
+        self.outgoing.shut("this side ended the stream")
         self._incoming.end("this side ended the stream", at_once=True)
 
 

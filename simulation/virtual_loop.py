@@ -342,8 +342,10 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._closed:
-            error = context.get("exception")
-            self.failures.append(f"{context.get('message')}: {error!r}")
+            future = context.get("task") or context.get("future")
+            what = future.get_coro() if isinstance(future, asyncio.Task) else future
+            name = getattr(what, "__qualname__", "")
+            self.failures.append(f"{name}: {context.get('message')}: {context.get('exception')!r}")
 
 
 def run(work: Coroutine[Any, Any, T], seed: int = 0, *, shuffle: bool = False) -> T:

@@ -12,6 +12,7 @@ the processes; what befalls them is drawn in scenario.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -229,8 +230,9 @@ class World:
             await _until_closed(link, _send_blocks(link, worker))
 
         async def greet(link: SimLink) -> None:
-            await link.receive()
-            await link.send((process.boot_id, process.mover.describe()))
+            with contextlib.suppress(LinkClosed):  # who greeted does not wait any more
+                await link.receive()
+                await link.send((process.boot_id, process.mover.describe()))
             await link.close()
 
         services: dict[str, Service] = {"link": link, "blocks": blocks, "greet": greet}

@@ -90,6 +90,60 @@ def test_corruption_flips_one_bit_of_one_block(lab: Any) -> None:
     lab.on_virtual_time(main)
 
 
+@pytest.mark.parametrize("kind", ["short", "wrong", "stale"])
+def test_wrong_bytes_land_without_a_word_in_one_block_or_from_another_pool(
+    lab: Any, kind: str
+) -> None:
+    stage = lab.Stage(
+        decide=lambda _: Fate(stale=lab.READER) if kind == "stale" else Fate(**{kind: 1})
+    )
+
+    async def main() -> None:
+        mover = await connected(stage)
+        stage.own[:] = 9
+        stage.own[2] = 55
+        await mover.read(lab.GRANTER, [1, 2], [3, 4]).landed
+        if kind == "stale":
+            assert (stage.own[3] == 9).all() and (stage.own[4] == 55).all()
+            return
+        assert (stage.own[3] == stage.granted[1]).all()
+        half = stage.own.shape[1] // 2
+        if kind == "short":
+            assert (stage.own[4, :half] == stage.granted[2, :half]).all()
+            assert (stage.own[4, half:] == 9).all()
+        else:
+            assert (stage.own[4] == stage.granted[3]).all()
+
+    lab.on_virtual_time(main)
+
+
+def test_some_of_the_stuck_reads_land_and_the_others_stay(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(stuck=True))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        one, other = mover.read(lab.GRANTER, [1], [2]), mover.read(lab.GRANTER, [3], [4])
+        assert stage.exchange.release_stuck(lambda attempt: attempt.remote == (3,)) == 1
+        assert other.settled.done() and not one.settled.done() and stage.exchange.stuck == 1
+
+    lab.on_virtual_time(main)
+
+
+def test_the_exchange_tells_of_a_landing_before_it(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1.0, failed=attempt.number == 2))
+    seen: list[tuple[int, bool]] = []
+    stage.exchange.landing = lambda attempt: seen.append((attempt.number, bool(stage.own.any())))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        await mover.read(lab.GRANTER, [1], [2]).landed
+        with pytest.raises(ReadFailed):
+            await mover.read(lab.GRANTER, [1], [2]).landed
+
+    lab.on_virtual_time(main)
+    assert seen == [(1, False)]
+
+
 def test_fate_sees_who_reads_what_from_whom(lab: Any) -> None:
     seen: list[Attempt] = []
 

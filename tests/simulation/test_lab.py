@@ -1,0 +1,177 @@
+"""The fault lab itself: seeds without a breach, the same run again, and eyes that see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from baton.decode_worker.handoffs import Handoffs
+from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.requests import Requests
+from baton.decode_worker.sequences import Sequence
+from baton.engine.batch import Drawn
+from baton.engine.step_pipeline import StepPipeline
+from baton.kv_transfer.places import Places
+from baton.runtime import logs
+from baton.simulation import lab
+from baton.simulation.history import Ask
+from baton.simulation.scenario import Event, Fault, Scenario, draw
+
+SEEDS = 60
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> None:
+    logs.setup("lab", "critical")
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_no_seed_breaks_a_promise(first: int) -> None:
+    outcomes = [lab.run_seed(seed) for seed in range(first, first + 20)]
+    assert [(o.seed, o.breaches) for o in outcomes if o.breaches] == []
+    assert sum(outcome.void for outcome in outcomes) <= 6
+    assert sum(outcome.requests for outcome in outcomes) > 100
+    assert sum(outcome.ends.get("finished", 0) for outcome in outcomes) > 80
+
+
+def test_a_seed_is_the_same_run_each_time() -> None:
+    for seed in (3, 4):
+        traces: list[list[str]] = [[], []]
+        outcomes = [lab.run(draw(seed), trace=trace) for trace in traces]
+        assert outcomes[0] == outcomes[1]
+        assert len(traces[0]) > 500
+        assert traces[0] == traces[1]
+
+
+def test_different_seeds_are_different_scenarios() -> None:
+    scenarios = [draw(seed) for seed in range(200)]
+    assert draw(7) == draw(7)
+    assert {len(s.routers) for s in scenarios} == {1, 2, 3}
+    assert {len(s.prefill) for s in scenarios} == {1, 2, 3, 4}
+    assert {len(s.decode) for s in scenarios} == {1, 2, 3, 4, 5}
+    assert {len(s.faults) for s in scenarios} == {0, 1, 2}
+    kinds = {event.does.kind for s in scenarios for event in s.faults}  # type: ignore[union-attr]
+    assert kinds == {"kill", "pause", "slow", "cut", "reset", "reads", "step"}
+    for scenario in scenarios:
+        times = [event.at_s for event in scenario.faults]
+        assert not times or times[-1] - times[0] <= 0.1
+        assert [e.at_s for e in scenario.events] == sorted(e.at_s for e in scenario.events)
+
+
+def one_fault(fault: Fault, *, seed: int = 5, asks: int = 6) -> Scenario:
+    """A small fleet under load, and one fault in its midst."""
+    made = replace(draw(seed), routers=("r0",), prefill={"p0": 64}, decode={"d0": 80, "d1": 80})
+    router = replace(made.config.router, placement="disaggregated")
+    events = [
+        Event(0.1 + n / 100, Ask("r0", tuple(range(n, n + 18)), max_tokens=24, deadline_s=20))
+        for n in range(asks)
+    ]
+    events.append(Event(0.16, fault))
+    return replace(
+        made, config=replace(made.config, router=router), events=tuple(events), step_s=0.003
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("kill", ("d0",), 0.4),
+        Fault("kill", ("d1",), 4.0, "silently"),
+        Fault("kill", ("p0",), 0.4),
+        Fault("pause", ("d0",), 4.0),
+        Fault("pause", ("p0",), 4.0),
+        Fault("cut", ("r0", "d0"), 4.0, "both"),
+        Fault("cut", ("d1", "r0"), 4.0, "one way"),
+        Fault("cut", ("p0", "d0"), 4.0, "one way"),
+        Fault("reset", ("r0", "d0"), 0.0),
+        *(Fault("reads", ("p0",), 4.0, what) for what in ("failed", "stuck", "corrupt")),
+        *(Fault("reads", ("p0",), 4.0, what) for what in ("short", "wrong", "stale")),
+    ],
+    ids=str,
+)
+def test_with_another_worker_there_no_request_fails(fault: Fault) -> None:
+    outcome = lab.run(one_fault(fault))
+    assert outcome.breaches == []
+    assert not outcome.void
+    assert outcome.ends == {"finished": 6}
+
+
+def test_a_run_without_load_before_its_fault_is_void() -> None:
+    early = one_fault(Fault("reset", ("r0", "d0"), 0.0))
+    early = replace(early, events=(Event(0.05, early.events[-1].does), *early.events[:-1]))
+    assert lab.run(early).void
+    assert not lab.run(one_fault(Fault("reset", ("r0", "d0"), 0.0))).void
+    assert lab.run(one_fault(Fault("reset", ("r0", "d0"), 0.0), asks=2)).void
+
+
+# -- the lab sees ------------------------------------------------------------------------------
+
+
+@contextmanager
+def replaced(owner: type, name: str, by: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, by)
+    yield
+    setattr(owner, name, before)
+
+
+@contextmanager
+def trusting() -> Iterator[None]:
+    """Whatever lands is taken for good."""
+    wrong = Places.wrong
+    Places.wrong = lambda self, places, sums: []  # type: ignore[method-assign]
+    yield
+    Places.wrong = wrong  # type: ignore[method-assign]
+
+
+@contextmanager
+def repeating() -> Iterator[None]:
+    """A worker that says each token twice."""
+    accept = Requests.accept
+
+    def twice(self: Requests, sequence: Sequence, drawn: Drawn) -> None:
+        accept(self, sequence, drawn)
+        accept(self, sequence, drawn)
+
+    Requests.accept = twice  # type: ignore[method-assign]
+    yield
+    Requests.accept = accept  # type: ignore[method-assign]
+
+
+def test_wrong_bytes_that_nobody_verifies_are_a_breach() -> None:
+    scenario = one_fault(Fault("reads", ("p0",), 4.0, "corrupt"))
+    assert any("tokens" in breach for breach in lab.run(scenario, trusting).breaches)
+    assert lab.run(scenario).breaches == []
+
+
+def test_a_failing_scenario_is_shortened_to_what_it_needs() -> None:
+    scenario = one_fault(Fault("reads", ("p0",), 4.0, "wrong"))
+    fails = lambda shorter: bool(lab.run(shorter, trusting).breaches)  # noqa: E731
+    kept = lab.shrink(scenario, fails)
+    assert fails(scenario.only(kept))
+    assert len(kept) == 2  # one request and the fault
+    assert isinstance(scenario.events[kept[-1]].does, Fault)
+
+
+def test_a_request_that_hangs_a_leak_and_a_dead_loop_are_breaches() -> None:
+    async def swallow(self: object, group: object, on_first: object) -> None:
+        await asyncio.Event().wait()
+
+    scenario = one_fault(Fault("reset", ("r0", "d0"), 0.0))
+    late = partial(replaced, Handoffs, "fetch", swallow)
+    hung = lab.run(scenario, late)
+    assert hung.ends == {"DeadlineExceeded": 6} and len(hung.breaches) >= 6
+    kept = partial(replaced, Holdings, "free", lambda self, sequence: None)
+    assert any("quiet" in breach for breach in lab.run(scenario, kept).breaches)
+    broken = partial(replaced, StepPipeline, "submit", lambda self, plan: 1 / 0)
+    assert any("loop has ended" in breach for breach in lab.run(scenario, broken).breaches)
+
+
+def test_tokens_that_come_twice_are_a_breach() -> None:
+    scenario = one_fault(Fault("reset", ("r0", "d0"), 0.0))
+    assert lab.run(scenario, repeating).breaches

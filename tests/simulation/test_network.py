@@ -1,0 +1,226 @@
+"""Simulated streams: in order within each, whatever befalls the way; a Link's own promises."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from baton.runtime.links import LinkClosed
+from baton.simulation import virtual_loop
+from baton.simulation.machine import Machine
+from baton.simulation.network import LANE_MESSAGES, Network, SimLink
+from baton.simulation.virtual_loop import VirtualLoop
+
+DELAY_S = 0.1
+
+
+class Place:
+    """Two machines, and what the far one received; `far` is its end of the last stream."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        dice = random.Random(3)
+        self.network = Network(loop, lambda source, target: DELAY_S * dice.random())
+        self.near_machine = Machine("near", "near")
+        self.far_machine = Machine("far", "far")
+        self.got: list[object] = []
+        self.far: SimLink | None = None
+        self.network.listen(self.near_machine, {})
+        self.network.listen(self.far_machine, {"take": self.take, "hold": self.hold})
+
+    async def take(self, link: SimLink) -> None:
+        self.far = link
+        try:
+            while True:
+                self.got.append(await link.receive())
+        except LinkClosed as closed:
+            self.got.append(str(closed))
+
+    async def hold(self, link: SimLink) -> None:
+        self.far = link
+        await asyncio.Event().wait()
+
+    def open(self, service: str = "take") -> SimLink:
+        return self.network.connect(self.near_machine, "far", service)
+
+
+def on_loop(test: Callable[[Place], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Place())
+
+    for seed in range(3):
+        virtual_loop.run(main(), seed, shuffle=True)
+
+
+def test_messages_of_a_stream_arrive_in_order_and_before_its_end() -> None:
+    async def test(place: Place) -> None:
+        near = place.open()
+        for number in range(50):
+            await near.send(number)
+        await near.close()
+        await near.close()
+        with pytest.raises(LinkClosed):
+            await near.send(51)
+        with pytest.raises(LinkClosed):
+            await near.receive()
+        await asyncio.sleep(1)
+        assert place.got == [*range(50), "the peer ended the stream"]
+        assert place.far is not None
+        with pytest.raises(LinkClosed):
+            await place.far.send("too late")
+
+    on_loop(test)
+
+
+def test_two_streams_overtake_each_other() -> None:
+    async def main() -> bool:
+        place = Place()
+        streams = [place.open() for _ in range(2)]
+        for number in range(20):
+            for name, stream in enumerate(streams):
+                await stream.send((name, number))
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(1)
+        for name in range(2):
+            mine = [number for owner, number in place.got if owner == name]  # type: ignore[misc]
+            assert mine == list(range(20))
+        return place.got != sorted(place.got, key=lambda entry: entry[1])  # type: ignore[index]
+
+    assert any(virtual_loop.run(main(), seed) for seed in range(3))
+
+
+def test_a_cut_one_way_holds_what_goes_that_way_and_nothing_else() -> None:
+    async def test(place: Place) -> None:
+        near = place.open()
+        await near.send("before")
+        await asyncio.sleep(1)
+        place.network.cut("near", "far")
+        await near.send("held")
+        await near.send("held too")
+        assert place.far is not None
+        await place.far.send("back")
+        assert await near.receive() == "back"
+        await asyncio.sleep(5)
+        assert place.got == ["before"]
+        place.network.heal("near", "far")
+        await near.send("after")
+        await asyncio.sleep(1)
+        assert place.got == ["before", "held", "held too", "after"]
+
+    on_loop(test)
+
+
+def test_two_cuts_of_one_way_need_two_heals() -> None:
+    async def test(place: Place) -> None:
+        for _ in range(2):
+            place.network.cut("near", "far")
+        near = place.open()
+        await near.send("held")
+        place.network.heal("near", "far")
+        await asyncio.sleep(1)
+        assert place.got == []
+        place.network.heal("near", "far")
+        await asyncio.sleep(1)
+        assert place.got == ["held"]
+
+    on_loop(test)
+
+
+def test_a_reset_ends_both_ends_at_once() -> None:
+    async def test(place: Place) -> None:
+        near = place.open()
+        await near.send(1)
+        await asyncio.sleep(1)
+        assert place.network.reset("far", "near") == 1
+        with pytest.raises(LinkClosed, match="reset"):
+            await near.receive()
+        with pytest.raises(LinkClosed, match="reset"):
+            await near.send(2)
+        await asyncio.sleep(1)
+        assert place.got == [1, "the connection was reset"]
+        assert place.network.reset("far", "near") == 0
+
+    on_loop(test)
+
+
+def test_who_waits_on_a_dead_process_is_told_but_not_of_a_silent_death() -> None:
+    async def test(place: Place) -> None:
+        near = place.open("hold")
+        await asyncio.sleep(1)
+        place.far_machine.kill(silent=False)
+        place.network.killed(place.far_machine)
+        with pytest.raises(LinkClosed, match="reset"):
+            await near.receive()
+        refused = place.open("hold")  # a connection to nobody
+        with pytest.raises(LinkClosed, match="reset"):
+            await refused.receive()
+
+    async def silent(place: Place) -> None:
+        near = place.open("hold")
+        await asyncio.sleep(1)
+        place.far_machine.kill(silent=True)
+        place.network.killed(place.far_machine)
+        await near.send("into the void")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(near.receive(), 60)
+        successor = Machine("far again", "far")
+        place.network.listen(successor, {"take": place.take})
+        await near.send("who is there?")
+        with pytest.raises(LinkClosed, match="reset"):
+            await near.receive()
+
+    on_loop(test)
+    on_loop(silent)
+
+
+def test_a_paused_process_gets_everything_when_it_goes_on() -> None:
+    async def test(place: Place) -> None:
+        near = place.open()
+        await near.send(1)
+        await asyncio.sleep(1)
+        place.far_machine.pause()
+        for number in (2, 3):
+            await near.send(number)
+        await asyncio.sleep(10)
+        assert place.got == [1]
+        place.far_machine.resume()
+        await asyncio.sleep(0.01)
+        assert place.got == [1, 2, 3]
+
+    on_loop(test)
+
+
+def test_a_sender_waits_while_the_receiver_does_not_read() -> None:
+    async def test(place: Place) -> None:
+        near = place.open("hold")
+        for number in range(LANE_MESSAGES - 1):  # the opening is a message too
+            await near.send(number)
+        await asyncio.sleep(1)
+        await near.send("the last one with room")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(near.send("no room"), 5)
+        assert place.far is not None
+        assert await place.far.receive() == 0
+        await near.send("room again")
+
+    on_loop(test)
+
+
+def test_a_cancelled_receive_loses_no_message() -> None:
+    async def test(place: Place) -> None:
+        near = place.open("hold")
+        await asyncio.sleep(1)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(near.receive(), 0.05)
+        assert place.far is not None
+        for number in range(5):
+            await place.far.send(number)
+        for number in range(5):
+            assert await asyncio.wait_for(near.receive(), 1) == number
+
+    on_loop(test)
