@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import structlog
 
 from baton.decode_worker.handoffs import Handoffs
 from baton.decode_worker.holdings import Holdings
@@ -26,8 +27,10 @@ SEEDS = 60
 
 
 @pytest.fixture(autouse=True)
-def quiet_logs() -> None:
+def quiet_logs() -> Iterator[None]:
     logs.setup("lab", "critical")
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
