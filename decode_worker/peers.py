@@ -19,6 +19,7 @@ from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Unavailable, WorkerLost
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel, translate
 from baton.runtime.links import Link
+from baton.runtime.registry import Registry
 
 HandoffLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
 
@@ -28,7 +29,8 @@ GREETING_TIMEOUT_S = 2.0
 class Peers(Protocol):
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
         """A new handoff stream to a peer whose pool the mover can read. Raises Unavailable if
-        it is not there under that boot id, Incompatible if its pool does not fit."""
+        it is not registered or not there under that boot id, Incompatible if its pool does
+        not fit."""
         ...
 
     def forget(self, boot_id: bytes) -> None:
@@ -39,7 +41,10 @@ class Peers(Protocol):
 
 
 class GrpcPeers:
-    """One channel per peer address and boot id; greetings to one peer never overlap."""
+    """One channel per peer address and boot id; greetings to one peer never overlap.
+
+    A candidate is a name: where a peer is, the registry says. Nothing is sent to an address,
+    the token least of all, that only a message has named."""
 
     def __init__(
         self,
@@ -47,8 +52,10 @@ class GrpcPeers:
         mover: Mover,
         token: str,
         first_contact: FirstContact,
+        registry: Registry,
     ) -> None:
         self._mine = mine
+        self._registry = registry
         self._first_contact = first_contact
         self._mover = mover
         self._metadata = credentials(token)
@@ -60,6 +67,8 @@ class GrpcPeers:
 
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
         boot_id = candidate.boot_id
+        if boot_id not in self._channels:
+            self._check_registered(candidate)
         async with self._greeting.setdefault(boot_id, asyncio.Lock()):
             channel = self._channels.get(boot_id)
             if channel is None:
@@ -93,6 +102,18 @@ class GrpcPeers:
             await channel.close()
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=GREETING_TIMEOUT_S)
+
+    def _check_registered(self, candidate: worker_pb2.Candidate) -> None:
+        named = (candidate.worker_id, candidate.boot_id.hex(), candidate.address)
+        try:
+            records = self._registry.workers()
+        except OSError as error:  # as without descriptors: no peer is known then
+            raise Unavailable(f"the registry cannot be read: {error}") from error
+        if named not in {(record.worker_id, record.boot_id, record.address) for record in records}:
+            raise Unavailable(
+                f"worker {candidate.worker_id} is not registered at {candidate.address} under "
+                "its boot id: nothing is sent there"
+            )
 
     def _forget_predecessors(self, candidate: worker_pb2.Candidate) -> None:
         """One boot id has answered at this address: those that did before are dead."""

@@ -89,7 +89,7 @@ def decode_role(below: Below) -> Served:
     boot = below.boot
     floor_gbps = boot.config.handoff.preflight_floor_gbps
     first_contact = FirstContact(below.mover, below.pool, floor_gbps)
-    peers = GrpcPeers(below.greeting, below.mover, boot.token, first_contact)
+    peers = GrpcPeers(below.greeting, below.mover, boot.token, first_contact, boot.registry)
     worker = DecodeWorker(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id,

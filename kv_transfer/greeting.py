@@ -15,6 +15,8 @@ from baton.runtime.errors import Incompatible
 
 PROTOCOL_VERSION = 1
 BOOT_ID_BYTES = 16
+MAX_POOL_BLOCKS = 1 << 24  # NIXL keeps a descriptor of each
+MAX_METADATA_BYTES = 1 << 20
 
 _MAY_DIFFER = {"tp_size", "tp_rank"}
 
@@ -92,6 +94,12 @@ def peer_pool(theirs: handoff_pb2.Greeting) -> PeerPool:
         )
     if not pool.num_blocks or not pool.block_bytes:
         raise Incompatible(f"worker {theirs.worker_id} describes an empty pool")
+    if pool.num_blocks > MAX_POOL_BLOCKS or len(pool.metadata) > MAX_METADATA_BYTES:
+        raise Incompatible(
+            f"worker {theirs.worker_id} describes {pool.num_blocks} blocks by "
+            f"{len(pool.metadata)} bytes of metadata: at most {MAX_POOL_BLOCKS} blocks and "
+            f"{MAX_METADATA_BYTES} bytes are taken from a peer"
+        )
     if pool.memory not in MEMORY_KINDS:
         known = " and ".join(MEMORY_KINDS)
         raise Incompatible(

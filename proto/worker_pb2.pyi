@@ -79,7 +79,7 @@ class ChoiceIndex(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "handoff_address", "lost")
+    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "lost")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -89,7 +89,6 @@ class WorkerWelcome(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: bytes
@@ -100,9 +99,8 @@ class WorkerWelcome(_message.Message):
     max_context: int
     total_blocks: int
     vocab_size: int
-    handoff_address: str
     lost: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., handoff_address: _Optional[str] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt", "choices", "sampling", "max_tokens", "stop_token_ids", "placement", "cache_salt", "trace_context", "deadline_ms")

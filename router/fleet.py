@@ -124,7 +124,7 @@ class Fleet:
                     worker_id=link.worker_id,
                     boot_id=link.boot_id,
                     role=welcome.role,
-                    address=welcome.handoff_address or link.record.address,
+                    address=link.record.address,
                     shape=shape,
                     held_blocks=held[shape].get(link.worker_id, 0),
                     running=load.running,

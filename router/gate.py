@@ -36,7 +36,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req-{secrets.token_hex(12)}"
+        request_id = f"req-{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
         header = (b"x-request-id", request_id.encode())
 

@@ -50,7 +50,7 @@ class Registry(Protocol):
 
 class DirectoryRegistry:
     """Announcements as files, replaced atomically; the newest of a worker id wins. Raises
-    ConfigError if its folder cannot be made."""
+    ConfigError if its folder cannot be made, or is open to others."""
 
     def __init__(self, folder: Path, ttl_s: float = 15.0) -> None:
         self._folder = folder
@@ -62,6 +62,7 @@ class DirectoryRegistry:
                 f"the registry {folder} cannot be made ({error.strerror or error}): give a folder "
                 "that this user can write"
             ) from error
+        _check_owner(folder)
 
     def announce(self, record: WorkerRecord) -> None:
         path = self._path(record.worker_id)
@@ -86,9 +87,22 @@ class DirectoryRegistry:
         try:
             if time.time() - path.stat().st_mtime > self._ttl_s:
                 return None
-            return WorkerRecord(**json.loads(path.read_text()))
+            record = WorkerRecord(**json.loads(path.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None  # withdrawn meanwhile, or not one of ours
+        texts = (record.worker_id, record.boot_id, record.address, record.admin_address)
+        return record if all(isinstance(text, str) for text in texts) else None
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises ConfigError where others could announce workers: what stands in the folder is
+    connected to, with the cluster's token."""
+    found = folder.stat()
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+        raise ConfigError(
+            f"the registry {folder} can be written by other users: give a folder of this user's "
+            "own, of mode 0700"
+        )
 
 
 def check_worker_id(worker_id: str) -> None:

@@ -165,7 +165,6 @@ class ScriptedWorker:
             max_context=self.max_context,
             total_blocks=self.total_blocks,
             vocab_size=self.vocabulary,
-            handoff_address=self.address,
             lost=[r.request_id for r in hello.resume if r.request_id not in self.held],
         )
 

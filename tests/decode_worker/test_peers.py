@@ -18,6 +18,7 @@ from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Unavailable, WorkerLost
 from baton.runtime.grpc_links import open_server
+from baton.runtime.registry import MemoryRegistry, WorkerRecord
 
 OWN = b"o" * 16
 
@@ -60,7 +61,13 @@ class Scene:
         self.mover = peer.mover(OWN)
         contact = FirstContact(self.mover, BlockPool(8, 4), 0.0)
         own = peer.greeting("decode-0", self.mover.describe())
-        self.peers = GrpcPeers(lambda: own, self.mover, "token", contact)
+        self.registry = MemoryRegistry()
+        self.peers = GrpcPeers(lambda: own, self.mover, "token", contact, self.registry)
+
+    def register(self, boot_id: bytes, address: str = "") -> None:
+        self.registry.announce(
+            WorkerRecord("prefill-0", boot_id.hex(), "prefill", address or self.address, "", "m", 1)
+        )
 
     async def open(self, boot_id: bytes) -> None:
         link = await self.peers.open(
@@ -79,6 +86,7 @@ async def scene() -> AsyncIterator[Scene]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     scene = Scene(peer, f"127.0.0.1:{port}")
+    scene.register(peer.boot_id)
     yield scene
     await scene.peers.close()
     await server.stop(grace=0)
@@ -89,13 +97,47 @@ async def test_a_peer_is_greeted_once_for_many_handoffs(scene: Scene) -> None:
     assert scene.peer.greetings == 1
 
 
+async def test_nothing_is_sent_to_a_peer_that_is_not_registered(scene: Scene) -> None:
+    """Neither a greeting nor the token goes to an address that only a message has named."""
+    scene.registry.withdraw("prefill-0", (b"1" * 16).hex())
+    with pytest.raises(Unavailable, match="not registered"):
+        await scene.open(b"1" * 16)
+    scene.register(b"1" * 16, address="127.0.0.1:1")  # the worker is elsewhere
+    with pytest.raises(Unavailable, match="not registered"):
+        await scene.open(b"1" * 16)
+    scene.register(b"2" * 16)  # another start of it
+    with pytest.raises(Unavailable, match="not registered"):
+        await scene.open(b"1" * 16)
+    assert scene.peer.greetings == 0 and scene.known() == set()
+    scene.register(b"1" * 16)
+    await scene.open(b"1" * 16)
+    scene.registry.withdraw("prefill-0", (b"1" * 16).hex())
+    await scene.open(b"1" * 16)  # one that has been greeted need not be looked up again
+    assert scene.peer.greetings == 1
+
+
+async def test_a_registry_that_cannot_be_read_knows_nobody(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[WorkerRecord]:
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(scene.registry, "workers", fail)
+    with pytest.raises(Unavailable, match="too many open files"):
+        await scene.open(b"1" * 16)
+
+
 async def test_a_restarted_peer_leaves_no_trace_of_its_former_life(scene: Scene) -> None:
     for life in (b"1" * 16, b"2" * 16, b"3" * 16):
         scene.peer.restart(life)
+        scene.register(life)
         await scene.open(life)
         assert scene.known() == {life}
-    with pytest.raises(Unavailable, match="restarted"):
+    with pytest.raises(Unavailable, match="not registered"):
         await scene.open(b"1" * 16)  # placed by a router that has not heard of it
+    scene.register(b"1" * 16)  # its announcement has not faded yet
+    with pytest.raises(Unavailable, match="has restarted"):
+        await scene.open(b"1" * 16)
     assert scene.known() == {b"3" * 16}
 
 

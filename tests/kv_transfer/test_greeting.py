@@ -89,6 +89,8 @@ def test_equal_splits_need_equal_blocks() -> None:
         ({"num_blocks": 0}, "empty pool"),
         ({"block_bytes": 0}, "empty pool"),
         ({"base_address": (1 << 64) - 5}, "64-bit"),
+        ({"num_blocks": (1 << 24) + 1}, "16777217 blocks"),
+        ({"metadata": bytes((1 << 20) + 1)}, "1048577 bytes"),
     ],
 )
 def test_what_cannot_be_a_pool_is_refused(changes: dict[str, Any], says: str) -> None:

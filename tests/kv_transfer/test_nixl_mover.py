@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,6 +187,33 @@ async def test_what_does_not_fit_is_refused_before_anything_is_read() -> None:
             with pytest.raises(ReadFailed):
                 mover.read(peer.boot_id, remote, local)
         assert not pool.any()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"num_blocks": BLOCKS + 1},
+        {"base_address": -BLOCK_BYTES},
+        {"base_address": 1},
+        {"base_address": 1 << 40},
+        {"num_blocks": 1, "base_address": BLOCKS * BLOCK_BYTES},
+    ],
+)
+async def test_a_pool_beyond_what_its_owner_registered_is_refused(lie: dict[str, int]) -> None:
+    """The greeting says where a pool is, NIXL's metadata what was registered: no READ is posted
+    outside of either."""
+    async with pool_server() as (_, peer), own_mover() as (mover, pool):
+        moved = peer.base_address + lie.get("base_address", 0)
+        lying = replace(peer, base_address=moved, num_blocks=lie.get("num_blocks", BLOCKS))
+        with pytest.raises(ReadFailed, match="cannot reach"):
+            await mover.connect(lying)
+        with pytest.raises(ReadFailed, match="not connected"):
+            mover.read(peer.boot_id, [0], [0])
+        await mover.connect(peer)  # the truth is taken after a lie
+        read = mover.read(peer.boot_id, [BLOCKS - 1], [0])
+        await ended(read)
+        read.landed.result()
+        assert not pool[1:].any()
 
 
 async def test_a_connection_of_one_agent_only_is_taken_back(

@@ -251,12 +251,19 @@ async def test_template_refusals_name_messages(router: Any) -> None:
         assert bad.status_code == 400 and check_error(bad)["param"] == "tokens[1]"
 
 
+def minted(reply: Any) -> str:
+    """What follows `req-`: 128 bits of the server's own."""
+    return str(reply.headers["x-request-id"]).removeprefix("req-")
+
+
 async def test_client_ids_are_labels_only(router: Any) -> None:
     async with router() as running:
         for label in ("mine-1", "x" * 500, "bad\tone"):
             reply = await running.http.get("/livez", headers={"x-request-id": label})
             assert reply.headers["x-request-id"].startswith("req-")
             assert len(reply.headers.get_list("x-request-id")) == 1
+        asked = {minted(await running.http.get("/livez")) for _ in range(50)}
+        assert len(asked) == 50 and all(len(bytes.fromhex(number)) == 16 for number in asked)
 
 
 NAMES = st.sampled_from(

@@ -166,6 +166,14 @@ async def test_views_tell_what_each_worker_holds(scene: Scene, eventually: Any) 
     assert [view.held_blocks for view in other_tenant] == [0, 0, 0]
 
 
+async def test_a_workers_own_word_does_not_move_it(scene: Scene, eventually: Any) -> None:
+    """Where handoffs go, the registry says, whatever a worker puts into its welcome."""
+    assert "handoff_address" not in worker_pb2.WorkerWelcome.DESCRIPTOR.fields_by_name
+    scene.add("prefill-0", 1, address="there")
+    await eventually(lambda: scene.names() == ["prefill-0"])
+    assert [view.address for view in scene.fleet.views([1], b"")] == ["there"]
+
+
 async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
     scene: Scene, eventually: Any
 ) -> None:

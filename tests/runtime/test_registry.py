@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ def test_an_announcement_fades_and_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"1", b"null", b"\xff\xfe", b'{"worker_id": "x"}', b'{"unknown": 1}'],
+    [b"", b"{", b"[]", b"1", b"null", b"\xff\xfe", b'{"worker_id": "x"}', b'{"unknown": 1}']
+    + [json.dumps(asdict(ONE) | {name: 7}).encode() for name in ("boot_id", "address")],
 )
 def test_rubbish_is_passed_over(tmp_path: Path, content: bytes) -> None:
     registry = DirectoryRegistry(tmp_path)
@@ -93,6 +95,27 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"registry .*file/w.*can write"):
         DirectoryRegistry(tmp_path / "file" / "w")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(ConfigError, match="other users.*0700"):
+        DirectoryRegistry(folder)
+    folder.chmod(0o755)  # to be read by others does not put an address into it
+    assert DirectoryRegistry(folder).workers() == []
+
+
+def test_a_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() == 0:  # root's own folders are trusted by everyone
+        os.chown(tmp_path, 54321, -1)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="other users"):
+        DirectoryRegistry(tmp_path)
 
 
 def test_an_id_of_any_length_cannot_be_a_file(tmp_path: Path) -> None:
