@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import orjson
@@ -34,6 +34,7 @@ from baton.router.validation import Validator, parse
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, InvalidRequest, NotFound, Unavailable
+from baton.runtime.identity import tenant_salt
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
@@ -48,7 +49,8 @@ class MethodNotAllowed(InvalidRequest):
 
 @dataclass(slots=True)
 class Router:
-    """The parts of a running router. `stopping` turns readiness off before the end."""
+    """The parts of a running router. `stopping` turns readiness off before the end; `key` is the
+    cluster's identity key."""
 
     config: RouterConfig
     model: str
@@ -57,6 +59,7 @@ class Router:
     validator: Validator
     tokenizer: Tokenizer
     serving: Serving
+    key: bytes
     stopping: bool = False
 
 
@@ -192,6 +195,9 @@ def _answer(
     metrics.PROMPT_TOKENS.observe(len(validated.prompt))
     context = tracing.extract({"traceparent": request.headers.get("traceparent", "")})
     request_id = request.state.request_id
+    tenant = b"" if router.config.shared_prefixes else request.state.tenant
+    salt = tenant_salt(router.key, tenant, validated.cache_salt)
+    validated = replace(validated, cache_salt=salt)
     return Answer(router.serving, validated, renderer, request_id, arrival_s, context, deadline_s)
 
 

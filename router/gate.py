@@ -7,6 +7,7 @@ are open to everyone.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import re
 import secrets
@@ -26,18 +27,20 @@ _LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 class Gate:
     """Mints `scope["state"]["request_id"]` and sends it as X-Request-Id. A client's own
-    X-Request-Id is only a label in the logs."""
+    X-Request-Id is only a label in the logs. `scope["state"]["tenant"]` is the digest of the
+    key that a request came with; empty where none is asked for."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in api_keys]
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = f"req-{secrets.token_hex(16)}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         header = (b"x-request-id", request_id.encode())
 
         async def send_with_id(message: Message) -> None:
@@ -50,18 +53,23 @@ class Gate:
         with logs.bind_request(
             request_id, client_label=label.decode() if _LABEL.fullmatch(label) else ""
         ):
-            if not self._admits(scope["path"], given.get(b"authorization", b"")):
+            tenant = self._tenant(given.get(b"authorization", b""))
+            if tenant is None and scope["path"] not in OPEN_PATHS:
                 refusal = Unauthenticated("give one of this server's API keys as a Bearer token")
                 await error_response(refusal)(scope, receive, send_with_id)
                 return
+            state["tenant"] = tenant or b""
             await self._app(scope, receive, send_with_id)
 
-    def _admits(self, path: str, authorization: bytes) -> bool:
-        if not self._keys or path in OPEN_PATHS:
-            return True
-        scheme, _, given = authorization.partition(b" ")
-        matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+    def _tenant(self, authorization: bytes) -> bytes | None:
+        """Whose request it is; None if it lacks a key. Digests are compared, all of them: time
+        tells neither a key's length nor which one matched."""
+        if not self._keys:
+            return b""
+        scheme, _, key = authorization.partition(b" ")
+        given = hashlib.sha256(key.strip()).digest()
+        matches = [known for known in self._keys if hmac.compare_digest(given, known)]
+        return matches[0] if matches and scheme.lower() == b"bearer" else None
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

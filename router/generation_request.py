@@ -13,7 +13,9 @@ from baton.proto import worker_pb2
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """`max_tokens` bounds the output of each choice and fits the context. `stop_token_ids`
-    holds the model's end tokens, unless the client ignores them. `sampling` has its seed."""
+    holds the model's end tokens, unless the client ignores them. `sampling` has its seed.
+    `cache_salt` is the client's own until the request is given to the dispatcher, then its
+    tenant's."""
 
     prompt: tuple[int, ...]
     sampling: worker_pb2.Sampling

@@ -62,11 +62,12 @@ async def serve_router(
     tokenizer = HfTokenizer(card.tokenizer_file)
     listener = bind(config.router.host, config.router.port)
     try:
+        key = cluster_key(token)
         fleet = Fleet(
             registry,
             dialer or GrpcDialer(token),
             config.router,
-            cluster_key(token),
+            key,
             Limits(card.max_context, card.vocab_size),
         )
         dispatcher = Dispatcher(fleet, config.router)
@@ -80,6 +81,7 @@ async def serve_router(
             ),
             tokenizer=tokenizer,
             serving=Serving(dispatcher, Admission(config.router.max_requests), tokenizer),
+            key=key,
         )
         await _serve(router, dispatcher, listener, ready)
     finally:

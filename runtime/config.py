@@ -23,6 +23,7 @@ class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    shared_prefixes: bool = False  # between API keys; else each finds its own prefixes alone
     placement: PlacementMode = "auto"
     local_prefill_tokens: int = 64  # auto: a prompt with fewer uncached tokens stays local
     max_body_bytes: int = 8 << 20

@@ -22,6 +22,18 @@ def cluster_key(secret: str) -> bytes:
     return blake2b(secret.encode(), digest_size=32, person=b"baton-identity").digest()
 
 
+def tenant_salt(key: bytes, tenant: bytes, salt: bytes) -> bytes:
+    """The salt of a tenant's identities: keyed, so that no tenant can name another's, with what
+    the tenant itself gave. Empty for nobody's request without a salt of its own."""
+    if not tenant and not salt:
+        return b""
+    digest = blake2b(key=key, digest_size=IDENTITY_BYTES, person=b"baton-tenant")
+    digest.update(len(tenant).to_bytes(4, "little"))
+    digest.update(tenant)
+    digest.update(salt)
+    return digest.digest()
+
+
 def root(
     key: bytes, model_fingerprint: str, kv_dtype: str, adapter: str = "", salt: bytes = b""
 ) -> bytes:

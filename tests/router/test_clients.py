@@ -173,6 +173,33 @@ async def test_keys(router: Any, fast_config: Any) -> None:
         assert (await running.http.get("/livez")).status_code == 200
 
 
+async def test_each_key_has_prefixes_of_its_own(router: Any, fast_config: Any) -> None:
+    """What one key has cached, another neither finds nor can name, unless prefixes are shared."""
+
+    async def salts(config: Any, *asked: tuple[str, str | None]) -> list[bytes]:
+        async with router(config=config) as running:
+            for key, salt in asked:
+                reply = await running.http.post(
+                    "/v1/completions",
+                    json={"model": "tiny", "prompt": "a", "max_tokens": 1, "cache_salt": salt},
+                    headers={"authorization": f"Bearer {key}"},
+                )
+                assert reply.status_code == 200
+            sent = running.workers["decode-0"].seen("submit")
+            return [submit.cache_salt for submit in sent]
+
+    keys = replace(fast_config, api_keys=("k1", "k2"))
+    asked = [("k1", None), ("k1", None), ("k2", None), ("k1", "s"), ("k2", "s")]
+    plain, again, other, salted, other_salted = await salts(keys, *asked)
+    assert plain == again and len({plain, other, salted, other_salted}) == 4
+    assert {len(salt) for salt in (plain, other, salted, other_salted)} == {16}
+    forged = await salts(keys, ("k2", plain.hex()), ("k2", plain.decode("latin-1")))
+    assert plain not in forged
+    shared = replace(keys, shared_prefixes=True)
+    plain, other, salted, other_salted = await salts(shared, asked[0], *asked[2:])
+    assert plain == other == b"" and salted == other_salted != b""
+
+
 async def test_stopping_lets_open_requests_end(router: Any, eventually: Any) -> None:
     async with router() as running:
         running.workers["decode-0"].step_s = 0.02
