@@ -54,6 +54,7 @@ class Dispatcher:
 
     def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
         self._config = config
+        self._circuits = fleet.circuits
         self._placer = Placer(fleet, config)
         self._budget = MoveBudget(config.move_share, config.move_floor)
         self._submissions: dict[str, Submission] = {}
@@ -100,6 +101,8 @@ class Dispatcher:
         """A stop string ended this choice: what the worker still sends of it is not wanted."""
         generation.choices[choice].ended = True
         for submission in self._of(generation):
+            if choice in submission.choices:
+                self._served(submission)
             submission.choices.discard(choice)
             if not submission.choices:
                 self._withdraw(submission)
@@ -148,7 +151,10 @@ class Dispatcher:
 
     def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
         wanted = None if request_ids is None else set(request_ids)
-        for submission in self._on(link):
+        concerned = self._on(link)
+        if concerned and wanted is None and not link.load.draining:
+            self._circuits.failed(link.boot_id, _now())
+        for submission in concerned:
             if wanted is None or submission.wire_id in wanted:
                 submission.link = None
                 loss = Draining if link.load.draining else WorkerLost
@@ -157,6 +163,7 @@ class Dispatcher:
     def hung(self, link: WorkerLink) -> None:
         """Its requests go on elsewhere, and so do those whose prompt it was to prefill: nobody
         else can tell that it computes nothing. What it says of them later is of an old attempt."""
+        self._circuits.hung(link.boot_id, _now())
         for submission in list(self._submissions.values()):
             prefills = submission.prefill == link.boot_id and not submission.answered
             if submission.link is not None and (submission.link is link or prefills):
@@ -196,7 +203,13 @@ class Dispatcher:
         submission.answered = True
         self._got_on(submission)
         if finish is not None:
+            self._served(submission)
             self._choice_ended(submission, output.choice)
+
+    def _served(self, submission: Submission) -> None:
+        if submission.link is not None:
+            self._circuits.served(submission.link.boot_id, _now())
+            self._circuits.served(submission.prefill, _now())
 
     def _choice_ended(self, submission: Submission, choice: int) -> None:
         submission.choices.discard(choice)
@@ -218,6 +231,8 @@ class Dispatcher:
         """The worker could not do it: cancel what it still holds, and try elsewhere if that
         can help. `failed` is the boot id of who is to blame, if it is another."""
         boot_id = failed or (submission.link.boot_id if submission.link is not None else b"")
+        if retryable and not failed and not isinstance(error, Overloaded | Draining):
+            self._circuits.failed(boot_id, _now())
         self._tell_cancel(submission)
         if submission.link is not None and isinstance(error, Draining):
             submission.link.load.draining = True  # until it says otherwise
@@ -244,7 +259,7 @@ class Dispatcher:
         if drained:
             self._got_on(submission)
         elif submission.move is not None:
-            self._budget.failed(submission.move, asyncio.get_running_loop().time())
+            self._budget.failed(submission.move, _now())
             submission.move = None
         if not drained and submission.failures >= self._config.max_attempts:
             metrics.MOVES_REFUSED.labels("attempts").inc()
@@ -278,10 +293,9 @@ class Dispatcher:
 
     async def _take_turn(self, submission: Submission) -> None:
         """Wait until the budget has room for one move more. Raises Overloaded if it is used up."""
-        clock = asyncio.get_running_loop().time
         while submission.move is None:
             try:
-                submission.move = self._budget.take(len(self._submissions), clock())
+                submission.move = self._budget.take(len(self._submissions), _now())
             except Overloaded:
                 metrics.MOVES_REFUSED.labels("budget").inc()
                 raise
@@ -296,12 +310,11 @@ class Dispatcher:
     async def _place(self, submission: Submission) -> None:
         """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
         requests at once, but not one whose tokens a client has seen."""
-        clock = asyncio.get_running_loop().time
         deadline_s = submission.generation.deadline_s
-        until_s = clock() + self.place_wait_s
+        until_s = _now() + self.place_wait_s
         error: BatonError | None = None
         while True:
-            if clock() >= deadline_s:
+            if _now() >= deadline_s:
                 raise passed("placing", str(error or ""))
             error = self._placer.try_place(submission)
             if error is None:
@@ -309,9 +322,9 @@ class Dispatcher:
             hopeless = isinstance(error, InvalidRequest) or (
                 isinstance(error, Overloaded) and submission.attempt == 1
             )
-            if hopeless or clock() >= until_s:
+            if hopeless or _now() >= until_s:
                 raise error
-            await asyncio.sleep(min(PLACE_RETRY_S, max(0.0, deadline_s - clock())))
+            await asyncio.sleep(min(PLACE_RETRY_S, max(0.0, deadline_s - _now())))
 
     # -- leaving a worker --------------------------------------------------------------------
 
@@ -338,6 +351,10 @@ class Dispatcher:
 
     def _on(self, link: WorkerLink) -> list[Submission]:
         return [sub for sub in self._submissions.values() if sub.link is link]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 _FINISH: dict[int, Finish] = {worker_pb2.STOP: "stop", worker_pb2.LENGTH: "length"}

@@ -1,22 +1,24 @@
 """The fleet: every worker that the registry names, each with its link; what they can do now.
 
 The registry is a hint of who exists; a worker is alive while its link is. A worker that the
-registry has forgotten is let go once its link is down. Owns the links and the index. Knows no
-requests: those are the dispatcher's, which is the links' Bearer.
+registry has forgotten is let go once its link is down. Owns the links, the index and the
+circuits. Knows no requests: those are the dispatcher's, which is the links' Bearer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 
+from baton.router.circuits import Circuits
 from baton.router.dialer import Dialer
 from baton.router.placement import Numbers, WorkerView
 from baton.router.radix_index import RadixIndex
 from baton.router.validation import Limits
 from baton.router.worker_link import Bearer, WorkerLink
-from baton.runtime import logs
+from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import Registry, WorkerRecord
@@ -49,6 +51,7 @@ class Fleet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
         self.index = RadixIndex()
+        self.circuits = Circuits(random.Random(self._boot_id))
 
     async def run(self, bearer: Bearer) -> None:
         """Follow the registry until cancelled, then close every link."""
@@ -56,6 +59,7 @@ class Fleet:
             while True:
                 self._follow(self._registry.workers(), bearer)
                 self._tell_mixture()
+                self._judge()
                 self.index.sweep()
                 await asyncio.sleep(POLL_S)
         finally:
@@ -100,6 +104,18 @@ class Fleet:
             )
         self._mixture = found
 
+    def _judge(self) -> None:
+        """Compare the workers of each role by their steps, and forget those that are gone."""
+        now_s = asyncio.get_running_loop().time()
+        for role in ("prefill", "decode"):
+            links = [e for e in self._links.values() if e.takes_work and e.record.role == role]
+            step_ms = {link.boot_id: link.load.step_ms for link in links}
+            busy = [link.boot_id for link in links if link.load.running]
+            self.circuits.compare(step_ms, busy, now_s)
+        self.circuits.keep([link.boot_id for link in self._links.values()])
+        for state, count in self.circuits.counts(now_s).items():
+            metrics.CIRCUITS.labels(state).set(count)
+
     def _drop(self, worker_id: str) -> None:
         del self._links[worker_id]
         self._tasks.pop(worker_id).cancel()
@@ -111,6 +127,10 @@ class Fleet:
         """Every linked worker, with how many leading blocks of `tokens` it holds."""
         linked = [(link, link.welcome) for link in self._links.values() if link.up]
         held: dict[tuple[str, str, int], Mapping[str, int]] = {}
+        passed_over = self.circuits.passed_over(
+            {link.boot_id: link.record.role for link, _ in linked},
+            asyncio.get_running_loop().time(),
+        )
         views = []
         for link, welcome in linked:
             assert welcome is not None  # up means welcomed
@@ -136,6 +156,7 @@ class Fleet:
                     placed_tokens=link.placed_tokens,
                     placed_requests=link.placed_requests,
                     draining=not link.takes_work,
+                    passed_over=link.boot_id in passed_over,
                 )
             )
         return views

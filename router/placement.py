@@ -51,6 +51,7 @@ class WorkerView:
     placed_tokens: int = 0
     placed_requests: int = 0
     draining: bool = False  # takes nothing new, for whatever reason
+    passed_over: bool = False  # its circuit is open: a last resort
 
     @property
     def numbers(self) -> Numbers:
@@ -111,13 +112,17 @@ def place(
             f"({largest} tokens): shorten it, or start a worker with a larger pool",
             "prompt",
         )
-    open_ = [worker for worker in fitting if worker.waiting + worker.placed_requests < MAX_WAITING]
+    open_ = [
+        worker
+        for worker in _trusted(fitting)
+        if worker.waiting + worker.placed_requests < MAX_WAITING
+    ]
     if not open_:
         return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
     decode = min(open_, key=lambda worker: (worker.boot_id in need.avoid, *_cost(need, worker)))
-    prefills = [
-        worker for worker in usable if worker.role == "prefill" and worker.shape == decode.shape
-    ]
+    prefills = _trusted(
+        [worker for worker in usable if worker.role == "prefill" and worker.shape == decode.shape]
+    )
     if _stays_local(need, decode, prefills, mode, local_prefill_tokens):
         return Placement(decode, (), local=True)
     ranked = sorted(
@@ -125,6 +130,12 @@ def place(
         key=lambda worker: (worker.boot_id in need.avoid, _prefill_cost(need, worker)),
     )
     return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False)
+
+
+def _trusted(workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """Without those that are passed over, unless there are no others. Others that are full are
+    no reason to ask a worker that fails."""
+    return [worker for worker in workers if not worker.passed_over] or workers
 
 
 def _stays_local(

@@ -64,10 +64,13 @@ class Placer:
         except (LinkClosed, Overloaded) as error:
             return error
         submission.link = link
+        now_s = asyncio.get_running_loop().time()
+        self._fleet.circuits.placed(link.boot_id, now_s)
         submission.prefill = placement.candidates[0].boot_id if placement.candidates else b""
         submission.generation.numbers = placement.decode.numbers
         _note_placed(link, tokens)
         if placement.candidates:
+            self._fleet.circuits.placed(submission.prefill, now_s)
             first = self._fleet.link(placement.candidates[0].worker_id)
             if first is not None:
                 _note_placed(first, tokens)

@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from baton.proto import worker_pb2
+from baton.router.backoff import Backoff
 from baton.router.dialer import Connection, Dialer, RouterLink
 from baton.router.radix_index import RadixIndex
 from baton.runtime import logs, metrics
@@ -31,6 +32,7 @@ MAX_QUEUED = 8192  # messages to a worker; it has stopped reading if they pile u
 WATCH_RETRY_S = 0.5
 SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
 RETRY_S = (0.05, 1.0)  # first and longest wait between attempts to connect
+STEADY_S = 1.0  # a link that was up for so long does not flap
 
 log = logs.get(__name__)
 
@@ -81,6 +83,7 @@ class WorkerLink:
         self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(MAX_QUEUED)
         self._settled: list[str] = []
         self._heard_s = 0.0
+        self._up_s = 0.0  # since then
         self._silent = False  # how the last link ended
         self._was_up = False
 
@@ -115,7 +118,7 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Keep the link until cancelled. Everything on it is lost at the end."""
-        wait_s = RETRY_S[0]
+        backoff = Backoff(*RETRY_S, random.Random(self._router_boot_id + self.boot_id))
         parked_until = 0.0
         clock = asyncio.get_running_loop().time
         try:
@@ -132,13 +135,13 @@ class WorkerLink:
                     self._note_break(reason)
                     parked_until = clock() + self._grace_s()
                     self.parked = True
-                    wait_s = RETRY_S[0]
-                pause_s = wait_s * random.uniform(0.5, 1.0)
+                    if clock() - self._up_s >= STEADY_S:
+                        backoff.reset()
+                pause_s = backoff.next_s()
                 if self.parked and clock() + pause_s >= parked_until:
                     await asyncio.sleep(max(0.0, parked_until - clock()))
                     self._give_up(reason)
                 await asyncio.sleep(pause_s)
-                wait_s = min(2 * wait_s, RETRY_S[1])
         finally:
             self.up = False
             self._give_up("the router let the worker go")
@@ -206,7 +209,7 @@ class WorkerLink:
         self.load = worker_pb2.Load(
             free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks
         )
-        self._heard_s = asyncio.get_running_loop().time()
+        self._heard_s = self._up_s = asyncio.get_running_loop().time()
         self.parked = self.hung = self._silent = False
         self.up = self._was_up = True
         metrics.LINKS.labels(self.record.role).inc()

@@ -108,6 +108,19 @@ HANGS = _counter(
     "role",
     ("prefill", "decode"),
 )
+CIRCUITS = _gauge(
+    "baton_circuits",
+    "Workers by the state of their circuit: open ones get no requests, half-open ones one.",
+    "state",
+    ("closed", "open", "half_open"),
+)
+CIRCUITS_OPENED = _counter(
+    "baton_circuits_opened_total",
+    "Circuits opened, by why: the worker failed requests, was much slower than its fellows, or "
+    "hung.",
+    "reason",
+    ("failing", "slow", "hung"),
+)
 PLACEMENTS = _counter(
     "baton_placements_total",
     "Placements, by where the prompt was to be prefilled.",

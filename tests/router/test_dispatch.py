@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
+from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
 from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
@@ -64,11 +66,14 @@ class FakeFleet:
         self.waiting = 0
         self.total_blocks = 100
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
+        self.circuits = Circuits(random.Random(1))
 
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)
 
     def views(self, tokens: Sequence[int], salt: bytes) -> list[WorkerView]:
+        roles = {link.boot_id: "decode" for link in self.links.values() if link.up}
+        passed_over = self.circuits.passed_over(roles, asyncio.get_running_loop().time())
         return [
             WorkerView(
                 link.worker_id,
@@ -79,6 +84,7 @@ class FakeFleet:
                 total_blocks=self.total_blocks,
                 free_blocks=self.total_blocks,
                 waiting=self.waiting,
+                passed_over=link.boot_id in passed_over,
                 draining=link.load.draining,
             )
             for link in self.links.values()
@@ -471,6 +477,47 @@ async def test_an_end_before_the_deadline_leaves_no_timer() -> None:
     assert generation.timer is not None and not generation.timer.cancelled()
     scene.give(output(0, 1, end=worker_pb2.STOP))
     assert generation.timer.cancelled() and generation.error is None
+
+
+async def test_a_worker_that_fails_everything_is_not_asked_again_and_again() -> None:
+    """It is never busy, so it would be chosen for every request."""
+    scene = Scene("decode-0", "decode-1", "decode-2")
+    for number in range(40):
+        generation = await scene.start(f"r{number}")
+        for attempt in (1, 2):
+            name = next(n for n in (0, 1, 2) if held(scene, n, f"r{number}", attempt))
+            if name == 0:
+                made = failed("EngineError", True, request_id=f"r{number}", attempt=attempt)
+                scene.give(made, number=0)
+                await scene.settle_down()
+            else:
+                last = output(0, 1, end=worker_pb2.STOP, request_id=f"r{number}")
+                last.attempt = attempt
+                scene.give(last, number=name)
+                break
+        assert generation.over and generation.error is None
+    assert len(scene.link(0).submits()) == 5
+    assert scene.dispatcher._circuits.counts(asyncio.get_running_loop().time())["open"] == 1
+
+
+def held(scene: Scene, number: int, request_id: str, attempt: int) -> bool:
+    return (request_id, attempt) in {
+        (submit.request_id, submit.attempt) for submit in scene.link(number).submits()
+    }
+
+
+async def test_busy_and_draining_workers_are_no_outliers() -> None:
+    scene = Scene("decode-0", "decode-1", "decode-2")
+    for code in ("Overloaded", "Draining", "InvalidRequest"):
+        for number in range(8):
+            await scene.start(f"{code}{number}")
+            made = failed(code, code != "InvalidRequest", request_id=f"{code}{number}")
+            scene.give(made, number=0)
+            await scene.settle_down()
+            scene.link(0).load.draining = False
+    now_s = asyncio.get_running_loop().time()
+    assert scene.dispatcher._circuits.counts(now_s)["open"] == 0
+    await scene.dispatcher.close()
 
 
 def failures(scene: Scene, among: int) -> list[str]:

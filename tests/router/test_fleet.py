@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from baton.proto import worker_pb2
 from baton.router.fleet import Fleet
 from baton.router.validation import Limits
+from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, cluster_key, root
 from baton.runtime.links import LinkClosed, memory_link
@@ -196,6 +197,25 @@ async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
         "f e": ["decode-3"],
     }
     assert len(warnings) <= 2  # one for each fleet that was seen
+
+
+async def test_a_worker_of_slow_steps_is_passed_over(
+    scene: Scene, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.circuits.SLOW_FOR_S", 0.1)
+    stubs = [scene.add(f"decode-{number}", number + 1) for number in range(3)]
+    await eventually(lambda: len(scene.names()) == 3)
+
+    def passed_over() -> list[str]:
+        views = scene.fleet.views([1, 2, 3], b"")
+        return [view.worker_id for view in views if view.passed_over]
+
+    for stub, step_ms in zip(stubs, (20.0, 400.0, 25.0), strict=True):
+        load = worker_pb2.Load(step_ms=step_ms, running=2)
+        await stub.ends[-1].send(worker_pb2.WorkerMessage(load=load))
+    await eventually(lambda: passed_over() == ["decode-1"])
+    gauge: Any = metrics.CIRCUITS
+    await eventually(lambda: gauge.labels("open")._value.get() == 1)
 
 
 async def test_limits_are_those_of_the_smallest(scene: Scene, eventually: Any) -> None:

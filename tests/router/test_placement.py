@@ -95,6 +95,17 @@ def test_failed_workers_are_a_last_resort() -> None:
     assert placed(place(need, [D0], "auto", 64)).decode is D0
 
 
+def test_who_is_passed_over_is_asked_only_where_nobody_else_is() -> None:
+    bad, bad_prefill = replace(D0, passed_over=True), replace(P0, passed_over=True)
+    busy = replace(D1, running=500)
+    found = placed(place(NEED, [bad, busy, bad_prefill, P1], "auto", 64))
+    assert found.decode is busy and found.candidates == (P1,)
+    alone = placed(place(NEED, [bad, bad_prefill], "auto", 64))
+    assert alone.decode is bad and alone.candidates == (bad_prefill,)
+    full = replace(D1, waiting=512)  # no reason to ask who fails
+    assert isinstance(place(NEED, [bad, full], "auto", 64), Overloaded)
+
+
 def test_errors_are_values() -> None:
     assert isinstance(place(NEED, [P0], "auto", 64), Unavailable)
     assert isinstance(place(NEED, [replace(D0, draining=True)], "auto", 64), Unavailable)

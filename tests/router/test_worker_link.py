@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -207,6 +208,19 @@ async def test_after_the_grace_everything_is_lost(scene: Any, eventually: Any) -
     assert made.index.match([b"i" * 16]) == {}
     made.dialer.reachable = True
     await made.accept()
+
+
+async def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever(scene: Any) -> None:
+    """Each time it comes up and breaks; the waits between grow nevertheless."""
+    made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=60.0))
+    loop = asyncio.get_running_loop()
+    times = []
+    for _ in range(6):
+        far = await made.accept()
+        times.append(loop.time())
+        await far.close()
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert gaps[-1] > 0.35  # at least half of 0.8 s
 
 
 async def test_a_hang_is_told_once_and_ends(scene: Any, eventually: Any) -> None:
