@@ -69,12 +69,14 @@ class Answer(Response):
         self._arrival_s = arrival_s
         self._context = context
         self._deadline_s = deadline_s
+        markers = request.calling.form.markers if request.calling is not None else ()
         self._texts = [
             ChoiceText(
                 choice,
-                serving.tokenizer.detokenizer(request.prompt),
+                serving.tokenizer.detokenizer(request.prompt, markers),
                 request.stops,
                 frozenset(request.stop_token_ids),
+                request.calling,
             )
             for choice in range(request.choices)
         ]
@@ -125,6 +127,7 @@ class Answer(Response):
                 into = whole[piece.choice]
                 into.text += piece.text
                 into.logprobs += piece.logprobs
+                into.calls += piece.calls
                 into.finish = piece.finish or into.finish
         body = self._renderer.whole(whole, self._usage(generation))
         await client.start(b"application/json", len(body))
@@ -144,7 +147,7 @@ class Answer(Response):
                         if opening is not None:
                             events.append(_event(opening))
                     if piece:
-                        events.append(_event(self._renderer.chunk(piece)))
+                        events += map(_event, self._renderer.chunks(piece))
                 if not client.started:
                     await client.start(b"text/event-stream; charset=utf-8")
                 if events:
@@ -162,9 +165,10 @@ class Answer(Response):
     async def _end_with(self, error: BatonError, client: _Client) -> None:
         """The end of a stream that failed: each open choice finishes with "error", then why."""
         events = [
-            _event(self._renderer.chunk(Piece(choice, finish="error")))
+            _event(body)
             for choice, text in enumerate(self._texts)
             if not text.finished
+            for body in self._renderer.chunks(Piece(choice, finish="error"))
         ]
         events.append(b"event: error\n" + _event(orjson.dumps(error_body(error))))
         events.append(b"data: [DONE]\n\n")

@@ -81,7 +81,12 @@ def _add_generation(app: FastAPI, router: Router) -> None:
             validated = await router.validator.chat(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "chatcmpl", request, validated)
-        renderer = ChatRenderer(heading, router.tokenizer.token_bytes, validated.logprobs)
+        renderer = ChatRenderer(
+            heading,
+            router.tokenizer.token_bytes,
+            validated.logprobs,
+            tools=validated.calling is not None,
+        )
         return _answer(router, request, validated, renderer, arrival_s, deadline_s)
 
     @app.post(COMPLETION_PATH)
@@ -114,7 +119,7 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("give either prompt or messages", "prompt")
         if asked.messages is not None:
-            tokens = await router.validator.chat_tokens(asked.messages, limits)
+            tokens = await router.validator.chat_tokens(asked.messages, limits, asked.tools or ())
         else:
             tokens = await router.validator.text_tokens(
                 asked.prompt or "", asked.add_special_tokens, "prompt", limits

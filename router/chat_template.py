@@ -29,12 +29,13 @@ class TemplateRefusal(Exception):
 
 
 class ChatTemplate:
-    """`source` is the model's template. Raises ModelError if it does not compile."""
+    """`source` is the model's template, `with_tools` the one for chats with tools, if that is
+    another. Raises ModelError if one does not compile."""
 
-    def __init__(self, source: str, special: dict[str, str]) -> None:
-        source = _GENERATION.sub(_plain_block, source)
+    def __init__(self, source: str, special: dict[str, str], with_tools: str | None = None) -> None:
+        sources = {"chat": source, "tools": source if with_tools is None else with_tools}
         self._environment = minijinja.Environment(
-            templates={"chat": source},
+            templates={name: _GENERATION.sub(_plain_block, text) for name, text in sources.items()},
             globals={"raise_exception": _refuse, "strftime_now": _now},
             filters={"tojson": _to_json},
             auto_escape_callback=lambda _: None,
@@ -43,9 +44,13 @@ class ChatTemplate:
             lstrip_blocks=True,
         )
         self._special = special
-        self._knows_developer = "developer" in source
+        self._knows_developer = {name: "developer" in text for name, text in sources.items()}
+        for name in sources:
+            self._compile(name)
+
+    def _compile(self, name: str) -> None:
         try:
-            self._environment.render_template("chat", messages=[], **special)
+            self._environment.render_template(name, messages=[], **self._special)
         except (TemplateRefusal, minijinja.TemplateError) as error:
             if isinstance(error, minijinja.TemplateError) and "syntax error" in str(error):
                 raise ModelError(
@@ -53,17 +58,28 @@ class ChatTemplate:
                     "or download the model again"
                 ) from error
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The prompt, open for the assistant's answer. Raises InvalidRequest naming `messages`
-        if the template refuses them or cannot be rendered with them."""
-        if not self._knows_developer:
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        answer: bool = True,
+    ) -> str:
+        """The prompt, open for the assistant's answer unless that is not wanted. Raises
+        InvalidRequest naming `messages` if the template refuses them or cannot be rendered with
+        them. Without tools the template sees none, as in transformers."""
+        name = "tools" if tools else "chat"
+        if not self._knows_developer[name]:
             messages = [
                 {**message, "role": "system"} if message["role"] == "developer" else message
                 for message in messages
             ]
         try:
             return self._environment.render_template(
-                "chat", messages=messages, add_generation_prompt=True, **self._special
+                name,
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=answer,
+                **self._special,
             )
         except TemplateRefusal as error:
             raise InvalidRequest(
@@ -77,7 +93,9 @@ class ChatTemplate:
 
 
 def template_of(card: ModelCard) -> ChatTemplate | None:
-    return None if card.template is None else ChatTemplate(card.template, card.special)
+    if card.template is None:
+        return None
+    return ChatTemplate(card.template, card.special, card.tool_template)
 
 
 def _plain_block(tag: re.Match[str]) -> str:

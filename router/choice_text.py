@@ -1,4 +1,5 @@
-"""The text of one choice as it grows: detokenized, cut at stop strings, with logprobs beside.
+"""One choice as it grows: detokenized, cut at stop strings, calls of tools taken out of its text,
+with logprobs beside.
 
 Turns accepted tokens into pieces that may be shown. Knows no transport and no JSON. One per
 choice, owned by the task that writes the answer.
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from baton.router.detokenizer import Detokenizer
 from baton.router.generation import OutputToken
 from baton.router.stops import StopMatcher
+from baton.router.tool_calls import Call, Calling, CallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,15 @@ class Piece:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
+    calls: list[Call] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs or self.finish)
+        return bool(self.text or self.logprobs or self.finish or self.calls)
 
 
 class ChoiceText:
-    """`stop_tokens` end an output and are not part of its text. `tokens` counts what was drawn
-    up to the end, the stop token included."""
+    """`stop_tokens` end an output and are not part of its text; `calling` is what may be called.
+    `tokens` counts what was drawn up to the end, the stop token included."""
 
     def __init__(
         self,
@@ -47,11 +50,13 @@ class ChoiceText:
         detokenizer: Detokenizer,
         stops: Sequence[str],
         stop_tokens: Collection[int],
+        calling: Calling | None = None,
     ) -> None:
         self._choice = choice
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops)
         self._stop_tokens = stop_tokens
+        self._calls = None if calling is None else CallParser(calling)
         self._characters = 0
         self.tokens = 0
         self.finished = False
@@ -64,12 +69,12 @@ class ChoiceText:
                 break
             if output.token is not None:
                 self._take(output, piece)
-            if self._stops.stopped:
-                piece.finish = "stop"
+            if self._stops.stopped or (self._calls is not None and self._calls.full):
+                self._end("stop", piece)
             elif output.finish is not None:
                 self._show(self._detokenizer.flush(), piece)
-                piece.text += self._stops.flush()
-                piece.finish = "stop" if self._stops.stopped else output.finish
+                self._give(self._stops.flush(), piece)
+                self._end("stop" if self._stops.stopped else output.finish, piece)
             self.finished = piece.finish is not None
         return piece
 
@@ -86,4 +91,19 @@ class ChoiceText:
 
     def _show(self, text: str, piece: Piece) -> None:
         self._characters += len(text)
-        piece.text += self._stops.push(text)
+        self._give(self._stops.push(text), piece)
+
+    def _give(self, text: str, piece: Piece) -> None:
+        self._add(piece, (text, []) if self._calls is None else self._calls.push(text))
+
+    def _end(self, finish: str, piece: Piece) -> None:
+        """A stop after calls is an end for their sake; that of the tokens is not."""
+        piece.finish = finish
+        if self._calls is not None:
+            self._add(piece, self._calls.flush())
+            if self._calls.count and finish == "stop":
+                piece.finish = "tool_calls"
+
+    def _add(self, piece: Piece, found: tuple[str, list[Call]]) -> None:
+        piece.text += found[0]
+        piece.calls += found[1]

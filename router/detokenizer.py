@@ -79,6 +79,21 @@ class WindowDetokenizer:
         return piece
 
 
+class MarkingDetokenizer:
+    """Another one, and beside it the text of some special tokens, which it leaves out."""
+
+    def __init__(self, inner: Detokenizer, marks: Mapping[int, str]) -> None:
+        self._inner = inner
+        self._marks = marks
+
+    def push(self, token: int) -> str:
+        mark = self._marks.get(token)
+        return self._inner.push(token) if mark is None else self._inner.flush() + mark
+
+    def flush(self) -> str:
+        return self._inner.flush()
+
+
 def byte_level_bytes(
     tokenizer: tokenizers.Tokenizer, vocabulary: Mapping[str, int]
 ) -> dict[int, bytes] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.proto import worker_pb2
+from baton.router.tool_calls import Calling
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class GenerationRequest:
     cache_salt: bytes = b""
     stream: bool = False
     include_usage: bool = False
+    calling: Calling | None = None  # None: an answer is content, whatever it looks like
 
     @property
     def logprobs(self) -> bool:

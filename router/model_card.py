@@ -21,13 +21,15 @@ _TEXT_SIZES = {"gemma3_text": {"max_position_embeddings": 131_072, "vocab_size":
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """`max_context` counts tokens of prompt and output together. `template` is None where the
-    model has no chat template; `special` are the named tokens that templates may print."""
+    model has no chat template; `tool_template` is its own one for chats with tools, where it has
+    that; `special` are the named tokens that templates may print."""
 
     name: str
     max_context: int
     vocab_size: int
     end_tokens: frozenset[int]
     template: str | None
+    tool_template: str | None
     special: dict[str, str]
     tokenizer_file: Path
 
@@ -45,12 +47,14 @@ def read_card(folder: Path, name: str) -> ModelCard:
         )
     sizes = _sizes(config)
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    templates = _templates(folder, tokenizer)
     return ModelCard(
         name=name,
         max_context=_count(sizes, "max_position_embeddings", folder),
         vocab_size=_count(sizes, "vocab_size", folder),
         end_tokens=frozenset([ends] if isinstance(ends, int) else ends or ()),
-        template=_template(folder, tokenizer),
+        template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         special=_special(tokenizer),
         tokenizer_file=tokenizer_file,
     )
@@ -88,25 +92,28 @@ def _count(config: dict[str, Any], key: str, folder: Path) -> int:
     return value
 
 
-def _template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json, as in transformers; of a list of
-    named templates the one called "default"."""
+def _templates(folder: Path, tokenizer: dict[str, Any]) -> dict[str, str]:
+    """By name; one that has none is the "default". chat_template.jinja wins over
+    tokenizer_config.json, as in transformers."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return {"default": path.read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
     found = tokenizer.get("chat_template")
+    if found is None:
+        return {}
+    if isinstance(found, str):
+        return {"default": found}
     if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
         named = {entry.get("name"): entry.get("template") for entry in found}
-        found = named.get("default")
-    if found is not None and not isinstance(found, str):
-        raise ModelError(
-            f"{folder / 'tokenizer_config.json'}: chat_template is neither a string "
-            "nor a list of named templates"
-        )
-    return found
+        if all(isinstance(text, str) for both in named.items() for text in both):
+            return named
+    raise ModelError(
+        f"{folder / 'tokenizer_config.json'}: chat_template is neither a string "
+        "nor a list of named templates"
+    )
 
 
 def _special(tokenizer: dict[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ chunk is rendered once. Knows no transport. One renderer serves one request.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,12 +36,12 @@ class Usage:
 
 
 class Renderer(Protocol):
-    """`opening` comes before a choice's first piece. `chunk` and `usage_chunk` are JSON bodies
+    """`opening` comes before a choice's first piece. `chunks` and `usage_chunk` are JSON bodies
     of server-sent events; `whole` is that of an answer in one."""
 
     def opening(self, choice: int) -> bytes | None: ...
 
-    def chunk(self, piece: Piece) -> bytes: ...
+    def chunks(self, piece: Piece) -> list[bytes]: ...
 
     def usage_chunk(self, usage: Usage) -> bytes: ...
 
@@ -73,27 +74,55 @@ class Heading:
 
 
 class ChatRenderer:
-    def __init__(self, heading: Heading, token_bytes: TokenBytes, logprobs: bool) -> None:
+    """`tools`: the answer may consist of calls, so its content is null until there is some."""
+
+    def __init__(
+        self, heading: Heading, token_bytes: TokenBytes, logprobs: bool, tools: bool = False
+    ) -> None:
         self._heading = heading
         self._token_bytes = token_bytes
         self._logprobs = logprobs
+        self._no_content = None if tools else ""
         self._head = heading.opened("chat.completion.chunk")
         self._tail = heading.closed()
 
     def opening(self, choice: int) -> bytes | None:
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        opened = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._head + orjson.dumps(opened) + self._tail
+        delta = {"role": "assistant", "content": self._no_content, "refusal": None}
+        return self._body(choice, orjson.dumps(delta))
 
-    def chunk(self, piece: Piece) -> bytes:
-        parts = [self._head, b'{"index":', str(piece.choice).encode()]
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """One, unless there are calls: each takes two, its id and name, then its arguments."""
+        if not piece.calls:
+            return [self._chunk(piece)]
+        bodies = []
+        if piece.text or piece.logprobs:
+            bodies.append(self._chunk(Piece(piece.choice, piece.text, piece.logprobs)))
+        for call in piece.calls:
+            named = {"index": call.index, **_call_body(call.name, "")}
+            filled = {"index": call.index, "function": {"arguments": call.arguments}}
+            for told in (named, filled):
+                bodies.append(self._body(piece.choice, orjson.dumps({"tool_calls": [told]})))
+        if piece.finish is not None:
+            bodies.append(self._chunk(Piece(piece.choice, finish=piece.finish)))
+        return bodies
+
+    def _chunk(self, piece: Piece) -> bytes:
+        delta = b"{}"
         if piece.text or piece.finish is None:
-            parts += [b',"delta":{"content":', orjson.dumps(piece.text), b"}"]
-        else:
-            parts.append(b',"delta":{}')
+            delta = b'{"content":' + orjson.dumps(piece.text or self._no_content) + b"}"
         logprobs = self._logprob_body(piece) if piece.logprobs else None
+        return self._body(piece.choice, delta, logprobs, piece.finish)
+
+    def _body(
+        self,
+        choice: int,
+        delta: bytes,
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        parts = [self._head, b'{"index":', str(choice).encode(), b',"delta":', delta]
         parts += [b',"logprobs":', orjson.dumps(logprobs)]
-        parts += [b',"finish_reason":', orjson.dumps(piece.finish), b"}", self._tail]
+        parts += [b',"finish_reason":', orjson.dumps(finish), b"}", self._tail]
         return b"".join(parts)
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -104,7 +133,7 @@ class ChatRenderer:
         choices = [
             {
                 "index": piece.choice,
-                "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                "message": _message(piece),
                 "logprobs": self._logprob_body(piece) if self._logprobs else None,
                 "finish_reason": piece.finish,
             }
@@ -139,8 +168,9 @@ class CompletionRenderer:
     def opening(self, choice: int) -> bytes | None:
         return None
 
-    def chunk(self, piece: Piece) -> bytes:
-        return self._head + orjson.dumps(self._choice(piece, bool(piece.logprobs))) + self._tail
+    def chunks(self, piece: Piece) -> list[bytes]:
+        choice = orjson.dumps(self._choice(piece, bool(piece.logprobs)))
+        return [self._head + choice + self._tail]
 
     def usage_chunk(self, usage: Usage) -> bytes:
         fields = self._heading.fields("text_completion")
@@ -169,6 +199,20 @@ class CompletionRenderer:
             ],
             "text_offset": [entry.offset for entry in entries],
         }
+
+
+def _message(piece: Piece) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+    if piece.calls:
+        message["content"] = piece.text or None
+        message["tool_calls"] = [_call_body(call.name, call.arguments) for call in piece.calls]
+    return message
+
+
+def _call_body(name: str, arguments: str) -> dict[str, Any]:
+    """With a new id: what a client answers a call by."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(16)}", "type": "function", "function": function}
 
 
 def _text(raw: bytes) -> str:

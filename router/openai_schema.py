@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -25,6 +26,10 @@ MAX_FIELDS = 128  # of one object
 MAX_BIAS = 1024
 MAX_MESSAGES = 65536
 MAX_PARTS = 4096  # of one message
+MAX_TOOLS = 128
+MAX_CALLS = 128  # of one message
+MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
+MAX_SCHEMA_VALUES = 8192  # of one function
 
 
 def _at_most(entries: int, what: str) -> Callable[[Any], Any]:
@@ -48,6 +53,58 @@ def _one_prompt(value: Any) -> Any:
     return value
 
 
+def _object_text(value: Any) -> Any:
+    """Refuses arguments that are no JSON object; an empty text stands for no arguments."""
+    if isinstance(value, str) and value.strip():
+        try:
+            found = orjson.loads(value)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise PydanticCustomError("no_object", "it should be the text of a JSON object")
+        _count_values(found)
+    return value
+
+
+def _count_values(value: Any) -> int:
+    """How many there are, one in the other. Refuses what is nested too deep for a template."""
+    count, layer = 0, [value]
+    for _ in range(MAX_DEPTH + 1):
+        count += len(layer)
+        nested = [each for each in layer if isinstance(each, dict | list)]
+        if not nested:
+            return count
+        layer = [
+            inner
+            for each in nested
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    raise PydanticCustomError(
+        "too_deep", "it is nested over {most} deep, make it flatter", {"most": MAX_DEPTH}
+    )
+
+
+def _schema(value: Any) -> Any:
+    """Refuses what can be no JSON schema of a function's arguments: they are an object."""
+    if not isinstance(value, dict):
+        return value
+    if value.get("type", "object") != "object":
+        raise PydanticCustomError("no_object", 'its type should be "object"')
+    if not isinstance(value.get("properties", {}), dict):
+        raise PydanticCustomError("no_object", "its properties should be an object")
+    if _count_values(value) > MAX_SCHEMA_VALUES:
+        raise PydanticCustomError(
+            "too_long", "give at most {most} values", {"most": MAX_SCHEMA_VALUES}
+        )
+    return value
+
+
+def _unforced(value: Any) -> Any:
+    if value == "required" or isinstance(value, dict):
+        raise PydanticCustomError("forced", 'no call can be forced here, give "auto" or "none"')
+    return value
+
+
 _few_fields = _at_most(MAX_FIELDS, "fields")
 
 
@@ -65,13 +122,17 @@ class TextPart(Body):
     text: str
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class FunctionCall(Body):
-    name: str
-    arguments: str
+    name: FunctionName
+    arguments: Annotated[str, BeforeValidator(_object_text)]
 
 
 class ToolCall(Body):
-    id: str
+    id: CallId
     type: Literal["function"]
     function: FunctionCall
 
@@ -84,8 +145,8 @@ class Message(Body):
         None
     )
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
+    tool_call_id: CallId | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -93,6 +154,24 @@ class Message(Body):
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+
+
+class Function(Body):
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], BeforeValidator(_schema)] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_unforced)]
 
 
 class StreamOptions(Body):
@@ -136,6 +215,9 @@ class ChatRequest(Generation):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(Generation):
@@ -149,6 +231,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
 
 

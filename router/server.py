@@ -77,7 +77,12 @@ async def serve_router(
             started_s=int(time.time()),
             fleet=fleet,
             validator=Validator(
-                card.name, tokenizer, template, card.end_tokens, config.router.max_choices
+                card.name,
+                tokenizer,
+                template,
+                card.end_tokens,
+                config.router.max_choices,
+                config.router.tool_calls,
             ),
             tokenizer=tokenizer,
             serving=Serving(dispatcher, Admission(config.router.max_requests), tokenizer),

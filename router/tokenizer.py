@@ -21,6 +21,7 @@ import tokenizers
 from baton.router.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
+    MarkingDetokenizer,
     WindowDetokenizer,
     byte_level_bytes,
 )
@@ -46,8 +47,9 @@ class Tokenizer(Protocol):
         """What the token stands for inside a text; maybe a part of a character."""
         ...
 
-    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        """A new incremental detokenizer for an output that follows `prompt`."""
+    def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
+        """A new incremental detokenizer for an output that follows `prompt`. Special tokens are
+        left out, but for those of the texts `shown`."""
         ...
 
     async def close(self) -> None: ...
@@ -108,10 +110,15 @@ class HfTokenizer:
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode(errors="replace")
 
-    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
+        made: Detokenizer
         if self._byte_level is not None:
-            return ByteDetokenizer(self._byte_level, self._special)
-        return WindowDetokenizer(self.decode, prompt)
+            made = ByteDetokenizer(self._byte_level, self._special)
+        else:
+            made = WindowDetokenizer(self.decode, prompt)
+        ids = ((self._tokenizer.token_to_id(text), text) for text in shown)
+        marks = {token: text for token, text in ids if token is not None and token in self._special}
+        return MarkingDetokenizer(made, marks) if marks else made
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
 
 from baton.proto import worker_pb2
+from baton.router.chat_prompt import ChatPrompt
 from baton.router.chat_template import ChatTemplate
 from baton.router.generation_request import GenerationRequest
 from baton.router.openai_schema import (
@@ -25,8 +26,10 @@ from baton.router.openai_schema import (
     CompletionRequest,
     Generation,
     Message,
+    Tool,
 )
 from baton.router.tokenizer import Tokenizer
+from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest, NotFound
 
 LONGEST_NAME = 200  # characters of a field's path in an answer
@@ -126,33 +129,9 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
     return path
 
 
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: text parts joined by newlines, absent fields left out.
-    Raises InvalidRequest for a message without content."""
-    plain = []
-    for place, message in enumerate(messages):
-        made: dict[str, Any] = {"role": message.role}
-        if isinstance(message.content, list):
-            made["content"] = "\n".join(part.text for part in message.content)
-        elif message.content is not None:
-            made["content"] = message.content
-        elif message.role == "assistant" and message.tool_calls:
-            made["content"] = ""
-        else:
-            field = f"messages[{place}].content"
-            raise InvalidRequest(f"{field} is missing: add a text", field)
-        if message.name is not None:
-            made["name"] = message.name
-        if message.tool_calls:
-            made["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-        if message.tool_call_id is not None:
-            made["tool_call_id"] = message.tool_call_id
-        plain.append(made)
-    return plain
-
-
 class Validator:
-    """For one model. `template` is None where the model has none: then chats are refused."""
+    """For one model. `template` is None where the model has none: then chats are refused.
+    `tool_calls` says how it writes calls of tools."""
 
     def __init__(
         self,
@@ -161,10 +140,11 @@ class Validator:
         template: ChatTemplate | None,
         end_tokens: frozenset[int],
         max_choices: int,
+        tool_calls: ToolCalls = "auto",
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._template = template
+        self._chat_prompt = ChatPrompt(model, template, tool_calls)
         self._end_tokens = end_tokens
         self._max_choices = max_choices
 
@@ -182,21 +162,21 @@ class Validator:
             raise InvalidRequest(
                 "max_tokens and max_completion_tokens are the same: give one", "max_tokens"
             )
-        prompt = await self.chat_tokens(request.messages, limits)
+        tools, calling = self._chat_prompt.tools(request)
+        prompt = await self.chat_tokens(request.messages, limits, tools)
         top = (request.top_logprobs or 0) if request.logprobs else None
         asked, field = request.max_tokens, "max_tokens"
         if request.max_completion_tokens is not None:
             asked, field = request.max_completion_tokens, "max_completion_tokens"
         room = self._room(prompt, asked, field, "messages", limits)
-        return self._finish(request, prompt, top, asked or room, limits)
+        finished = self._finish(request, prompt, top, asked or room, limits)
+        return replace(finished, calling=calling)
 
-    async def chat_tokens(self, messages: Sequence[Message], limits: Limits) -> list[int]:
+    async def chat_tokens(
+        self, messages: Sequence[Message], limits: Limits, tools: Sequence[Tool] = ()
+    ) -> list[int]:
         """The prompt's tokens for a chat; nothing is added to what the template printed."""
-        if self._template is None:
-            raise InvalidRequest(
-                f"the model {self._model!r} has no chat template: use /v1/completions", "messages"
-            )
-        text = self._template.render(plain_messages(messages))
+        text = self._chat_prompt.text(messages, tools)
         return await self.text_tokens(text, False, "messages", limits)
 
     async def completion(self, request: CompletionRequest, limits: Limits) -> GenerationRequest:

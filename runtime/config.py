@@ -13,6 +13,7 @@ from typing import Literal
 from baton.runtime.errors import ConfigError
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
+ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
@@ -29,6 +30,7 @@ class RouterConfig:
     max_body_bytes: int = 8 << 20
     max_requests: int = 1024  # admission tickets; one more is answered 503
     max_choices: int = 16  # `n`
+    tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
     stream_buffer_messages: int = 1024  # a slow client's own bounded buffer
     request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
     max_attempts: int = 4  # placements of one request, the first included

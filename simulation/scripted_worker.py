@@ -48,6 +48,7 @@ class ScriptedWorker:
     boot: int = 0
     step_s: float = 0.0
     pause_at: int | None = None  # no token from this index on, until it is None
+    says: list[list[int]] = field(default_factory=list)  # what each choice says, then its end
     stop_at: int | None = None  # the token at this index is the model's end token
     fail_at: dict[int, tuple[str, bool]] = field(default_factory=dict)  # used once each
     fail_index: int | None = None  # what failures give as their index, if not the true one
@@ -253,6 +254,8 @@ class ScriptedWorker:
             return output
         before = [*submit.prompt, *accepted]
         output.token = draw(before, submit.sampling.seed, choice, self.vocabulary)
+        if self.says:
+            output.token = (*self.says[choice], 1)[index]
         if self.stop_at == index:
             output.token = 1
         if index == 0:

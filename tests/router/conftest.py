@@ -20,6 +20,7 @@ from baton.runtime.config import Config, RouterConfig
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.simulation.scripted_worker import ScriptedWorker, draw
 
+TEMPLATES = Path(__file__).with_name("templates")
 TOKEN = "a secret of the test"
 CONTEXT = 4096
 TEMPLATE = (
@@ -62,6 +63,42 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"})
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def tool_templates() -> dict[str, str]:
+    """Chat templates that do with tools what those of known families do, by their forms."""
+    return {path.stem: path.read_text() for path in TEMPLATES.glob("*.jinja")}
+
+
+@pytest.fixture(scope="session")
+def tool_model(
+    model_folder: Path,
+    tool_templates: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Path]:
+    """`tool_model(name)`: a model folder with that template. `special` tokens are added."""
+
+    def make(name: str, special: tuple[str, ...] = ()) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        tokenizer = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+        tokenizer.add_special_tokens(list(special))
+        tokenizer.save(str(folder / "tokenizer.json"))
+        config = json.loads((model_folder / "config.json").read_text())
+        config["vocab_size"] = tokenizer.get_vocab_size()
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps(
+                {
+                    "chat_template": tool_templates[name],
+                    "bos_token": "<s>",
+                    "eos_token": "<|im_end|>",
+                }
+            )
+        )
+        return folder
+
+    return make
 
 
 @dataclass
@@ -152,10 +189,10 @@ async def _stop(task: asyncio.Task[None]) -> None:
 
 @pytest.fixture
 def router(model_folder: Path) -> Callable[..., Any]:
-    """`async with router(workers=(...), config=...) as running`."""
+    """`async with router(workers=(...), config=...) as running`; `folder`: another model."""
 
-    def start(**options: Any) -> Any:
-        return running_router(model_folder, **options)
+    def start(folder: Path = model_folder, **options: Any) -> Any:
+        return running_router(folder, **options)
 
     return start
 

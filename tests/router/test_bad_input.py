@@ -26,6 +26,26 @@ from baton.runtime.errors import InvalidRequest
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
+
+
+def called(**fields: Any) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}, **fields}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"messages": [{"role": "user", "content": "hi"}, said]}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"properties": value}
+    return value
+
+
 # (route, fields, status, param as the client wrote it, a word of the message)
 REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (COMPLETE, {"model": "other"}, 404, "model", "'tiny'"),
@@ -100,7 +120,68 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"logprobs": 3}, 400, "logprobs", "boolean"),
     (CHAT, {"top_logprobs": 3}, 400, "top_logprobs", "logprobs"),
     (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, 400, "max_tokens", "give one"),
-    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+    (COMPLETE, {"tools": [TOOL]}, 400, "tools", "not supported"),
+    (COMPLETE, {"tool_choice": "required"}, 400, "tool_choice", "not supported"),
+    (CHAT, {"tools": [TOOL]}, 400, "tools", "chat template"),
+    (CHAT, {"tools": TOOL}, 400, "tools", "list"),
+    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function", "missing"),
+    (CHAT, {"tools": [TOOL, {**TOOL, "type": "custom"}]}, 400, "tools[1].type", "function"),
+    (CHAT, {"tools": [TOOL] * 129}, 400, "tools", "at most 128"),
+    (CHAT, tool(name="a b"), 400, "tools[0].function.name", "match"),
+    (CHAT, tool(name="a" * 65), 400, "tools[0].function.name", "match"),
+    (CHAT, tool(why=1), 400, "tools[0].function.why", "leave it out"),
+    (CHAT, tool(description=1), 400, "tools[0].function.description", "string"),
+    (CHAT, tool(parameters=[]), 400, "tools[0].function.parameters", "dictionary"),
+    (CHAT, tool(parameters={"type": "string"}), 400, "tools[0].function.parameters", "object"),
+    (CHAT, tool(parameters={"properties": []}), 400, "tools[0].function.parameters", "object"),
+    (CHAT, tool(parameters=nested(40)), 400, "tools[0].function.parameters", "flatter"),
+    (
+        CHAT,
+        tool(parameters={"enum": list(range(9000))}),
+        400,
+        "tools[0].function.parameters",
+        "at most 8192",
+    ),
+    (CHAT, {"tool_choice": "required"}, 400, "tool_choice", '"auto"'),
+    (CHAT, {"tool_choice": "perhaps"}, 400, "tool_choice", "'auto'"),
+    (CHAT, {"tool_choice": ["auto"]}, 400, "tool_choice", "'auto'"),
+    (
+        CHAT,
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        400,
+        "tool_choice",
+        '"auto"',
+    ),
+    (CHAT, {"parallel_tool_calls": 1}, 400, "parallel_tool_calls", "boolean"),
+    (CHAT, called(), 400, "messages[1].tool_calls", "chat template"),
+    (CHAT, called(id=""), 400, "messages[1].tool_calls[0].id", "at least 1"),
+    (CHAT, called(id="x" * 257), 400, "messages[1].tool_calls[0].id", "at most 256"),
+    (CHAT, called(type="custom"), 400, "messages[1].tool_calls[0].type", "function"),
+    *(
+        (
+            CHAT,
+            called(function={"name": "f", "arguments": arguments}),
+            400,
+            "messages[1].tool_calls[0].function.arguments",
+            word,
+        )
+        for arguments, word in [
+            ("[]", "JSON object"),
+            ("{", "JSON object"),
+            ("7", "JSON object"),
+            ('{"a": NaN}', "JSON object"),
+            (json.dumps(nested(40)), "flatter"),
+            ('{"a":' * 5000 + "1" + "}" * 5000, "JSON object"),
+            ({}, "string"),
+        ]
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+        400,
+        "messages[0].tool_call_id",
+        "before",
+    ),
     (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
     (CHAT, {"reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),
 ]
@@ -342,6 +423,9 @@ REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
     (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "image"}] * MANY}]}),
     (ChatRequest, {"messages": [{"role": "user", "annotations": [1] * MANY}]}),
     (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}),
+    (ChatRequest, {"messages": [], "tools": [{}] * MANY}),
+    (ChatRequest, {"messages": [], "tools": [{f"f{n}": 1 for n in range(MANY)}]}),
+    (ChatRequest, {"messages": [], **tool(parameters={f"f{n}": 1 for n in range(MANY)})}),
     (DetokenizeRequest, {"tokens": [-1] * MANY}),
 ]
 

@@ -85,6 +85,23 @@ WITH_CALL: list[dict[str, Any]] = [
     {"role": "tool", "content": "42"},
 ]
 
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "The temperature's <degrees> & more, é",
+            "parameters": {
+                "type": "object",
+                "properties": {"where": {"type": "string"}, "days": {"type": "array"}},
+                "required": ["where"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "other")
+]
+
 
 @pytest.fixture(scope="module")
 def reference(model_folder: Path) -> Any:
@@ -107,6 +124,47 @@ def test_renders_as_transformers_does(reference: Any, source: str, messages: Any
         messages, chat_template=source, tokenize=False, add_generation_prompt=True
     )
     assert ChatTemplate(source, SPECIAL).render(messages) == expected
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
+@pytest.mark.parametrize("told", [True, False])
+def test_tools_are_rendered_as_transformers_does(
+    reference: Any, tool_templates: dict[str, str], name: str, told: bool
+) -> None:
+    asked = {"role": "user", "content": "Wie ist es in Zürich?"}
+    function = {"name": "weather", "arguments": {"where": "Zürich <&>", "days": [1, 2.5, None]}}
+    call = {"id": "abcdEF012", "type": "function", "function": function}
+    messages = [
+        asked,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": '{"now": "rain"}', "tool_call_id": call["id"]},
+    ]
+    for count in (1, 3):
+        expected = reference.apply_chat_template(
+            messages[:count],
+            tools=TOOLS if told else None,
+            chat_template=tool_templates[name],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        template = ChatTemplate(tool_templates[name], SPECIAL)
+        assert template.render(messages[:count], TOOLS if told else None) == expected
+        assert ("temperature" in expected) == told and ("[1, 2.5, null]" in expected) == (count > 1)
+
+
+def test_a_template_for_tools_is_used_with_tools_only() -> None:
+    template = ChatTemplate("plain", {}, with_tools="{{ tools | length }} tools")
+    assert template.render(TURNS[0]) == "plain"
+    assert template.render(TURNS[0], []) == "plain"
+    assert template.render(TURNS[0], TOOLS) == "2 tools"
+    with pytest.raises(ModelError, match="does not compile"):
+        ChatTemplate("plain", {}, with_tools="{% if %}")
+
+
+def test_an_answer_is_asked_for_unless_it_is_not_wanted() -> None:
+    template = ChatTemplate("{{ add_generation_prompt }}", {})
+    assert template.render([]).lower() == "true"
+    assert template.render([], answer=False).lower() == "false"
 
 
 def test_a_refusal_is_the_clients_error() -> None:
@@ -175,12 +233,14 @@ def test_card(tmp_path: Path) -> None:
         },
     )
     card = read_card(folder, "m")
+    assert card.tool_template == "T"
     assert (card.template, card.special) == ("D", {"bos_token": "<s>", "eos_token": "</s>"})
     assert (card.max_context, card.vocab_size, card.end_tokens) == (5, 9, frozenset({7}))
     (folder / "chat_template.jinja").write_text("J")
     (folder / "generation_config.json").unlink()
     card = read_card(folder, "m")
-    assert card.template == "J" and card.end_tokens == {1, 2}
+    assert (card.template, card.tool_template) == ("J", None)
+    assert card.end_tokens == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +253,7 @@ def test_card(tmp_path: Path) -> None:
         ("config.json", {"vocab_size": 9}),
         ("tokenizer_config.json", {"chat_template": 3}),
         ("tokenizer_config.json", {"chat_template": [1]}),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}),
     ],
 )
 def test_a_broken_folder_is_named(tmp_path: Path, name: str, content: Any) -> None:

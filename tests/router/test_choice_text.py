@@ -13,6 +13,7 @@ from baton.router.choice_text import ChoiceText, Piece, TokenLogprob
 from baton.router.generation import OutputToken
 from baton.router.http_error import error_body, error_response
 from baton.router.openai_body import ChatRenderer, CompletionRenderer, Heading, Usage
+from baton.router.tool_calls import FORMS, Call, Calling
 from baton.runtime import errors
 
 END = 0
@@ -108,6 +109,78 @@ def test_any_cut_shows_the_same(text: str, cuts: list[int], stop: str) -> None:
     assert [piece.finish for piece in pieces if piece.finish] == [whole.finish]
 
 
+CALL = '<tool_call>{"name": "f", "arguments": {"b": "cd"}}</tool_call>'
+
+
+class Signs(Letters):
+    """Token n is the character n."""
+
+    def push(self, token: int) -> str:
+        return chr(token)
+
+
+def calling_choice(*stops: str, parallel: bool = True) -> ChoiceText:
+    may_call = Calling(FORMS["hermes"], frozenset({"f"}), parallel)
+    return ChoiceText(0, Signs(), stops, frozenset(), may_call)
+
+
+def signs(text: str, finish: Any) -> list[OutputToken]:
+    return [*(OutputToken(0, ord(sign)) for sign in text), OutputToken(0, None, finish=finish)]
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "content", "calls", "told"),
+    [
+        (f"a {CALL}", "stop", "a", 1, "tool_calls"),
+        (f"{CALL}\n{CALL}", "stop", "", 2, "tool_calls"),
+        (f"{CALL} and th", "length", "and th", 1, "length"),
+        (f"{CALL}{CALL[:-30]}", "length", CALL[:-30], 1, "length"),
+        (f"{CALL}{CALL[:-30]}", "stop", CALL[:-30], 1, "tool_calls"),
+        (CALL[:-12], "stop", "", 1, "tool_calls"),
+        (CALL[:-13], "stop", CALL[:-13], 0, "stop"),
+        ("no call", "stop", "no call", 0, "stop"),
+    ],
+)
+def test_calls_are_taken_out_of_the_text(
+    text: str, finish: str, content: str, calls: int, told: str
+) -> None:
+    outputs = signs(text, finish)
+    whole = calling_choice().push(outputs)
+    assert (whole.text, whole.finish) == (content, told)
+    assert whole.calls == [Call(index, "f", '{"b": "cd"}') for index in range(calls)]
+    one_by_one = calling_choice()
+    pieces = [one_by_one.push([output]) for output in outputs]
+    assert "".join(piece.text for piece in pieces) == content
+    assert [call for piece in pieces for call in piece.calls] == whole.calls
+    assert [piece.finish for piece in pieces if piece.finish] == [told]
+    assert one_by_one.tokens == len(text)
+
+
+@pytest.mark.parametrize(
+    ("stop", "content", "calls", "told"),
+    [
+        ("after", "", 1, "tool_calls"),  # beyond the call
+        ("</tool_call>", "", 1, "tool_calls"),  # its end
+        ('"name"', "<tool_call>{", 0, "stop"),  # inside it: then it is none
+    ],
+)
+def test_stop_strings_count_in_the_whole_text(
+    stop: str, content: str, calls: int, told: str
+) -> None:
+    piece = calling_choice(stop).push(signs(f"{CALL}after all", "length"))
+    assert (piece.text, len(piece.calls), piece.finish) == (content, calls, told)
+
+
+def test_the_first_call_ends_a_choice_that_may_have_one_only() -> None:
+    text = calling_choice(parallel=False)
+    piece = text.push(signs(f"{CALL}{CALL}", "length"))
+    assert text.finished and text.tokens == len(CALL)
+    assert (piece.text, len(piece.calls), piece.finish) == ("", 1, "tool_calls")
+    text = calling_choice(parallel=False)
+    pieces = [text.push([output]) for output in signs(CALL, "length")]
+    assert [piece.finish for piece in pieces if piece] == ["tool_calls"]
+
+
 def token_bytes(token: int) -> bytes:
     return b"\xe2\x82" if token == 9 else bytes([ord("a") + token])
 
@@ -119,7 +192,7 @@ def entry(token: int, logprob: float = -0.5) -> TokenLogprob:
 @pytest.mark.parametrize("text", ["a", '"\\\n', "猫🎉", ""])
 def test_chat_chunks_are_json(text: str) -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True)
-    body = json.loads(renderer.chunk(Piece(2, text)))
+    (body,) = map(json.loads, renderer.chunks(Piece(2, text)))
     assert body["choices"] == [
         {"index": 2, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
     ]
@@ -132,9 +205,63 @@ def test_chat_ends_and_openings() -> None:
     opening = renderer.opening(1)
     assert opening is not None
     assert json.loads(opening)["choices"][0]["delta"]["role"] == "assistant"
-    last = json.loads(renderer.chunk(Piece(1, finish="stop")))["choices"][0]
+    (chunk,) = renderer.chunks(Piece(1, finish="stop"))
+    last = json.loads(chunk)["choices"][0]
     assert last["delta"] == {} and last["finish_reason"] == "stop"
     assert json.loads(renderer.usage_chunk(USAGE))["usage"]["total_tokens"] == 7
+
+
+def test_a_call_is_told_name_first() -> None:
+    renderer = ChatRenderer(HEADING, token_bytes, True, tools=True)
+    opening = renderer.opening(0)
+    assert opening is not None
+    assert json.loads(opening)["choices"][0]["delta"]["content"] is None
+    calls = [Call(0, "f", '{"a": "é"}'), Call(1, "g", "{}")]
+    bodies = renderer.chunks(Piece(1, "So", [entry(1)], "tool_calls", calls))
+    choices = [json.loads(body)["choices"][0] for body in bodies]
+    assert all(choice["index"] == 1 for choice in choices)
+    assert choices[0]["delta"] == {"content": "So"} and choices[0]["logprobs"]["content"]
+    told = [choice["delta"]["tool_calls"] for choice in choices[1:5]]
+    for place, call in enumerate(calls):
+        (named,), (filled,) = told[2 * place : 2 * place + 2]
+        identity = named.pop("id")
+        assert identity.startswith("call_") and len(bytes.fromhex(identity[5:])) == 16
+        assert named == {
+            "index": call.index,
+            "type": "function",
+            "function": {"name": call.name, "arguments": ""},
+        }
+        assert filled == {"index": call.index, "function": {"arguments": call.arguments}}
+    assert [choice["finish_reason"] for choice in choices] == [None] * 5 + ["tool_calls"]
+    assert choices[5]["delta"] == {} and choices[5]["logprobs"] is None
+
+
+def test_pieces_beside_calls_say_no_content() -> None:
+    renderer = ChatRenderer(HEADING, token_bytes, True, tools=True)
+    (held,) = renderer.chunks(Piece(0, "", [entry(1)]))
+    assert json.loads(held)["choices"][0]["delta"] == {"content": None}
+    assert len(renderer.chunks(Piece(0, calls=[Call(0, "f", "{}")]))) == 2
+
+
+@pytest.mark.parametrize(("text", "content"), [("", None), ("So", "So")])
+def test_calls_of_a_whole_answer(text: str, content: str | None) -> None:
+    renderer = ChatRenderer(HEADING, token_bytes, False, tools=True)
+    pieces = [
+        Piece(0, text, finish="tool_calls", calls=[Call(0, "f", "{}"), Call(1, "g", "{}")]),
+        Piece(1, "", finish="stop"),
+    ]
+    called, silent = json.loads(renderer.whole(pieces, USAGE))["choices"]
+    ids = {call.pop("id") for call in called["message"]["tool_calls"]}
+    assert len(ids) == 2 and called["finish_reason"] == "tool_calls"
+    assert called["message"] == {
+        "role": "assistant",
+        "content": content,
+        "refusal": None,
+        "tool_calls": [
+            {"type": "function", "function": {"name": name, "arguments": "{}"}} for name in "fg"
+        ],
+    }
+    assert silent["message"] == {"role": "assistant", "content": "", "refusal": None}
 
 
 def test_chat_logprobs_give_bytes_of_half_characters() -> None:
@@ -155,7 +282,8 @@ def test_without_logprobs_there_are_none() -> None:
 def test_completion_bodies() -> None:
     renderer = CompletionRenderer(HEADING, token_bytes, True)
     assert renderer.opening(0) is None
-    chunk = json.loads(renderer.chunk(Piece(1, "b", [entry(1)])))
+    (body,) = renderer.chunks(Piece(1, "b", [entry(1)]))
+    chunk = json.loads(body)
     assert chunk["object"] == "text_completion"
     assert chunk["choices"][0]["logprobs"] == {
         "tokens": ["b"],
@@ -164,9 +292,8 @@ def test_completion_bodies() -> None:
         "text_offset": [4],
     }
     plain = Heading("id", 1, "m", include_usage=False)
-    assert "usage" not in json.loads(
-        CompletionRenderer(plain, token_bytes, False).chunk(Piece(0, "x"))
-    )
+    (body,) = CompletionRenderer(plain, token_bytes, False).chunks(Piece(0, "x"))
+    assert "usage" not in json.loads(body)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from baton.router.detokenizer import WindowDetokenizer, byte_level_bytes
+from baton.router.detokenizer import MarkingDetokenizer, WindowDetokenizer, byte_level_bytes
 from baton.router.tokenizer import HfTokenizer
 
 TEXTS = st.text(
@@ -121,6 +121,24 @@ def test_a_window_that_never_becomes_text_is_not_held_for_ever() -> None:
 def test_special_tokens_are_not_shown(tokenizer: HfTokenizer) -> None:
     detokenizer = tokenizer.detokenizer([])
     assert [detokenizer.push(token) for token in (0, 1, 2)] == ["", "", ""]
+
+
+def test_a_special_token_is_shown_where_its_text_is_wanted(tokenizer: HfTokenizer) -> None:
+    detokenizer = tokenizer.detokenizer([], ["<|im_end|>", "<unknown>", "the"])
+    assert [detokenizer.push(token) for token in (0, 1, 2)] == ["", "<|im_end|>", ""]
+    assert type(tokenizer.detokenizer([], ["the"])) is type(tokenizer.detokenizer([]))
+
+
+def test_what_is_held_comes_before_a_special_token() -> None:
+    made = sentencepiece()
+    half = token_of(made, "<0xF0>")
+    inner = WindowDetokenizer(lambda tokens: str(made.decode(list(tokens))), [])
+    detokenizer = MarkingDetokenizer(inner, {9999: "[MARK]"})
+    assert detokenizer.push(half) == ""
+    shown = detokenizer.push(9999)
+    assert shown.endswith("[MARK]") and len(shown) > len("[MARK]")
+    assert detokenizer.push(token_of(made, "a")) == "a"
+    assert detokenizer.flush() == ""
 
 
 def test_byte_table_covers_every_token(tokenizer: HfTokenizer) -> None:

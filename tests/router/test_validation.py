@@ -11,14 +11,14 @@ import pytest
 from baton.router.chat_template import ChatTemplate
 from baton.router.detokenizer import Detokenizer
 from baton.router.generation_request import GenerationRequest
-from baton.router.openai_schema import ChatRequest, CompletionRequest, Message
+from baton.router.openai_schema import ChatRequest, CompletionRequest
+from baton.router.tool_calls import FORMS, Calling
 from baton.router.validation import (
     MOST_CONTAINERS,
     MOST_VALUES,
     Limits,
     Validator,
     parse,
-    plain_messages,
 )
 from baton.runtime.errors import InvalidRequest, NotFound
 
@@ -41,7 +41,7 @@ class Bytes:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])
 
-    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -185,23 +185,28 @@ async def test_a_model_without_template_refuses_chats() -> None:
         await validator(None).chat(parse(body, ChatRequest), LIMITS)
 
 
+async def test_what_may_be_called_is_told_to_the_parser() -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + TEMPLATE
+    made = Validator("m", Bytes(), ChatTemplate(template, {}), frozenset(), 4, "mistral")
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+
+    async def asked(**fields: Any) -> GenerationRequest:
+        return await made.chat(parse(orjson.dumps({**body, **fields}), ChatRequest), LIMITS)
+
+    told = await asked(tools=tools)
+    assert told.prompt == tuple(b"fguhi;")
+    assert told.calling == Calling(FORMS["mistral"], frozenset("fg"))
+    alone = await asked(tools=tools, tool_choice="auto", parallel_tool_calls=False)
+    assert alone.calling == Calling(FORMS["mistral"], frozenset("fg"), parallel=False)
+    for fields in ({}, {"tools": []}, {"tools": tools, "tool_choice": "none"}):
+        untold = await asked(**fields)
+        assert untold.calling is None and untold.prompt == tuple(b"uhi;")
+
+
 async def test_another_model_is_not_found() -> None:
     with pytest.raises(NotFound):
         await complete(model="x" * 1000)
-
-
-def test_messages_for_templates() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"], "name": "n"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "", "tool_call_id": "1"},
-    ]
-    assert plain_messages([Message.model_validate(message) for message in messages]) == [
-        {"role": "user", "content": "a\nb", "name": "n"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "", "tool_call_id": "1"},
-    ]
 
 
 def test_complaints_name_the_deepest_place() -> None:

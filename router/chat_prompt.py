@@ -1,0 +1,82 @@
+"""From a chat request to its prompt's text, and to what may be called in its answer.
+
+What the model's template would ignore (tools, calls, their results) is refused by name. Knows
+the template and what it does with tools; knows no tokens. Stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from baton.router.chat_template import ChatTemplate
+from baton.router.openai_schema import ChatRequest, Message, Tool
+from baton.router.template_messages import plain_messages, plain_tools
+from baton.router.tool_calls import FORMS, Calling
+from baton.router.tool_support import support_of
+from baton.runtime.config import ToolCalls
+from baton.runtime.errors import InvalidRequest
+
+
+class ChatPrompt:
+    """For one model. `template` is None where it has none; `tool_calls` is the setting
+    `router.tool_calls`."""
+
+    def __init__(self, model: str, template: ChatTemplate | None, tool_calls: ToolCalls) -> None:
+        self._model = model
+        self._template = template
+        self._support = support_of(template)
+        self._form = FORMS.get(tool_calls, self._support.form)
+        self._reads_calls = tool_calls != "none"
+
+    def tools(self, request: ChatRequest) -> tuple[Sequence[Tool], Calling | None]:
+        """The tools that the model is told of, and what it may call. Raises InvalidRequest where
+        the model cannot be told, or its calls could not be read."""
+        tools = request.tools or ()
+        if not tools or request.tool_choice == "none":
+            return (), None
+        self._check_tools()
+        if not self._reads_calls:
+            return tools, None
+        if self._form is None:
+            raise InvalidRequest(
+                f"tools: {self._model!r} writes calls in a form that is not known here: leave "
+                "tools out, or have router.tool_calls set",
+                "tools",
+            )
+        names = frozenset(tool.function.name for tool in tools)
+        return tools, Calling(self._form, names, request.parallel_tool_calls is not False)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """The prompt, open for an answer. Raises InvalidRequest naming the field that cannot be
+        told to the model."""
+        if self._template is None:
+            raise InvalidRequest(
+                f"the model {self._model!r} has no chat template: use /v1/completions", "messages"
+            )
+        if tools:
+            self._check_tools()
+        plain = plain_messages(messages)
+        if not (self._support.calls if tools else self._support.calls_alone):
+            self._check_no_calls(plain)
+        return self._template.render(self._support.suited(plain), plain_tools(tools))
+
+    def _check_tools(self) -> None:
+        if self._template is not None and not self._support.tools:
+            raise InvalidRequest(
+                f"tools: the chat template of {self._model!r} takes none: leave them out, or use "
+                "a model that is made for tools",
+                "tools",
+            )
+
+    def _check_no_calls(self, messages: Sequence[dict[str, Any]]) -> None:
+        for place, message in enumerate(messages):
+            if "tool_calls" in message or message["role"] == "tool":
+                field = f"messages[{place}]"
+                if "tool_calls" in message:
+                    field += ".tool_calls"
+                raise InvalidRequest(
+                    f"{field}: the chat template of {self._model!r} takes no calls of tools: "
+                    "leave it out, or use a model that is made for tools",
+                    field,
+                )

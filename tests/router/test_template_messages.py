@@ -1,0 +1,116 @@
+"""Messages and tools as templates take them, and which are refused, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.router.openai_schema import Message, Tool
+from baton.router.template_messages import plain_messages, plain_tools
+from baton.runtime.errors import InvalidRequest
+
+
+def call(identity: str = "1", arguments: str = "{}") -> dict[str, Any]:
+    return {
+        "id": identity,
+        "type": "function",
+        "function": {"name": "f", "arguments": arguments},
+    }
+
+
+def messages(*given: dict[str, Any]) -> list[Message]:
+    return [Message.model_validate(each) for each in given]
+
+
+def test_messages_for_templates() -> None:
+    wanted = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"é": [1.5]}}}
+    assert plain_messages(
+        messages(
+            {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"], "name": "n"},
+            {"role": "assistant", "content": None, "tool_calls": [call("1", '{"é": [1.5]}')]},
+            {"role": "tool", "content": "", "tool_call_id": "1"},
+        )
+    ) == [
+        {"role": "user", "content": "a\nb", "name": "n"},
+        {"role": "assistant", "content": "", "tool_calls": [wanted]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ]
+
+
+@pytest.mark.parametrize("text", ["", " ", "{}"])
+def test_no_arguments(text: str) -> None:
+    (made,) = plain_messages(messages({"role": "assistant", "tool_calls": [call("1", text)]}))
+    assert made["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_a_call_may_be_answered_later_and_twice() -> None:
+    made = plain_messages(
+        messages(
+            {"role": "assistant", "content": "x", "tool_calls": [call("1"), call("2")]},
+            {"role": "tool", "content": "a", "tool_call_id": "2"},
+            {"role": "user", "content": "and?"},
+            {"role": "tool", "content": "b", "tool_call_id": "1"},
+        )
+    )
+    assert [each["role"] for each in made] == ["assistant", "tool", "user", "tool"]
+
+
+CALLED = {"role": "assistant", "tool_calls": [call()]}
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "word"),
+    [
+        ([{"role": "assistant"}], "messages[0].content", "missing"),
+        ([{"role": "assistant", "tool_calls": []}], "messages[0].content", "missing"),
+        ([CALLED, {"role": "tool", "tool_call_id": "1"}], "messages[1].content", "missing"),
+        ([CALLED, {"role": "tool", "content": "x"}], "messages[1].tool_call_id", "add the id"),
+        (
+            [CALLED, {"role": "tool", "content": "x", "tool_call_id": "2"}],
+            "messages[1].tool_call_id",
+            "call '2'",
+        ),
+        (
+            [{"role": "tool", "content": "x", "tool_call_id": "1"}, CALLED],
+            "messages[0].tool_call_id",
+            "before",
+        ),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [call()]}],
+            "messages[0].tool_calls",
+            "only an assistant",
+        ),
+    ],
+)
+def test_messages_that_make_no_sense(given: list[dict[str, Any]], field: str, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word) as refused:
+        plain_messages(messages(*given))
+    assert refused.value.field == field
+
+
+def tool(name: str = "f", **fields: Any) -> Tool:
+    return Tool.model_validate({"type": "function", "function": {"name": name, **fields}})
+
+
+def test_tools_for_templates() -> None:
+    schema = {"type": "object", "properties": {"b": {"enum": [None, 1]}, "a": {}}}
+    assert plain_tools(
+        [tool("f", description="d", parameters=schema, strict=False), tool("g")]
+    ) == [
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}},
+        {"type": "function", "function": {"name": "g"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tools", "field", "word"),
+    [
+        ([tool("f"), tool("g"), tool("f")], "tools[2].function.name", "two tools 'f'"),
+        ([tool("f", strict=True)], "tools[0].function.strict", "leave it out"),
+    ],
+)
+def test_tools_that_cannot_be_served(tools: list[Tool], field: str, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word) as refused:
+        plain_tools(tools)
+    assert refused.value.field == field
