@@ -2,21 +2,24 @@
 
     GET /audit    JSON from the worker's own books (blocks, leases, pins, quarantine)
     GET /metrics  Prometheus text
-    GET /healthz  200 while the event loop turns
-    POST /drain   an order: given with the cluster's token as Bearer, answered 202 at once
+    GET /healthz  200 while the process lives, however busy its loop is
+    GET /readyz   200 while a generation could end here; else 503 and why not
+    POST /drain   an order: given with the cluster's token as Bearer, answered 202
 
 Meant for loopback or a private network: what it shows needs no login. It reads no body and
-closes every connection after one answer. It knows no scheduler: what audit and orders do is
-the business of the callables that it is given, which run on the event loop.
+closes every connection after one answer. It has a thread and an event loop of its own, so that
+it can tell of a worker's loop that does not turn; the callables it is given run on that loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -25,9 +28,14 @@ from baton.runtime.errors import ConfigError
 
 log = logs.get(__name__)
 
+T = TypeVar("T")
+
 HEAD_BYTES = 8 << 10  # request line and headers
 HEAD_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 64
+READY_S = 1.0  # in which a ready worker's loop turns
+ANSWER_S = 5.0  # in which one does that is asked for its books, or given an order
+STOP_S = 5.0
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -42,11 +50,11 @@ class _Answer:
 
 
 class AdminServer:
-    """Serves its routes from `start` until `stop`, on the running event loop.
+    """Serves its routes from `start` until `stop`, in a thread of its own.
 
     `audit` returns a dict that JSON can hold; an exception from it is logged and answered 500,
-    and never ends the worker. `orders` by path: callables that return at once. Without a `token`
-    no order is taken.
+    and never ends the worker. `trouble` says why the worker is not ready, empty if it is.
+    `orders` by path: callables that return at once. Without a `token` no order is taken.
     """
 
     def __init__(
@@ -55,15 +63,17 @@ class AdminServer:
         port: int,
         audit: Callable[[], dict[str, Any]],
         *,
+        trouble: Callable[[], str] = str,
         orders: Mapping[str, Callable[[], None]] | None = None,
         token: str = "",
     ) -> None:
         self._host = host
         self._port = port
         self._audit = audit
+        self._trouble = trouble
         self._orders = orders or {}
         self._token = token
-        self._server: asyncio.Server | None = None
+        self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
@@ -71,43 +81,67 @@ class AdminServer:
 
         Raises ConfigError when the port cannot be had.
         """
-        try:
-            self._server = await asyncio.start_server(
-                self._accept, self._host, self._port, limit=HEAD_BYTES
-            )
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"the admin port {self._host}:{self._port} cannot be used ({error}): "
-                "set worker.admin_port to a free one, or to 0"
-            ) from error
-        port = self._server.sockets[0].getsockname()[1]
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{port}"
+        self._worker = asyncio.get_running_loop()
+        started: Future[str] = Future()
+        thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(started)), name="admin", daemon=True
+        )
+        thread.start()
+        address = await asyncio.wrap_future(started)
+        self._thread = thread
+        return address
 
     async def stop(self) -> None:
         """Close the port and every open connection. May be called twice."""
-        if self._server is None:
+        if self._thread is None:
             return
-        self._server.close()
+        self._own.call_soon_threadsafe(self._stopped.set)
+        await asyncio.to_thread(self._thread.join, STOP_S)
+        self._thread = None
+
+    # What follows runs in the server's own thread.
+
+    async def _run(self, started: Future[str]) -> None:
+        self._own, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            server = await asyncio.start_server(
+                self._accept, self._host, self._port, limit=HEAD_BYTES
+            )
+        except (OSError, OverflowError) as error:
+            failure = ConfigError(
+                f"the admin port {self._host}:{self._port} cannot be used ({error}): "
+                "set worker.admin_port to a free one, or to 0"
+            )
+            failure.__cause__ = error
+            started.set_exception(failure)
+            return
+        port = server.sockets[0].getsockname()[1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        started.set_result(f"{host}:{port}")
+        await self._stopped.wait()  # the server's whole life
+        # asyncio loses the socket of whoever it lets in while the server closes
+        self._own.remove_reader(server.sockets[0].fileno())
+        await asyncio.sleep(0)
+        server.close()
         connections = list(self._connections)
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
-        self._server = None
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= MAX_CONNECTIONS or self._stopped.is_set():
             writer.transport.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda _: writer.close())  # it may end before it began
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(HEAD_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                method, answer = self._answer(head)
+                method, answer = await self._answer(head)
                 writer.write(_encode(answer, with_body=method != "HEAD"))
                 await writer.drain()
         except asyncio.LimitOverrunError:
@@ -115,42 +149,71 @@ class AdminServer:
             writer.write(_encode(answer, with_body=True))
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             log.debug("admin client left")
-        finally:
-            writer.close()
 
-    def _answer(self, head: bytes) -> tuple[str, _Answer]:
+    async def _answer(self, head: bytes) -> tuple[str, _Answer]:
         parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
             return "GET", _Answer("400 Bad Request", TEXT, b"not an HTTP/1.x request\n")
         method, path = parts[0], parts[1].split("?", 1)[0]
-        if path in self._orders:
-            return method, self._ordered(method, path, head)
-        if method not in ("GET", "HEAD"):
-            return method, _Answer("405 Method Not Allowed", TEXT, b"use GET\n")
-        if path == "/audit":
-            return method, self._audited()
-        if path == "/metrics":
-            return method, _Answer("200 OK", PROMETHEUS, metrics.render())
-        if path == "/healthz":
-            return method, _Answer("200 OK", TEXT, b"ok\n")
-        return method, _Answer("404 Not Found", TEXT, b"routes: /audit /metrics /healthz\n")
+        try:
+            if path in self._orders:
+                return method, await self._ordered(method, path, head)
+            return method, await self._shown(method, path)
+        except TimeoutError:
+            return method, _Answer("503 Service Unavailable", TEXT, b"the loop does not turn\n")
 
-    def _ordered(self, method: str, path: str, head: bytes) -> _Answer:
+    async def _shown(self, method: str, path: str) -> _Answer:
+        if method not in ("GET", "HEAD"):
+            return _Answer("405 Method Not Allowed", TEXT, b"use GET\n")
+        if path == "/audit":
+            return await self._audited()
+        if path == "/metrics":
+            return _Answer("200 OK", PROMETHEUS, metrics.render())
+        if path == "/healthz":
+            return _Answer("200 OK", TEXT, b"ok\n")
+        if path == "/readyz":
+            if trouble := await self._on_worker(self._trouble, READY_S):
+                return _Answer("503 Service Unavailable", TEXT, f"{trouble}\n".encode())
+            return _Answer("200 OK", TEXT, b"ready\n")
+        return _Answer("404 Not Found", TEXT, b"routes: /audit /metrics /healthz /readyz\n")
+
+    async def _ordered(self, method: str, path: str, head: bytes) -> _Answer:
         if method != "POST":
             return _Answer("405 Method Not Allowed", TEXT, b"use POST\n")
         if not self._token or not hmac.compare_digest(_bearer(head), self._token.encode()):
             return _Answer("401 Unauthorized", TEXT, b"give the cluster's token as Bearer\n")
         log.info("an order came through the admin port", order=path)
-        self._orders[path]()
+        await self._on_worker(self._orders[path], ANSWER_S)
         return _Answer("202 Accepted", TEXT, b"accepted\n")
 
-    def _audited(self) -> _Answer:
+    async def _audited(self) -> _Answer:
         try:
-            return _Answer("200 OK", JSON, orjson.dumps(self._audit()))
+            found = await self._on_worker(self._audit, ANSWER_S)
+            return _Answer("200 OK", JSON, orjson.dumps(found))
+        except TimeoutError:
+            raise
         except Exception as error:  # the answer says so: no audit ends a worker
             log.exception("audit failed")
             body = orjson.dumps({"error": f"{type(error).__name__}: {error}"})
             return _Answer("500 Internal Server Error", JSON, body)
+
+    async def _on_worker(self, ask: Callable[[], T], within_s: float) -> T:
+        """The answer of a callable on the worker's loop. Raises TimeoutError if that stalls."""
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(ask())
+            except Exception as error:  # raised where it is awaited
+                answer.set_exception(error)
+
+        self._worker.call_soon_threadsafe(call)
+        heard = asyncio.wrap_future(answer)
+        heard.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({heard}, timeout=within_s)
+        if not heard.done():
+            raise TimeoutError
+        return heard.result()
 
 
 def _bearer(head: bytes) -> bytes:

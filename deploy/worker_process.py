@@ -15,10 +15,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
 
+from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
 from baton.deploy.pool_memory import local_pool
 from baton.deploy.worker_drain import Stop, serve_until
@@ -29,6 +31,7 @@ from baton.engine.loading import build_engine
 from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
+from baton.prefill_worker.worker import PrefillWorker
 from baton.runtime import logs, tracing
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
@@ -144,6 +147,7 @@ async def _serve(boot: Boot, engine: TorchEngine) -> None:
         config.worker.host,
         config.worker.admin_port,
         role.worker.audit,
+        trouble=partial(_trouble, role.worker),
         orders={"/drain": stop},
         token=boot.token,
     )
@@ -155,6 +159,7 @@ async def _serve(boot: Boot, engine: TorchEngine) -> None:
     watches = [
         asyncio.create_task(_announce(boot.registry, record)),
         asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
+        asyncio.create_task(_keep_probing(role.worker)),
     ]
     log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
     try:
@@ -197,6 +202,17 @@ async def _announce(registry: Registry, record: WorkerRecord) -> None:
         except OSError as error:  # a full disk ends no request; the announcement fades meanwhile
             log.error("the worker could not announce itself", why=str(error))
         await asyncio.sleep(ANNOUNCE_S)
+
+
+def _trouble(worker: DecodeWorker | PrefillWorker) -> str:
+    """Why the worker is not ready; empty if it is."""
+    return "the worker drains" if worker.draining.is_set() else worker.trouble()
+
+
+async def _keep_probing(worker: DecodeWorker | PrefillWorker) -> None:
+    while True:
+        worker.probe()
+        await asyncio.sleep(worker.probe_pause_s)
 
 
 async def _watch_quarantine(pool: BlockPool, limit: float) -> None:

@@ -165,6 +165,7 @@ class MemoryMover:
     def __init__(self, pool: HostPool, boot_id: bytes, exchange: MemoryExchange) -> None:
         self.slabs = pool.slabs
         self.holds = 0  # leases that ask for progress
+        self.failure = ""  # set by a test: this mover moves nothing any more
         self._pool = pool
         self._array = pool.array
         self._boot_id = boot_id
@@ -221,6 +222,9 @@ class MemoryMover:
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         await asyncio.sleep(self._exchange.checksum_s)  # as a thread would, it takes a while
         return self._pool.sums(blocks, seeds)
+
+    def trouble(self) -> str:
+        return self.failure
 
     def hold_progress(self) -> None:
         self.holds += 1

@@ -82,6 +82,10 @@ class Mover(Protocol):
         """Sums of own blocks, shape [blocks, slabs], off the event loop in one call."""
         ...
 
+    def trouble(self) -> str:
+        """Why no block can be moved any more; empty while it can."""
+        ...
+
     def hold_progress(self) -> None:
         """A lease has begun: serve peers' READs promptly until `drop_progress`. Counted."""
         ...

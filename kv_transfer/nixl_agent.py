@@ -110,6 +110,10 @@ class NixlAgent:
                 f"NIXL did not start in {START_TIMEOUT_S:g} s: run `baton doctor`"
             ) from None
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def do(self, command: Callable[[], None]) -> bool:
         """Run a command in the agent's thread; False: too many wait."""
         try:

@@ -183,6 +183,9 @@ class NixlMover:
                 self._summing, self._pool.sums, blocks, seeds
             )
 
+    def trouble(self) -> str:
+        return "" if all(agent.alive for agent in self._agents) else "a NIXL thread has died"
+
     def hold_progress(self) -> None:
         self._agent.holds += 1
         if self._agent.holds == 1:

@@ -33,7 +33,7 @@ class StepPlan:
     chunks: list[Chunk[Prompt]]
 
     def __bool__(self) -> bool:
-        return bool(self.chunks)
+        return bool(self.batch.slices)
 
 
 class PrefillScheduler:

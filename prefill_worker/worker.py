@@ -18,6 +18,7 @@ from typing import Any
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk
+from baton.engine.probe import OVERDUE_S, Probe
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.granter import grant
 from baton.kv_transfer.mover import Mover
@@ -83,6 +84,7 @@ class PrefillWorker:
         self._wake = asyncio.Event()
         self._step_ms = 0.0
         self._watermark = Watermark()
+        self._probe = Probe(pool)
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
@@ -131,11 +133,6 @@ class PrefillWorker:
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
         metrics.show_pool(asdict(counts))
-        overdue_s = self._watermark.overdue_s(
-            asyncio.get_running_loop().time(),
-            due_s=self._steps.due_s(),
-            has_work=self._scheduler.computing > 0,
-        )
         return worker_pb2.Load(
             running=self._scheduler.computing,
             waiting=self._scheduler.waiting,
@@ -146,7 +143,30 @@ class PrefillWorker:
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
             step_ms=self._step_ms,
-            overdue_ms=int(1000 * overdue_s),
+            overdue_ms=int(1000 * self._overdue_s()),
+            trouble=self.trouble(),
+        )
+
+    def probe(self) -> None:
+        """Show by a step whether one could end well, if no step shows it now."""
+        self._probe.ask()
+        self._wake.set()
+
+    @property
+    def probe_pause_s(self) -> float:
+        return self._probe.pause_s
+
+    def trouble(self) -> str:
+        """Why no generation could end here now; empty while one could, however long it waits."""
+        if (overdue_s := self._overdue_s()) > OVERDUE_S:
+            return f"a step is overdue by {overdue_s:.1f} s"
+        return self._probe.trouble() or self._mover.trouble()
+
+    def _overdue_s(self) -> float:
+        return self._watermark.overdue_s(
+            asyncio.get_running_loop().time(),
+            due_s=self._steps.due_s(),
+            has_work=self._scheduler.computing > 0,
         )
 
     def audit(self) -> dict[str, Any]:
@@ -179,6 +199,8 @@ class PrefillWorker:
                 self._wake.clear()
                 self._admit_waiting()
                 plan = self._scheduler.plan()
+                if not plan and not self._steps:
+                    plan = StepPlan(self._probe.batch(), [])
                 if plan:
                     self._submit_step(plan)
                 elif not self._steps:
@@ -203,12 +225,16 @@ class PrefillWorker:
         if isinstance(over.outcome, EngineError):
             self._step_failed(over.plan, over.outcome)
             return
+        if self._probe.heard(over.plan.batch, over.outcome):
+            return
         computed = self._scheduler.commit(over.plan, over.outcome)
         # after the readers' tasks, which the commit has woken
         asyncio.get_running_loop().call_soon(self._record, over, over.outcome, computed)
 
     def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
+        if self._probe.heard(plan.batch, error):
+            return
         self._scheduler.abandon_step(plan, error)
 
     def _record(

@@ -93,7 +93,7 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        return self.up and not self.hung and not self.load.draining
+        return self.up and not (self.hung or self.load.draining or self.load.trouble)
 
     def send(self, message: worker_pb2.RouterMessage) -> None:
         """Queue a message. Raises LinkClosed if the link is down, Overloaded if it is stuck."""
@@ -229,6 +229,8 @@ class WorkerLink:
                 self._take_load(message.load)
 
     def _take_load(self, load: worker_pb2.Load) -> None:
+        if load.trouble and not self.load.trouble:
+            log.warning("worker is not ready", worker_id=self.worker_id, why=load.trouble)
         self.load = load
         self.placed_tokens = self.placed_requests = 0
         before, self.hung = self.hung, load.overdue_ms >= self._config.hang_s * 1000

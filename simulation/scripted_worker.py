@@ -60,6 +60,7 @@ class ScriptedWorker:
     max_context: int = 4096
     cached_tokens: int = 0
     draining: bool = False
+    trouble: str = ""
     overdue_ms: int = 0
     received: list[worker_pb2.RouterMessage] = field(default_factory=list)
     held: dict[str, Held] = field(default_factory=dict)
@@ -212,6 +213,7 @@ class ScriptedWorker:
                 free_blocks=self.total_blocks,
                 total_blocks=self.total_blocks,
                 draining=self.draining,
+                trouble=self.trouble,
                 overdue_ms=self.overdue_ms,
             )
             stream.put_nowait(worker_pb2.WorkerMessage(load=load))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -195,3 +198,43 @@ async def test_without_a_token_of_its_own_a_port_takes_no_order() -> None:
         raw = b"POST /drain HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n"
         assert (await ask(address, raw))[0] == 401
     assert given == []
+
+
+async def test_ready_is_what_the_worker_says_of_itself() -> None:
+    trouble = [""]
+    server = AdminServer("127.0.0.1", 0, dict, trouble=lambda: trouble[0])
+    address = await server.start()
+    try:
+        assert (await get(address, "/readyz"))[::2] == (200, b"ready\n")
+        trouble[0] = "a step is overdue"
+        assert (await get(address, "/readyz"))[::2] == (503, b"a step is overdue\n")
+        assert (await get(address, "/healthz"))[0] == 200
+    finally:
+        await server.stop()
+
+
+async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive() -> None:
+    """Asked by threads, while this loop, which is the worker's, stands still."""
+    async with serving() as address:
+        answers: dict[str, tuple[int, float]] = {}
+
+        def ask_beside(path: str) -> None:
+            began = time.monotonic()
+            connection = http.client.HTTPConnection(address, timeout=30)
+            connection.request("GET", path)
+            answers[path] = connection.getresponse().status, time.monotonic() - began
+            connection.close()
+
+        paths = ("/readyz", "/healthz", "/metrics")
+        threads = [threading.Thread(target=ask_beside, args=(path,)) for path in paths]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert {path: answers[path][0] for path in paths} == {
+            "/readyz": 503,
+            "/healthz": 200,
+            "/metrics": 200,
+        }
+        assert answers["/readyz"][1] < 2.0 and answers["/healthz"][1] < 1.0
+        assert (await get(address, "/readyz"))[0] == 200

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from baton.deploy.worker_roles import Boot
 from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool, Hold
 from baton.engine.loading import build_engine
+from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.models.random_model import embedded_model
 from baton.runtime.config import Config, WorkerConfig
 from baton.runtime.errors import ConfigError, EngineError
@@ -132,9 +135,33 @@ async def test_a_workers_port_that_is_taken_is_named_with_the_setting() -> None:
         await server.stop(None)
 
 
+async def red_while_its_device_hangs(
+    client: httpx.AsyncClient, url: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, start, probes = threading.Event(), engine._runner.start, [0]
+
+    def slow_start(batch: StepBatch) -> Any:
+        probes[0] += 1
+        if probes[0] > 2:  # by then it is known how long a probe takes
+            hanging.wait(60)
+        return start(batch)
+
+    monkeypatch.setattr(engine._runner, "start", slow_start)
+    while probes[0] < 3:
+        await asyncio.sleep(0.01)
+    began = time.monotonic()
+    while (answer := await client.get(f"{url}/readyz")).status_code != 503:
+        await asyncio.sleep(0.01)
+    assert "overdue" in answer.text and time.monotonic() - began < 1.5
+    assert (await client.get(f"{url}/healthz")).status_code == 200
+    hanging.set()
+    while (await client.get(f"{url}/readyz")).status_code != 200:
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_good_order(
-    role: Any,
+    role: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole process but for its loading, in this one: pool, NIXL, gRPC, admin port."""
     folder, registry = embedded_model(), MemoryRegistry()
@@ -150,6 +177,11 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
         assert (record.role, record.boot_id) == (role, made.boot_id.hex())
         url = f"http://{record.admin_address}"
         assert (await client.get(f"{url}/audit")).json()["role"] == role
+        while (await client.get(f"{url}/readyz")).status_code != 200:
+            await asyncio.sleep(0.01)
+        await red_while_its_device_hangs(client, url, engine, monkeypatch)
+        monkeypatch.setattr(NixlAgent, "alive", False)
+        assert "NIXL" in (await client.get(f"{url}/readyz")).text
         headers = {"Authorization": "Bearer secret"}
         assert (await client.post(f"{url}/drain", headers=headers)).status_code == 202
         await serving

@@ -249,3 +249,29 @@ async def test_a_draining_worker_gets_nothing(router: Any, eventually: Any) -> N
             return len(running.workers["decode-0"].seen("submit")) == before
 
         await eventually(ended_elsewhere)
+
+
+async def test_a_worker_in_trouble_gets_nothing_and_the_router_says_so(
+    router: Any, eventually: Any
+) -> None:
+    async with router(workers=WORKERS) as running:
+        await both_linked(running, eventually)
+
+        async def ready(decode: int) -> bool:
+            reply = await running.http.get("/readyz")
+            return bool(reply.status_code == (200 if decode else 503)) and (
+                not decode or reply.json()["workers"]["decode"] == decode
+            )
+
+        running.workers["decode-0"].trouble = "a step is overdue by 1.0 s"
+        await eventually(lambda: ready(1))
+        before = len(running.workers["decode-0"].seen("submit"))
+        for _ in range(4):
+            assert (await running.complete(max_tokens=1)).status_code == 200
+        assert len(running.workers["decode-0"].seen("submit")) == before
+        running.workers["decode-1"].trouble = "the pool is in quarantine"
+        await eventually(lambda: ready(0))
+        assert (await running.http.get("/livez")).status_code == 200
+        for worker in running.workers.values():
+            worker.trouble = ""
+        await eventually(lambda: ready(2))

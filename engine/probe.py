@@ -1,0 +1,70 @@
+"""A probe: one token, computed and drawn by the real engine on a real block, when nothing else is.
+
+    asked, nothing runs, a block is there ─▶ one step ─▶ `failure` empty, or why it did not end well
+
+A worker that computes needs none: its steps show the same. So an idle worker and a busy one are
+judged alike, by how their last step ended and by how long the running one takes. Knows no
+scheduler and no request. Owned by a worker's loop.
+"""
+
+from __future__ import annotations
+
+from baton.engine.batch import Draw, Slice, StepBatch, StepResult
+from baton.engine.blocks import BlockPool, Hold
+from baton.runtime.errors import EngineError
+from baton.runtime.sampling import SamplingParams
+
+PROBE_S = 0.5  # between two probes of an idle worker
+IDLE_TIMES = 20.0  # as long as a probe took it pauses: an idle worker computes for a twentieth
+OVERDUE_S = 0.8  # a step that should have been over for so long may never be
+
+
+class Probe:
+    """`failure`: why the last step shows that none could end well; empty if it does not."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._wanted = False
+        self._under_way: StepBatch | None = None
+        self.failure = ""
+        self.pause_s = PROBE_S  # to the next probe
+
+    def ask(self) -> None:
+        """Probe with the next plan, if nothing runs then."""
+        self._wanted = True
+
+    def batch(self) -> StepBatch:
+        """The probe that was asked for, or an empty batch. To be called when no step is under
+        way, and submitted at once if it is not empty."""
+        wanted, self._wanted = self._wanted, False
+        if not wanted or not self._pool.available:
+            return StepBatch(())
+        blocks = tuple(self._pool.allocate(1, Hold.USED))
+        draw = Draw(choice=0, position=1, params=SamplingParams())
+        self._under_way = StepBatch((Slice([0], 0, blocks, (draw,)),))
+        return self._under_way
+
+    def trouble(self) -> str:
+        """Why a step could not end well now, as far as steps and pool show."""
+        if self._pool.counts().quarantined >= self._pool.total:
+            return "every block of the pool is in quarantine"
+        return self.failure
+
+    def heard(self, batch: StepBatch, outcome: StepResult | EngineError) -> bool:
+        """Of every step's end; whether it was a probe's. One request whose numbers are not
+        finite says nothing of the worker; a probe's do."""
+        probing = batch is self._under_way
+        if probing:
+            self._pool.release(batch.slices[0].blocks, Hold.USED)
+            self._under_way = None
+        if isinstance(outcome, EngineError):
+            self.failure = f"the last step failed: {outcome}"
+            return probing
+        self.failure = ""
+        if probing:
+            self.pause_s = max(PROBE_S, IDLE_TIMES * outcome.device_s)
+            if outcome.broken:
+                self.failure = "the numbers of a probe are not finite"
+            for reason in outcome.failed.values():
+                self.failure = f"a probe was not computed: {reason}"
+        return probing

@@ -1,0 +1,190 @@
+"""What a worker says of itself is true within two seconds: idle or busy, of device, pool, mover.
+Load is no illness."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from baton.engine.batch import StepBatch
+from baton.engine.blocks import Hold
+from baton.runtime import metrics
+from baton.simulation.client import Client
+from baton.simulation.cluster import Cluster
+
+MakeCluster = Callable[..., Cluster]
+RED_WITHIN_S = 2.0
+ROLES = pytest.mark.parametrize("role", ["prefill", "decode"])
+
+
+def node_of(cluster: Cluster, role: str) -> Any:
+    return (cluster.prefill | cluster.decode)[f"{role}-0"]  # type: ignore[operator]
+
+
+@asynccontextmanager
+async def probing(worker: Any) -> AsyncIterator[None]:
+    """As a worker's process does."""
+
+    async def keep() -> None:
+        while True:
+            worker.probe()
+            await asyncio.sleep(worker.probe_pause_s)
+
+    task = asyncio.create_task(keep())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def turns(worker: Any, *, red: bool) -> float:
+    """Seconds until the worker's word changes."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    async with asyncio.timeout(20):
+        while bool(worker.trouble()) is not red:
+            await asyncio.sleep(0.01)
+    return clock() - began
+
+
+def hang(node: Any) -> asyncio.Event:
+    """No step ends until the event is set."""
+    goes_on, run = asyncio.Event(), node.engine.run
+
+    async def hanging(batch: StepBatch) -> object:
+        await goes_on.wait()
+        return await run(batch)
+
+    node.engine.run = hanging
+    return goes_on
+
+
+@ROLES
+async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
+    make_cluster: MakeCluster, role: str
+) -> None:
+    cluster = make_cluster(step_s=0.002)
+    node = node_of(cluster, role)
+    async with probing(node.worker):
+        async with asyncio.timeout(5):
+            while node.engine.steps < 2:  # by then it is known how long a probe takes
+                await asyncio.sleep(0.01)
+        assert node.worker.trouble() == "" == node.worker.load().trouble
+        goes_on = hang(node)
+        assert await turns(node.worker, red=True) < RED_WITHIN_S
+        assert "overdue" in node.worker.load().trouble
+        goes_on.set()
+        assert await turns(node.worker, red=False) < RED_WITHIN_S
+    await cluster.quiet()
+
+
+async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster(step_s=0.002)
+    node = cluster.decode["decode-0"]
+    request = Client(cluster, "decode-0").submit(list(range(20)), max_tokens=60, local=True)
+    async with asyncio.timeout(5):
+        while len(request.outputs) < 8:
+            await asyncio.sleep(0.002)
+    goes_on = hang(node)
+    assert await turns(node.worker, red=True) < RED_WITHIN_S
+    goes_on.set()
+    await request.finished()
+    assert request.tokens() == request.expected() and node.worker.trouble() == ""
+
+
+@ROLES
+async def test_steps_that_fail_are_red_until_one_ends_well(
+    make_cluster: MakeCluster, role: str
+) -> None:
+    cluster = make_cluster()
+    node = node_of(cluster, role)
+    async with probing(node.worker):
+        node.engine.fail_steps = 3
+        assert await turns(node.worker, red=True) < RED_WITHIN_S
+        assert "the simulated device failed" in node.worker.trouble()
+        await turns(node.worker, red=False)
+    assert node.engine.fail_steps == 0
+    await cluster.quiet()
+
+
+async def test_numbers_that_are_not_finite_are_red_if_they_are_a_probes(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster()
+    node = cluster.decode["decode-0"]
+    node.engine.break_slices = {0}
+    node.worker.probe()
+    await turns(node.worker, red=True)
+    node.worker.probe()
+    await turns(node.worker, red=False)
+
+
+@ROLES
+async def test_quarantine_of_all_and_a_dead_mover_are_red(
+    make_cluster: MakeCluster, role: str
+) -> None:
+    cluster = make_cluster(blocks=8, prefill_blocks=8)
+    node = node_of(cluster, role)
+    blocks = node.pool.allocate(8, Hold.QUARANTINED)
+    assert "quarantine" in node.worker.trouble()
+    node.pool.release(blocks, Hold.QUARANTINED)
+    assert node.worker.trouble() == ""
+    node.mover.failure = "a thread has died"
+    assert node.worker.load().trouble == "a thread has died"
+
+
+async def test_a_worker_with_more_than_it_can_do_is_not_red(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(blocks=24, step_s=0.002)
+    node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
+    async with probing(node.worker):
+        requests = [client.submit([n] * 30, max_tokens=20, local=True) for n in range(12)]
+        while not all(request.ended.is_set() for request in requests):
+            assert node.worker.trouble() == ""
+            await asyncio.sleep(0.01)
+    assert all(request.tokens() == request.expected() for request in requests)
+    await cluster.quiet()
+
+
+@ROLES
+async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
+    make_cluster: MakeCluster, role: str
+) -> None:
+    cluster = make_cluster(step_s=0.02)
+    node, client = node_of(cluster, role), Client(cluster, "decode-0")
+    steps: Any = metrics.STEP_SEQUENCES
+    before = steps._sum.get()
+    for _ in range(3):
+        node.worker.probe()
+    async with asyncio.timeout(5):
+        while not node.engine.under_way:
+            await asyncio.sleep(0.001)
+    assert node.pool.counts().used == 1
+    requests = [client.submit(list(range(30)), n=2), client.submit([7] * 9, local=True)]
+    await asyncio.gather(*(request.finished() for request in requests))
+    assert [requests[0].tokens(1), requests[1].tokens()] == [
+        requests[0].expected(1),
+        requests[1].expected(),
+    ]
+    assert steps._sum.get() > before
+    await cluster.quiet()
+
+
+async def test_a_probe_is_no_work_of_the_workers(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    node = cluster.decode["decode-0"]
+    steps: Any = metrics.STEP_SEQUENCES
+    before = steps._sum.get()
+    for count in range(1, 4):
+        node.worker.probe()
+        async with asyncio.timeout(5):
+            while node.engine.steps < count:
+                await asyncio.sleep(0.002)
+    await cluster.quiet()
+    assert steps._sum.get() == before and node.worker.load().step_ms == 0
+    assert node.pool.counts().cached == 0
