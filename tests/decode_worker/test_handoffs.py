@@ -79,6 +79,23 @@ async def test_the_best_candidate_alone_is_asked(bench: Bench) -> None:
     assert bench.asked == ["prefill-0"]
 
 
+async def test_each_try_has_an_id_that_this_worker_made(bench: Bench) -> None:
+    """Two tries, two choices' groups or two requests never share the name of their transfer."""
+    minted: list[bytes] = []
+    for node in bench.cluster.prefill.values():
+        ask = node.worker.admit
+
+        def note(opening: handoff_pb2.OpenHandoff, ask: Any = ask) -> Any:
+            minted.append(opening.handoff_id)
+            return ask(opening)
+
+        node.worker.admit = note  # type: ignore[method-assign]
+    bench.refusals["prefill-0"] = [Overloaded("full")]
+    await asyncio.gather(*(bench.run() for _ in range(4)))
+    assert len(minted) == len(set(minted)) == 5
+    assert {len(name) for name in minted} == {16}
+
+
 async def test_a_busy_candidate_is_asked_again_after_the_others(bench: Bench) -> None:
     bench.refusals["prefill-0"] = [Overloaded("full")]
     bench.refusals["prefill-1"] = [Overloaded("full")]

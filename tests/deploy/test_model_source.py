@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.model_source import EMBEDDED_NAME, find_model
+from baton.deploy.model_source import EMBEDDED_NAME, HUB_FILES, find_model
 from baton.runtime.errors import ModelError
 
 
@@ -60,6 +61,15 @@ def test_nothing_is_the_embedded_model_and_says_that_it_is_random() -> None:
     found = find_model(None)
     assert found.random and found.name == EMBEDDED_NAME
     assert (found.folder / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["modeling_x.py", "pytorch_model.bin", "model.pt", "model.pth", "x.pkl", "x.npy", "a/b.py"]
+    + ["tokenizer.pickle", "x.so", "setup.cfg", "x.gguf", "x.ckpt", "x.msgpack", "x.h5"],
+)
+def test_nothing_that_runs_is_fetched_from_a_hub(name: str) -> None:
+    assert not any(fnmatch.fnmatch(name, pattern) for pattern in HUB_FILES)
 
 
 class Hub(BaseHTTPRequestHandler):

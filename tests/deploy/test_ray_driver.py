@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -242,3 +243,23 @@ def test_the_launcher_keeps_one_more_job_that_names_the_placed_ones(instance: In
     assert job.argv == driver_command(instance.folder, ["prefill-0", "decode-0"], "auto", 3)
     assert job.argv[-5:] == ("auto", "--sharing", "3", "prefill-0", "decode-0")
     assert "baton.deploy.ray_driver" in job.argv
+
+
+def test_no_ray_is_taken_that_asks_for_no_token() -> None:
+    """A local cluster listens on the host's address; who speaks to it runs code. From 2.59 on it
+    asks for a token unless the user has switched that off."""
+    root = Path(__file__).resolve().parents[2]
+    told = tomllib.loads((root / "pyproject.toml").read_text())
+    (floor,) = [x for x in told["project"]["optional-dependencies"]["worker"] if x[:3] == "ray"]
+    (pinned,) = [
+        line
+        for line in (root / "requirements/cpu.txt").read_text().splitlines()
+        if line[:3] == "ray"
+    ]
+    for text in (floor, pinned):
+        assert tuple(int(n) for n in text.replace("==", ">=").split(">=")[1].split(".")[:2]) >= (
+            2,
+            59,
+        )
+    code = (root / "deploy/ray_driver.py").read_text()
+    assert "AUTH_MODE" not in code and "dashboard_host" not in code

@@ -10,12 +10,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from baton.kv_transfer import checksum, local_pool, nixl_mover, pieces
+from baton.kv_transfer import checksum, local_pool, nixl_agent, nixl_mover, pieces
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
@@ -214,6 +215,13 @@ async def test_a_pool_beyond_what_its_owner_registered_is_refused(lie: dict[str,
         await ended(read)
         read.landed.result()
         assert not pool[1:].any()
+
+
+def test_nixls_own_metadata_port_stays_closed() -> None:
+    """Pools are described in greetings, which need the token; NIXL's port would ask for none."""
+    made = nixl_agent.load_bindings().nixl_agent_config(backends=[], enable_prog_thread=False)
+    assert made.enable_listen is False
+    assert "listen" not in Path(nixl_agent.__file__).read_text()
 
 
 async def test_a_connection_of_one_agent_only_is_taken_back(
