@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -76,7 +78,7 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        async with until(deadline_s):
+        async with _arrival(router, deadline_s):
             asked = parse(await read_body(request, router.config.max_body_bytes), ChatRequest)
             validated = await router.validator.chat(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
@@ -92,7 +94,7 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        async with until(deadline_s):
+        async with _arrival(router, deadline_s):
             asked = parse(await read_body(request, router.config.max_body_bytes), CompletionRequest)
             validated = await router.validator.completion(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
@@ -204,6 +206,14 @@ def _answer(
     salt = tenant_salt(router.key, tenant, validated.cache_salt)
     validated = replace(validated, cache_salt=salt)
     return Answer(router.serving, validated, renderer, request_id, arrival_s, context, deadline_s)
+
+
+@asynccontextmanager
+async def _arrival(router: Router, deadline_s: float) -> AsyncIterator[None]:
+    """Around the reading of a request's body and prompt."""
+    with router.serving.admission.arrival():
+        async with until(deadline_s):
+            yield
 
 
 def _deadline(router: Router, request: Request) -> float:

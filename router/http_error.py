@@ -5,6 +5,7 @@ Knows the error tree and nothing of what failed. Internal errors show no detail 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import orjson
@@ -55,7 +56,7 @@ def error_body(error: BatonError) -> dict[str, Any]:
 def error_response(error: BatonError) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     elif isinstance(error, Unavailable) or error.http_status == 503:
         headers["retry-after"] = "1"
     if isinstance(error, Unauthenticated):

@@ -1,7 +1,9 @@
 """HTTP on a socket: uvicorn's protocol, with bounds on what comes before a request's body.
 
 A head (request line and headers) is small and comes soon, or the connection ends: uvicorn alone
-would keep a head of any size, for any time. What is not HTTP is answered as every other error.
+would keep a head of any size, for any time. Nor are there more connections than a limit: one
+more is answered 503 and closed, unless it asks for health. What is not HTTP is answered as every
+other error.
 Owned by one connection; the event loop calls everything here.
 """
 
@@ -13,22 +15,30 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.router.http_error import error_body
-from baton.runtime.errors import InvalidRequest
+from baton.runtime.errors import BatonError, InvalidRequest, Overloaded
 
 HEAD_BYTES = 64 << 10  # what an incomplete head may have sent
 HEAD_S = 20.0
+ALWAYS = (b"GET /livez ", b"GET /readyz ", b"GET /metrics ")  # whatever the load
+SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets an answer
 
 
 class BoundedHttp(HttpToolsProtocol):
     """One connection. `_head_bytes` counts what came since the last complete head."""
 
+    _surplus = False
     _head_open = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.connections.discard(self)
+            self._surplus = True
+            self._head_timer = self.loop.call_later(SURPLUS_S, self._turn_away)
+        else:
+            self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -36,6 +46,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._surplus and not data.startswith(ALWAYS):
+            self._turn_away()
             return
         super().data_received(data)
         if self._head_open and not self.transport.is_closing():
@@ -45,6 +58,11 @@ class BoundedHttp(HttpToolsProtocol):
                     b"431 Request Header Fields Too Large",
                     f"the headers are larger than {HEAD_BYTES} bytes: send less",
                 )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._surplus:
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -75,9 +93,18 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _turn_away(self) -> None:
+        if not self.transport.is_closing():
+            error = Overloaded("too many connections are open: close some, or try again later")
+            self._answer(b"503 Service Unavailable\r\nretry-after: 1", error)
+
     def _refuse(self, status: bytes, message: str) -> None:
+        self._answer(status, InvalidRequest(message))
+
+    def _answer(self, status: bytes, error: BatonError) -> None:
+        """The only answer on this connection; `status` may hold headers."""
         self._stop_timer()
-        body = orjson.dumps(error_body(InvalidRequest(message)))
+        body = orjson.dumps(error_body(error))
         head = (
             b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             % len(body)

@@ -22,7 +22,6 @@ MOVE_COST = 0.1  # moving a token's KV, in tokens computed
 SEQUENCE_COST = 8.0  # one sequence more in the batch slows every step
 ROOM_COST = 4.0  # a token without room waits for another request's end
 MAX_CANDIDATES = 8
-MAX_WAITING = 512  # requests that wait for credit on one decode worker
 BUSY_RETRY_S = 1.0
 
 
@@ -89,10 +88,15 @@ class Placement:
 
 
 def place(
-    need: Need, workers: Sequence[WorkerView], mode: PlacementMode, local_prefill_tokens: int
+    need: Need,
+    workers: Sequence[WorkerView],
+    mode: PlacementMode,
+    local_prefill_tokens: int,
+    max_waiting: int = 512,
 ) -> Placement | BatonError:
     """The cheapest placement, or why there is none: Unavailable (no decode worker), Overloaded
-    (all full), InvalidRequest (larger than any pool). Errors are values here, not raised."""
+    (on each of them `max_waiting` requests wait for credit), InvalidRequest (larger than any
+    pool). Errors are values here, not raised."""
     usable = [worker for worker in workers if not worker.draining]
     decoders = [worker for worker in usable if worker.role == "decode"]
     if not decoders:
@@ -115,7 +119,7 @@ def place(
     open_ = [
         worker
         for worker in _trusted(fitting)
-        if worker.waiting + worker.placed_requests < MAX_WAITING
+        if worker.waiting + worker.placed_requests < max_waiting
     ]
     if not open_:
         return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)

@@ -44,6 +44,7 @@ class Placer:
             self._fleet.views(tokens, request.cache_salt),
             self._config.placement,
             self._config.local_prefill_tokens,
+            self._config.max_waiting,
         )
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
         if isinstance(placement, BatonError):

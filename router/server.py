@@ -85,7 +85,9 @@ async def serve_router(
                 config.router.tool_calls,
             ),
             tokenizer=tokenizer,
-            serving=Serving(dispatcher, Admission(config.router.max_requests), tokenizer),
+            serving=Serving(
+                dispatcher, Admission(config.router.max_requests, time.monotonic), tokenizer
+            ),
             key=key,
         )
         await _serve(router, dispatcher, listener, ready)
@@ -108,6 +110,7 @@ async def _serve(
             log_config=None,
             access_log=False,
             lifespan="off",
+            limit_concurrency=router.config.max_connections + 1,  # BoundedHttp refuses before
             timeout_graceful_shutdown=STOP_GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,

@@ -29,6 +29,8 @@ class RouterConfig:
     local_prefill_tokens: int = 64  # auto: a prompt with fewer uncached tokens stays local
     max_body_bytes: int = 8 << 20
     max_requests: int = 1024  # admission tickets; one more is answered 503
+    max_connections: int = 4096  # of clients; one more is answered 503
+    max_waiting: int = 512  # requests that wait on one decode worker; one more goes elsewhere
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
     stream_buffer_messages: int = 1024  # a slow client's own bounded buffer
@@ -117,6 +119,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.local_prefill_tokens": (0, 1 << 20),
     "router.max_body_bytes": (1 << 10, 1 << 30),
     "router.max_requests": (1, 1 << 20),
+    "router.max_connections": (1, 1 << 20),
+    "router.max_waiting": (1, 1 << 20),
     "router.max_choices": (1, 128),
     "router.stream_buffer_messages": (16, 1 << 20),
     "router.request_s": (0.01, 86_400),

@@ -179,7 +179,8 @@ class World:
         dispatcher = Dispatcher(fleet, router)
         self.network.listen(machine, {})
         task = machine.spawn(fleet.run(dispatcher), "fleet")
-        process = RouterProcess(machine, fleet, dispatcher, Admission(router.max_requests), task)
+        admission = Admission(router.max_requests, asyncio.get_running_loop().time)
+        process = RouterProcess(machine, fleet, dispatcher, admission, task)
         self.routers[name] = process
         return process
 

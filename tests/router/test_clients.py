@@ -145,9 +145,24 @@ async def test_admission_is_bounded(router: Any, eventually: Any, fast_config: A
         await eventually(lambda: len(worker.held) == 2)
         refused = await running.complete()
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert await refused_without_a_body(running.url) < 1.0
         worker.pause_at = None
         assert [reply.status_code for reply in await asyncio.gather(*held)] == [200, 200]
         assert (await running.complete()).status_code == 200
+
+
+async def refused_without_a_body(url: str) -> float:
+    """Announce a request and send nothing of it; the seconds until it is refused."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    started_s = asyncio.get_running_loop().time()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
+    async with asyncio.timeout(20):
+        head = await reader.readuntil(b"\r\n\r\n")
+    took_s = asyncio.get_running_loop().time() - started_s
+    writer.close()
+    assert b" 503 " in head.splitlines()[0] and b"retry-after: " in head.lower()
+    return took_s
 
 
 async def test_many_requests_at_once(router: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,3 +86,33 @@ async def test_pipelined_requests_are_all_answered(talk: Any) -> None:
     last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     status, rest = await talk(one * 20 + last)
     assert status == 200 and rest.count(b"200 OK") == 20
+
+
+async def test_connections_are_bounded_and_health_is_not(router: Any, fast_config: Any) -> None:
+    async with router(config=replace(fast_config, max_connections=3)) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+
+        async def ask(head: bytes) -> tuple[bytes, bytes]:
+            """What is answered on a connection of its own, up to its end."""
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head)
+            async with asyncio.timeout(20):
+                answer = await reader.read()
+            writer.close()
+            head, _, body = answer.partition(b"\r\n\r\n")
+            return head, body
+
+        for line in (b"GET /v1/models HTTP/1.1\r\n\r\n", b"", b"\x00"):
+            head, body = await ask(line)
+            assert b" 503 " in head and b"retry-after: 1" in head
+            assert json.loads(body)["error"]["code"] == "overloaded"
+        for path in (b"livez", b"readyz", b"metrics"):
+            head, _ = await ask(b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+            assert b" 200 " in head  # and closed afterwards: it is one too many still
+        assert (await running.http.get("/v1/models")).status_code == 200
+        idle[0][1].close()
+        await asyncio.sleep(0.1)
+        head, _ = await ask(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b" 200 " in head
+        idle[1][1].close()

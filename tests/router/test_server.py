@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from baton.router.admission import Admission
 from baton.router.server import bind, check_exposure, serve_router, url_of
 from baton.router.tokenizer import HfTokenizer
 from baton.runtime.config import Config, RouterConfig
@@ -90,18 +89,6 @@ async def test_cancelling_frees_the_port(model_folder: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     bind("127.0.0.1", number).close()
-
-
-def test_tickets() -> None:
-    admission = Admission(1)
-    with admission.ticket():
-        with pytest.raises(Overloaded) as refused, admission.ticket():
-            pass
-        assert refused.value.retry_after_s > 0
-        assert admission.taken == 1
-    with admission.ticket():
-        pass
-    assert admission.taken == 0
 
 
 async def test_waiting_prompts_are_bounded(

@@ -1,0 +1,94 @@
+"""Admission: tickets and arrivals are bounded, and who is refused is told when to come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.router.admission import LONGEST_S, UNKNOWN_S, WINDOW_S, Admission, Line
+from baton.runtime.errors import BatonError, Cancelled, Overloaded
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def refused(admission: Admission) -> float:
+    with pytest.raises(Overloaded) as refusal, admission.ticket():
+        pytest.fail("there was a ticket")
+    return refusal.value.retry_after_s
+
+
+def test_tickets_are_bounded_and_come_back(clock: Clock) -> None:
+    admission = Admission(2, clock)
+    with admission.ticket(), admission.ticket():
+        assert refused(admission) == UNKNOWN_S and admission.taken == 2
+    for error in (Cancelled("left"), ValueError("a bug")):
+        with pytest.raises(type(error)), admission.ticket():
+            raise error
+    assert admission.taken == 0
+
+
+def test_arrivals_are_bounded_and_refused_while_there_is_no_ticket(clock: Clock) -> None:
+    admission = Admission(1, clock)
+    with admission.arrival():
+        with pytest.raises(Overloaded), admission.arrival():
+            pass
+        with admission.ticket():
+            assert (admission.arriving, admission.taken) == (1, 1)
+    assert admission.arriving == 0
+    with admission.ticket(), pytest.raises(Overloaded), admission.arrival():
+        pass
+    with admission.arrival(), pytest.raises(BatonError):
+        raise Cancelled("left")
+    with admission.arrival():
+        assert admission.arriving == 1
+
+
+def test_who_is_refused_is_told_the_pace_at_which_room_is_made(clock: Clock) -> None:
+    admission = Admission(1, clock)
+    for _ in range(10):  # one ends every two seconds
+        with admission.ticket():
+            clock.now_s += 2
+    with admission.ticket():
+        waits = [refused(admission) for _ in range(4)]
+    assert waits == pytest.approx([1.8, 3.6, 5.4, 7.2])  # nine spans of two seconds, ten ends
+
+
+def test_an_error_of_the_inside_gets_the_time_too_and_makes_no_pace(clock: Clock) -> None:
+    admission = Admission(8, clock)
+    with admission.ticket():
+        clock.now_s += 4
+    clock.now_s += 4
+    for _ in range(3):
+        with pytest.raises(Overloaded) as full, admission.ticket():
+            raise Overloaded("every worker is full")
+    assert full.value.retry_after_s == pytest.approx(3 * 4.0)
+    with pytest.raises(Overloaded) as longer, admission.ticket():
+        raise Overloaded("later still", 25.0)
+    assert longer.value.retry_after_s == 25.0
+
+
+def test_a_line_empties_as_time_passes_and_has_a_longest() -> None:
+    line = Line()
+    for second in range(10):
+        line.ended(float(second))
+    assert [line.join(10.0) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert line.join(12.0) == pytest.approx(1.0 + 1.2)  # the pace has slowed
+    assert line.join(25.0) == pytest.approx(2.5)  # those who were in it had their turn
+    for _ in range(100):
+        assert line.join(25.0) <= LONGEST_S
+    assert line.join(25.0) == LONGEST_S
+
+
+def test_ends_of_long_ago_are_no_pace() -> None:
+    line = Line()
+    line.ended(0.0)
+    assert line.join(WINDOW_S) == UNKNOWN_S
