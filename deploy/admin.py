@@ -4,7 +4,8 @@
     GET /metrics  Prometheus text
     GET /healthz  200 while the process lives, however busy its loop is
     GET /readyz   200 while a generation could end here; else 503 and why not
-    POST /drain   an order: given with the cluster's token as Bearer, answered 202
+    POST /drain   an order, given with the cluster's token as Bearer, answered 202; also
+                  /role/prefill and /role/decode
 
 Meant for loopback or a private network: what it shows needs no login. It reads no body and
 closes every connection after one answer. It has a thread and an event loop of its own, so that

@@ -63,6 +63,11 @@ def parser() -> argparse.ArgumentParser:
     drain.add_argument("worker", metavar="WORKER", help="its name, as `baton ps` shows it")
     drain.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
     drain.set_defaults(run=_drain)
+    role = commands.add_parser("role", help="make a running worker a prefill or a decode worker")
+    role.add_argument("worker", metavar="WORKER", help="its name, as `baton ps` shows it")
+    role.add_argument("role", choices=("prefill", "decode"))
+    role.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
+    role.set_defaults(run=_role)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _add_settings(doctor)
@@ -255,6 +260,12 @@ def _drain(options: argparse.Namespace) -> None:
     from baton.deploy.orders import drain
 
     drain(options.worker, options.instance)
+
+
+def _role(options: argparse.Namespace) -> None:
+    from baton.deploy.orders import change_role
+
+    change_role(options.worker, options.role, options.instance)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""Orders to a worker that runs on this host, given through its admin port: `baton drain`.
+"""Orders to a worker that runs on this host, through its admin port: `baton drain`, `baton role`.
 
 The worker is found in the registry of a live instance, and the cluster's token in that
 instance's private files. Owns nothing; the worker does what it is told, and its keeper starts
-it again once it has ended.
+it again, in the role of its start, once it has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from baton.deploy.instance import TOKEN_KEY, live_instances, read_environment
 from baton.runtime.errors import ConfigError, Unavailable
-from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
 ORDER_TIMEOUT_S = 5.0
 LOOK_S = 0.1
@@ -33,10 +33,20 @@ class Found:
     def token(self) -> str:
         return read_environment(self.folder)[TOKEN_KEY]
 
+    def there(self) -> list[WorkerRecord]:
+        """All workers of its instance."""
+        return DirectoryRegistry(self.folder / "registry").workers()
+
     def ended(self) -> bool:
-        """Whether this start of the worker has left the registry."""
-        there = DirectoryRegistry(self.folder / "registry").workers()
-        return self.record.boot_id not in {record.boot_id for record in there}
+        """Whether this start of the worker, or this role of it, has left the registry."""
+        return self.record.boot_id not in {record.boot_id for record in self.there()}
+
+    def successor(self) -> WorkerRecord | None:
+        """The worker's next start or role, once it is there."""
+        for record in self.there():
+            if record.worker_id == self.record.worker_id and record.boot_id != self.record.boot_id:
+                return record
+        return None
 
 
 def find(worker_id: str, instance: str | None = None) -> Found:
@@ -84,9 +94,37 @@ def drain(worker_id: str, instance: str | None, say: Callable[[str], None] = pri
     worker = find(worker_id, instance)
     order(worker, "/drain")
     say(f"{worker_id} takes nothing new and finishes what it has")
-    deadline = time.monotonic() + END_WITHIN_S
-    while not worker.ended():
-        if time.monotonic() > deadline:
-            raise Unavailable(f"{worker_id} has not ended: see its log in {worker.folder}")
-        time.sleep(LOOK_S)
+    _wait(worker, worker.ended, "ended")
     say(f"{worker_id} has ended; `baton serve` starts it again")
+
+
+def change_role(
+    worker_id: str, role: Role, instance: str | None, say: Callable[[str], None] = print
+) -> None:
+    """Drain the worker and wait until it has the other role.
+
+    Raises ConfigError if it is not there or is the last to emit tokens, Unavailable if it
+    refuses, or comes back as what it was.
+    """
+    worker = find(worker_id, instance)
+    if worker.record.role == role:
+        say(f"{worker_id} is a {role} worker already")
+        return
+    if [record for record in worker.there() if record.role == "decode"] == [worker.record]:
+        raise ConfigError(f"{worker_id} is the only decode worker, and only they emit tokens")
+    order(worker, f"/role/{role}")
+    say(f"{worker_id} takes nothing new and finishes what it has")
+    _wait(worker, lambda: worker.successor() is not None, "come back")
+    successor = worker.successor()
+    if successor is None or successor.role != role:
+        raise Unavailable(f"{worker_id} did not become a {role} worker: see its log")
+    say(f"{worker_id} is a {role} worker now, at {successor.address}")
+
+
+def _wait(worker: Found, happens: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + END_WITHIN_S
+    while not happens():
+        if time.monotonic() > deadline:
+            name = worker.record.worker_id
+            raise Unavailable(f"{name} has not {what}: see its log in {worker.folder}")
+        time.sleep(LOOK_S)

@@ -1,7 +1,7 @@
 """How a worker process stops: it takes nothing new, finishes what it has, and hands back the rest.
 
-    told ─▶ no intake ─▶ all has ended, or `drain_s` is over ─▶ the loop ends, exit code 0
-                                 └─ or told a second time, or the loop has failed
+    told ─▶ no intake ─▶ all has ended, or `drain_s` is over ─▶ the loop ends: exit code 0, or
+                                 └─ or told to end twice         another role in this process
 
 What the loop leaves goes back to its routers and readers as Draining: they go on elsewhere at
 once. A failing watch (too much quarantine) drains too, and then ends the process with its error.
@@ -16,6 +16,7 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from baton.runtime import logs
+from baton.runtime.registry import Role
 
 log = logs.get(__name__)
 
@@ -32,30 +33,45 @@ class Drainable(Protocol):
     async def drain(self, within_s: float) -> None: ...
 
 
-class Stop:
-    """Called by signals and by the admin port: first to drain, then to end the drain."""
+class Course:
+    """What the process is told: the role to have, or to end. Told once more to end, it drains no
+    longer. Signals and the admin port call this."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: Role) -> None:
+        self.role: Role | None = role  # None: end
         self.told = asyncio.Event()
         self.hurried = asyncio.Event()
 
-    def __call__(self) -> None:
-        (self.hurried if self.told.is_set() else self.told).set()
+    def begin(self) -> Role | None:
+        """The role to serve from now on; None: to end."""
+        self.told.clear()
+        return self.role
+
+    def end(self) -> None:
+        if self.role is None:
+            self.hurried.set()
+        self.role = None
+        self.told.set()
+
+    def change(self, role: Role) -> None:
+        if self.role not in (None, role):
+            self.role = role
+            self.told.set()
 
 
 async def serve_until(
-    stop: Stop, worker: Drainable, watches: Collection[asyncio.Task[None]], drain_s: float
+    course: Course, worker: Drainable, watches: Collection[asyncio.Task[None]], drain_s: float
 ) -> None:
-    """Run the worker until `stop`, or until a watch or the loop itself fails. Drain it, end its
-    loop, and raise what failed, if something did."""
+    """Run the worker until it is told another course, or until a watch or the loop itself fails.
+    Drain it, end its loop, and raise what failed, if something did."""
     running = asyncio.create_task(worker.run())
-    told = asyncio.create_task(stop.told.wait())
+    told = asyncio.create_task(course.told.wait())
     tasks: set[asyncio.Task[Any]] = {running, told, *watches}
     try:
         # bounded by the process's owner: this is the worker's whole life
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            await _drain(worker, running, stop, drain_s)
+            await _drain(worker, running, course, drain_s)
         for task in tasks:
             if task.done():
                 task.result()  # a loop that ends by itself ends the worker, loudly
@@ -67,11 +83,11 @@ async def serve_until(
 
 
 async def _drain(
-    worker: Drainable, running: asyncio.Task[None], stop: Stop, drain_s: float
+    worker: Drainable, running: asyncio.Task[None], course: Course, drain_s: float
 ) -> None:
     log.info("the worker drains", within_s=drain_s)
     draining = asyncio.create_task(worker.drain(drain_s))
-    hurried = asyncio.create_task(stop.hurried.wait())
+    hurried = asyncio.create_task(course.hurried.wait())
     # bounded by drain_s
     await asyncio.wait({draining, hurried, running}, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, hurried):

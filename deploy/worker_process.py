@@ -1,6 +1,8 @@
-"""The main of a worker process: builds what lies below the seams, and runs one role on it.
+"""The main of a worker process: an engine, and a role on it until it is told to change or end.
 
-    engine + pool + mover ─▶ worker_roles.py ─▶ gRPC server, admin port, registry
+    engine ─▶ pool + mover ─▶ worker_roles.py ─▶ gRPC server, registry ─▶ drained ─┬▶ end
+                 ▲                                                                 │
+                 └───────────── another role, under a new boot id ─────────────────┘
 
 Both roles start and stop alike; they differ by the loop that runs. SIGTERM drains the worker
 (worker_drain.py); then it leaves the registry and waits for what it owes its peers.
@@ -17,17 +19,20 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
 from baton.deploy.pool_memory import local_pool
-from baton.deploy.worker_drain import Stop, serve_until
+from baton.deploy.worker_drain import Course, serve_until
 from baton.deploy.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
+from baton.engine.batch import Engine
 from baton.engine.blocks import BlockPool
 from baton.engine.device_choice import device_label
 from baton.engine.loading import build_engine
+from baton.engine.probe import Probe
 from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
@@ -50,6 +55,8 @@ PROGRESS_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
 SERVER_GRACE_S = 0.5
 QUARANTINE_LOOK_S = 1.0
+PORT_S = 5.0  # for a port that the role before has had
+PORT_LOOK_S = 0.05
 
 
 def run_worker(
@@ -106,7 +113,7 @@ def run_worker(
         token=token,
     )
     try:
-        asyncio.run(_serve(boot, engine))
+        asyncio.run(WorkerProcess(boot, engine).run())
     finally:
         tracing.shutdown()
 
@@ -132,64 +139,136 @@ class LoadProgress:
         )
 
 
-async def _serve(boot: Boot, engine: TorchEngine) -> None:
-    """Run the role until it is told to stop, or until it fails; then leave nothing owed."""
-    stop = Stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    config = boot.config
-    read_threads = config.handoff.read_threads if boot.role == "decode" else 1
-    mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
-    pool = BlockPool(engine.pool.blocks, config.pool.block_size)
-    below = Below(boot, engine, pool, mover, model_limits(boot, engine))
-    role = decode_role(below) if boot.role == "decode" else prefill_role(below)
-    admin = AdminServer(
-        config.worker.host,
-        config.worker.admin_port,
-        role.worker.audit,
-        trouble=partial(_trouble, role.worker),
-        orders={"/drain": stop},
-        token=boot.token,
-    )
-    record = await _listen(boot, role.server, admin)
-    if engine.memory is not None:
-        device = engine.pool.tensor.device
-        where = "" if device.type == "cpu" else f"{device_label(device)}: "
-        record = replace(record, memory=where + engine.memory.line())
-    watches = [
-        asyncio.create_task(_announce(boot.registry, record)),
-        asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
-        asyncio.create_task(_keep_probing(role.worker)),
-    ]
-    log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
-    try:
-        await serve_until(stop, role.worker, watches, config.worker.drain_s)
-    finally:
-        boot.registry.withdraw(boot.worker_id, record.boot_id)
-        await role.finish()
-        await role.server.stop(grace=SERVER_GRACE_S)
-        await admin.stop()
-        await mover.close()
-        await engine.close()
-    log.info("worker stopped")
+class WorkerProcess:
+    """One engine, and the roles that it has one after the other. A role has a boot id, a pool of
+    blocks, a mover and a server of its own: nothing of the role before is valid in it."""
+
+    def __init__(self, boot: Boot, engine: TorchEngine) -> None:
+        settings = boot.config.worker
+        self._boot = boot
+        self._engine = engine
+        self._worker: DecodeWorker | PrefillWorker | None = None  # None: between two roles
+        self._course = Course(boot.role)
+        self._admin = AdminServer(
+            settings.host,
+            settings.admin_port,
+            self._audit,
+            trouble=self._trouble,
+            orders={
+                "/drain": self._course.end,
+                "/role/prefill": partial(self._course.change, "prefill"),
+                "/role/decode": partial(self._course.change, "decode"),
+            },
+            token=boot.token,
+        )
+
+    async def run(self) -> None:
+        """Serve until it is told to end, or until a role fails; then leave nothing owed."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._course.end)
+        boot, patience_s = self._boot, 0.0
+        try:
+            admin_address = await self._admin.start()
+            while (role := self._course.begin()) is not None:
+                boot = replace(boot, role=role)
+                await self._serve(boot, admin_address, patience_s)
+                boot = replace(boot, boot_id=os.urandom(greeting.BOOT_ID_BYTES))
+                patience_s = PORT_S
+        finally:
+            await self._admin.stop()
+            await self._engine.close()
+        log.info("worker stopped")
+
+    async def _serve(self, boot: Boot, admin_address: str, patience_s: float) -> None:
+        """One role, from its first step to its last lease. Raises EngineError if READs of this
+        role may still land when another role is to follow."""
+        config, engine = boot.config, self._engine
+        pool = BlockPool(engine.pool.blocks, config.pool.block_size)
+        await first_step(engine, pool)
+        read_threads = config.handoff.read_threads if boot.role == "decode" else 1
+        mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
+        below = Below(boot, engine, pool, mover, model_limits(boot, engine))
+        served = decode_role(below) if boot.role == "decode" else prefill_role(below)
+        record = await _listen(boot, served.server, admin_address, patience_s)
+        record = replace(record, memory=_memory_line(engine))
+        self._worker = served.worker
+        watches = [
+            asyncio.create_task(_announce(boot.registry, record)),
+            asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
+            asyncio.create_task(_keep_probing(served.worker)),
+        ]
+        log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
+        try:
+            await serve_until(self._course, served.worker, watches, config.worker.drain_s)
+        finally:
+            boot.registry.withdraw(boot.worker_id, record.boot_id)
+            await served.finish()
+            await served.server.stop(grace=SERVER_GRACE_S)
+            self._worker = None
+            unsettled = pool.counts().quarantined + pool.counts().leased
+            await mover.close()
+        if unsettled and self._course.role is not None:
+            raise EngineError(
+                f"READs into {unsettled} blocks have not ended: the role cannot change, and the "
+                "worker restarts; look for peers that stall"
+            )
+
+    def _audit(self) -> dict[str, Any]:
+        if self._worker is None:
+            return {"worker_id": self._boot.worker_id, "role": "changing"}
+        return self._worker.audit()
+
+    def _trouble(self) -> str:
+        """Why the worker is not ready; empty if it is."""
+        if self._worker is None:
+            return "the worker has no role yet"
+        return "the worker drains" if self._worker.draining.is_set() else self._worker.trouble()
 
 
-async def _listen(boot: Boot, server: grpc.aio.Server, admin: AdminServer) -> WorkerRecord:
+async def first_step(engine: Engine, pool: BlockPool) -> None:
+    """Compute one token, on a pool that nobody else uses yet. Steps end in order: nothing that
+    was under way before writes into the pool any more. Raises EngineError if it fails."""
+    probe = Probe(pool)
+    probe.ask()
+    batch = probe.batch()
+    probe.heard(batch, await engine.submit(batch).result())
+    if failure := probe.trouble():
+        raise EngineError(failure)
+
+
+def _memory_line(engine: TorchEngine) -> str:
+    """Where the memory goes; empty where the pool was not sized by it."""
+    if engine.memory is None:
+        return ""
+    device = engine.pool.tensor.device
+    where = "" if device.type == "cpu" else f"{device_label(device)}: "
+    return where + engine.memory.line()
+
+
+async def _listen(
+    boot: Boot, server: grpc.aio.Server, admin_address: str, patience_s: float = 0.0
+) -> WorkerRecord:
     settings = boot.config.worker
-    try:
-        port = server.add_insecure_port(f"{settings.host}:{settings.port}")
-    except RuntimeError as error:
-        raise ConfigError(
-            f"worker.port {settings.port} on {settings.host} cannot be used: give another "
-            "port, or 0, and for worker.host an address of this machine"
-        ) from error
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + patience_s  # the role before may still let go of the port
+    while True:
+        try:
+            port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+            break
+        except RuntimeError as error:
+            if clock() >= until_s:
+                raise ConfigError(
+                    f"worker.port {settings.port} on {settings.host} cannot be used: give "
+                    "another port, or 0, and for worker.host an address of this machine"
+                ) from error
+        await asyncio.sleep(PORT_LOOK_S)
     await server.start()
     return WorkerRecord(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id.hex(),
         role=boot.role,
         address=f"{settings.host}:{port}",
-        admin_address=await admin.start(),
+        admin_address=admin_address,
         model=boot.model_folder.name,
         pid=os.getpid(),
     )
@@ -202,11 +281,6 @@ async def _announce(registry: Registry, record: WorkerRecord) -> None:
         except OSError as error:  # a full disk ends no request; the announcement fades meanwhile
             log.error("the worker could not announce itself", why=str(error))
         await asyncio.sleep(ANNOUNCE_S)
-
-
-def _trouble(worker: DecodeWorker | PrefillWorker) -> str:
-    """Why the worker is not ready; empty if it is."""
-    return "the worker drains" if worker.draining.is_set() else worker.trouble()
 
 
 async def _keep_probing(worker: DecodeWorker | PrefillWorker) -> None:

@@ -1,4 +1,4 @@
-"""`baton drain`: finding a worker, ordering it with the instance's token, waiting for its end."""
+"""`baton drain` and `baton role`: a worker is found, ordered with the instance's token, awaited."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from baton.deploy import orders
 from baton.deploy.instance import TOKEN_KEY, Instance
-from baton.deploy.orders import drain, find
+from baton.deploy.orders import change_role, drain, find
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
@@ -55,10 +55,9 @@ def admin() -> Iterator[Admin]:
 
 def announce(
     instance: Instance, worker_id: str, admin: str = NOBODY, boot: str = "b", role: Role = "decode"
-) -> DirectoryRegistry:
+) -> None:
     registry = DirectoryRegistry(instance.folder / "registry")
     registry.announce(WorkerRecord(worker_id, boot * 32, role, NOBODY, admin, "tiny", 7))
-    return registry
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_an_order_carries_the_instances_token_and_its_end_is_waited_for(
     ready: Instance, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "LOOK_S", 0.01)
-    registry = announce(ready, "decode-0", admin.address)
+    announce(ready, "decode-0", admin.address)
     announce(ready, "decode-1", admin.address)
     said: list[str] = []
 
@@ -85,7 +84,6 @@ def test_an_order_carries_the_instances_token_and_its_end_is_waited_for(
     leaving.join(60)
     assert admin.heard == [("/drain", f"Bearer {TOKEN}")]
     assert len(said) == 2 and "has ended" in said[1]
-    assert len(registry.workers()) == 2
 
 
 def test_a_refusal_is_told_with_its_status(ready: Instance, admin: Admin) -> None:
@@ -129,3 +127,51 @@ def test_a_name_in_two_instances_asks_for_the_instance(ready: Instance) -> None:
         assert find("decode-0", "port-2").folder == other.folder
     finally:
         other.end()
+
+
+def become(instance: Instance, admin: Admin, role: Role) -> threading.Thread:
+    """The worker comes back as `role` once the order has come."""
+
+    def come_back() -> None:
+        admin.accepted.wait(60)
+        announce(instance, "decode-0", admin.address, boot="c", role=role)
+
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    return thread
+
+
+def test_a_role_is_ordered_and_its_change_waited_for(
+    ready: Instance, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    announce(ready, "decode-0", admin.address)
+    announce(ready, "decode-1", admin.address)
+    said: list[str] = []
+    coming = become(ready, admin, "prefill")
+    change_role("decode-0", "prefill", None, said.append)
+    coming.join(60)
+    assert admin.heard == [("/role/prefill", f"Bearer {TOKEN}")]
+    assert "is a prefill worker now" in said[-1]
+    change_role("decode-0", "prefill", None, said.append)
+    assert "already" in said[-1] and len(admin.heard) == 1
+
+
+def test_a_worker_that_comes_back_as_what_it_was_is_told(
+    ready: Instance, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    announce(ready, "decode-0", admin.address)
+    announce(ready, "decode-1", admin.address)
+    coming = become(ready, admin, "decode")
+    with pytest.raises(Unavailable, match="did not become a prefill worker"):
+        change_role("decode-0", "prefill", None, lambda line: None)
+    coming.join(60)
+
+
+def test_the_last_decode_worker_stays_one(ready: Instance, admin: Admin) -> None:
+    announce(ready, "decode-0", admin.address)
+    announce(ready, "prefill-0", admin.address, role="prefill")
+    with pytest.raises(ConfigError, match="decode-0 is the only decode worker"):
+        change_role("decode-0", "prefill", None)
+    assert admin.heard == []

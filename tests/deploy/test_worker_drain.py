@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from baton.deploy.worker_drain import Stop, serve_until
+from baton.deploy.worker_drain import Course, serve_until
 from baton.runtime.errors import DeviceLost, EngineError
 
 
@@ -38,17 +38,17 @@ class Worker:
 
 def start(
     worker: Worker, watches: Collection[asyncio.Task[None]] = ()
-) -> tuple[Stop, asyncio.Task[None]]:
-    stop = Stop()
-    return stop, asyncio.create_task(serve_until(stop, worker, watches, 7.0))
+) -> tuple[Course, asyncio.Task[None]]:
+    course = Course("decode")
+    return course, asyncio.create_task(serve_until(course, worker, watches, 7.0))
 
 
 async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
     worker = Worker()
-    stop, serving = start(worker)
+    course, serving = start(worker)
     await asyncio.sleep(0.01)
     assert worker.story == [] and not serving.done()
-    stop()
+    course.end()
     await asyncio.sleep(0.01)
     assert worker.story == ["drain 7"] and not serving.done()
     worker.work.set()
@@ -58,11 +58,11 @@ async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
 
 async def test_told_twice_it_waits_no_longer() -> None:
     worker = Worker()
-    stop, serving = start(worker)
+    course, serving = start(worker)
     await asyncio.sleep(0.01)
-    stop()
+    course.end()
     await asyncio.sleep(0.01)
-    stop()
+    course.end()
     await asyncio.wait_for(serving, 5)
     assert worker.story == ["drain 7", "loop ended"]
 
@@ -79,9 +79,9 @@ async def test_a_loop_that_fails_is_raised_and_not_drained() -> None:
 
 async def test_a_loop_that_fails_in_a_drain_ends_it_and_is_raised() -> None:
     worker = Worker()
-    stop, serving = start(worker)
+    course, serving = start(worker)
     await asyncio.sleep(0.01)
-    stop()
+    course.end()
     await asyncio.sleep(0.01)
     worker.loop_fails.set()
     with pytest.raises(DeviceLost):
@@ -107,3 +107,32 @@ async def test_a_watch_that_fails_drains_first_and_is_raised_then() -> None:
     with pytest.raises(EngineError, match="quarantine"):
         await asyncio.wait_for(serving, 5)
     assert worker.story[-1] == "loop ended"
+
+
+def test_a_course_is_the_last_role_that_was_told_until_it_is_told_to_end() -> None:
+    course = Course("prefill")
+    assert course.begin() == "prefill"
+    course.change("prefill")
+    assert not course.told.is_set()  # that is what it does
+    course.change("decode")
+    assert course.told.is_set() and course.begin() == "decode" and not course.told.is_set()
+    course.change("prefill")
+    course.end()
+    course.change("decode")
+    assert course.begin() is None and not course.hurried.is_set()
+    course.end()
+    assert course.hurried.is_set()
+
+
+async def test_told_another_role_and_then_to_end_it_drains_in_peace() -> None:
+    worker = Worker()
+    course, serving = start(worker)
+    await asyncio.sleep(0.01)
+    course.change("prefill")
+    await asyncio.sleep(0.01)
+    course.end()
+    await asyncio.sleep(0.01)
+    assert worker.story == ["drain 7"] and not serving.done()
+    worker.work.set()
+    await asyncio.wait_for(serving, 5)
+    assert course.begin() is None

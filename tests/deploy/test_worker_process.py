@@ -11,21 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from baton.deploy import worker_process
-from baton.deploy.admin import AdminServer
-from baton.deploy.worker_process import LoadProgress, _listen, _serve, _watch_quarantine
+from baton.deploy.worker_process import (
+    LoadProgress,
+    WorkerProcess,
+    _listen,
+    _watch_quarantine,
+    first_step,
+)
 from baton.deploy.worker_roles import Boot
 from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool, Hold
 from baton.engine.loading import build_engine
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.models.random_model import embedded_model
+from baton.proto import worker_pb2
+from baton.router.dialer import GrpcDialer
 from baton.runtime.config import Config, WorkerConfig
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.simulation.hash_engine import HashEngine, block_bytes
 
 
 class FullDisk(MemoryRegistry):
@@ -109,19 +118,17 @@ def boot(**settings: int | str) -> Boot:
 
 
 async def test_a_listening_worker_announces_the_ports_that_it_really_has() -> None:
-    admin = AdminServer("127.0.0.1", 0, dict)
     server = open_server("t")
-    record = await _listen(boot(), server, admin)
+    record = await _listen(boot(), server, "127.0.0.1:9")
     try:
         assert (record.worker_id, record.role, record.model) == ("decode-3", "decode", "tiny")
         assert record.boot_id == bytes(range(16)).hex() and record.pid == os.getpid()
-        ports = {int(a.split(":")[1]) for a in (record.address, record.admin_address)}
-        assert len(ports) == 2 and 0 not in ports
-        for port in ports:
-            socket.create_connection(("127.0.0.1", port), timeout=30).close()
+        assert record.admin_address == "127.0.0.1:9"
+        port = int(record.address.split(":")[1])
+        assert port
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()
     finally:
         await server.stop(None)
-        await admin.stop()
 
 
 async def test_a_workers_port_that_is_taken_is_named_with_the_setting() -> None:
@@ -131,8 +138,62 @@ async def test_a_workers_port_that_is_taken_is_named_with_the_setting() -> None:
         port = taken.getsockname()[1]
         server = open_server("t")
         with pytest.raises(ConfigError, match=f"worker.port {port} on 127.0.0.1"):
-            await _listen(boot(port=port), server, AdminServer("127.0.0.1", 0, dict))
+            await _listen(boot(port=port), server, "127.0.0.1:9")
         await server.stop(None)
+
+
+async def test_a_port_that_the_role_before_still_lets_go_of_is_waited_for() -> None:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port, server = taken.getsockname()[1], open_server("t")
+    listening = asyncio.create_task(_listen(boot(port=port), server, "127.0.0.1:9", 30.0))
+    await asyncio.sleep(0.1)
+    assert not listening.done()
+    taken.close()
+    assert (await listening).address == f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def announced(
+    registry: MemoryRegistry, serving: asyncio.Task[None], other_than: str = ""
+) -> WorkerRecord:
+    """The worker's record, once its boot id is another."""
+    while True:
+        assert not serving.done(), serving.result()
+        for record in registry.workers():
+            if record.boot_id != other_than:
+                return record
+        await asyncio.sleep(0.01)
+
+
+async def generate(address: str, max_tokens: int) -> tuple[str, list[int]]:
+    """As a router does: the worker's role, and what it answers to a prompt of its own prefill."""
+    connection = GrpcDialer("secret").connect(address)
+    link = connection.link()
+    hello = worker_pb2.RouterHello(router_id="r", boot_id=os.urandom(16))
+    submit = worker_pb2.Submit(
+        request_id="a",
+        attempt=1,
+        prompt=[5, 6, 7],
+        choices=[worker_pb2.Choice(choice=0)],
+        sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1),
+        max_tokens=max_tokens,
+        placement=worker_pb2.Placement(local=True),
+    )
+    tokens: list[int] = []
+    try:
+        await link.send(worker_pb2.RouterMessage(hello=hello))
+        role = (await link.receive()).welcome.role
+        if role == "decode":
+            await link.send(worker_pb2.RouterMessage(submit=submit))
+        while role == "decode" and len(tokens) < max_tokens:
+            message = await link.receive()
+            tokens += [output.token for output in message.outputs.outputs]
+    finally:
+        await link.close()
+        await connection.close()
+    return role, tokens
 
 
 async def red_while_its_device_hangs(
@@ -168,12 +229,9 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
     engine = build_engine(folder, blocks=8, block_size=16, dtype="float32", threads=1)
     config = Config(worker=WorkerConfig(host="127.0.0.1"))
     made = Boot(config, role, f"{role}-0", os.urandom(16), folder, registry, token="secret")
-    serving = asyncio.create_task(_serve(made, engine))
+    serving = asyncio.create_task(WorkerProcess(made, engine).run())
     async with asyncio.timeout(60), httpx.AsyncClient() as client:
-        while not registry.workers():
-            assert not serving.done(), serving.result()
-            await asyncio.sleep(0.01)
-        (record,) = registry.workers()
+        record = await announced(registry, serving)
         assert (record.role, record.boot_id) == (role, made.boot_id.hex())
         url = f"http://{record.admin_address}"
         assert (await client.get(f"{url}/audit")).json()["role"] == role
@@ -188,6 +246,71 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
     assert registry.workers() == []
     with pytest.raises(EngineError, match="closed"):
         engine.submit(StepBatch(()))
+
+
+async def test_a_worker_changes_its_role_and_back_with_the_same_engine() -> None:
+    folder, registry = embedded_model(), MemoryRegistry()
+    engine = build_engine(folder, blocks=8, block_size=16, dtype="float32", threads=1)
+    config = Config(worker=WorkerConfig(host="127.0.0.1"))
+    made = Boot(config, "decode", "w-0", os.urandom(16), folder, registry, token="secret")
+    serving = asyncio.create_task(WorkerProcess(made, engine).run())
+    headers = {"Authorization": "Bearer secret"}
+    async with asyncio.timeout(100), httpx.AsyncClient(headers=headers) as client:
+        first = await announced(registry, serving)
+        role, tokens = await generate(first.address, 6)
+        assert (role, len(tokens)) == ("decode", 6)
+        admin = f"http://{first.admin_address}"
+        assert (await client.post(f"{admin}/role/decode")).status_code == 202  # it is one
+        assert (await client.post(f"{admin}/role/prefill")).status_code == 202
+        second = await announced(registry, serving, other_than=first.boot_id)
+        assert (second.role, second.admin_address) == ("prefill", first.admin_address)
+        assert (await client.get(f"{admin}/audit")).json()["role"] == "prefill"
+        assert (await generate(second.address, 6))[0] == "prefill"
+        assert (await client.post(f"{admin}/role/decode")).status_code == 202
+        third = await announced(registry, serving, other_than=second.boot_id)
+        assert len({first.boot_id, second.boot_id, third.boot_id}) == 3
+        assert await generate(third.address, 6) == ("decode", tokens)
+        assert (await client.post(f"{admin}/drain")).status_code == 202
+        await serving
+    assert registry.workers() == []
+
+
+async def test_a_role_does_not_change_over_reads_that_may_still_land(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their blocks would be another's. The process ends, to be started anew."""
+    pools: list[BlockPool] = []
+
+    class Kept(BlockPool):
+        def __init__(self, total: int, block_size: int) -> None:
+            super().__init__(total, block_size)
+            pools.append(self)
+
+    monkeypatch.setattr(worker_process, "BlockPool", Kept)
+    folder, registry = embedded_model(), MemoryRegistry()
+    engine = build_engine(folder, blocks=8, block_size=16, dtype="float32", threads=1)
+    config = Config(worker=WorkerConfig(host="127.0.0.1"))
+    made = Boot(config, "decode", "w-0", os.urandom(16), folder, registry, token="secret")
+    process = WorkerProcess(made, engine)
+    serving = asyncio.create_task(process.run())
+    async with asyncio.timeout(60):
+        await announced(registry, serving)
+        pools[0].allocate(1, Hold.QUARANTINED)
+        process._course.change("prefill")
+        with pytest.raises(EngineError, match="1 blocks have not ended: the role cannot change"):
+            await serving
+    assert registry.workers() == [] and len(pools) == 1
+
+
+async def test_a_role_begins_with_a_step_that_ends_well() -> None:
+    array = np.zeros((4, block_bytes(16, 1)), dtype=np.uint8)
+    engine = HashEngine(array, block_size=16, slabs=1, vocab_size=50)
+    pool = BlockPool(4, 16)
+    await first_step(engine, pool)
+    assert engine.steps == 1 and pool.counts().free == 4
+    engine.break_slices = {0}
+    with pytest.raises(EngineError, match="not finite"):
+        await first_step(engine, pool)
 
 
 def test_loading_is_told_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,3 +94,25 @@ def test_the_admin_port_drains_with_the_token_alone(make_cluster: Callable[..., 
     assert cluster.wait_end("prefill-0") == 0
     body = {"model": "small", "prompt": "a stone in the river", "max_tokens": 3}
     assert httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+async def test_a_worker_changes_its_role_under_load_and_nothing_is_lost(
+    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+) -> None:
+    """decode-1 becomes the only prefill worker, and a decode worker again."""
+    cluster = make_cluster(*SETTINGS, "worker.drain_s=1.0").start(1, 2)
+    cluster.terminate("prefill-0")
+    for role in ("prefill", "decode"):
+        running = asyncio.create_task(load.run(cluster.url, concurrency=12))
+        await until(lambda: cluster.audit("decode-0")["running"] > 0)
+        address = cluster.records()["decode-1"].admin_address
+        headers = {"Authorization": "Bearer a secret of this test"}
+        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+            url = f"http://{address}/role/{role}"
+            assert (await client.post(url)).status_code == 202
+        await until(lambda role=role: cluster.records()["decode-1"].role == role)  # type: ignore[misc]
+        assert not compare(await running, expected)
+        assert not compare(await load.run(cluster.url, concurrency=12), expected)
+        if role == "prefill":
+            assert cluster.total("baton_handoffs_total", outcome="completed") > 0
+    cluster.quiet(within_s=3.0)
