@@ -32,6 +32,7 @@ class ModelCard:
     tool_template: str | None
     special: dict[str, str]
     tokenizer_file: Path
+    generation: dict[str, Any]  # generation_config.json as it is
 
 
 def read_card(folder: Path, name: str) -> ModelCard:
@@ -57,6 +58,7 @@ def read_card(folder: Path, name: str) -> ModelCard:
         tool_template=templates.get("tool_use"),
         special=_special(tokenizer),
         tokenizer_file=tokenizer_file,
+        generation=generation,
     )
 
 

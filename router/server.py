@@ -28,6 +28,7 @@ from baton.router.fleet import Fleet
 from baton.router.gate import Gate
 from baton.router.http_protocol import BoundedHttp
 from baton.router.model_card import read_card
+from baton.router.sampling_defaults import sampling_defaults
 from baton.router.tokenizer import HfTokenizer
 from baton.router.validation import Limits, Validator
 from baton.runtime import logs
@@ -83,6 +84,7 @@ async def serve_router(
                 card.end_tokens,
                 config.router.max_choices,
                 config.router.tool_calls,
+                sampling_defaults(card.generation if config.router.model_sampling else {}),
             ),
             tokenizer=tokenizer,
             serving=Serving(

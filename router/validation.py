@@ -28,6 +28,7 @@ from baton.router.openai_schema import (
     Message,
     Tool,
 )
+from baton.router.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.tokenizer import Tokenizer
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest, NotFound
@@ -37,6 +38,7 @@ MOST_VALUES = 1 << 20  # of a body: commas, and quotation marks, outside its str
 MOST_CONTAINERS = 1 << 16  # lists and objects: each costs more than a number does
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Shape = TypeVar("_Shape", bound=Body)
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,10 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
     return path
 
 
+def _said(given: _Number | None, unsaid: _Number) -> _Number:
+    return unsaid if given is None else given
+
+
 class Validator:
     """For one model. `template` is None where the model has none: then chats are refused.
     `tool_calls` says how it writes calls of tools."""
@@ -141,12 +147,14 @@ class Validator:
         end_tokens: frozenset[int],
         max_choices: int,
         tool_calls: ToolCalls = "auto",
+        defaults: SamplingDefaults = OPENAI,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._chat_prompt = ChatPrompt(model, template, tool_calls)
         self._end_tokens = end_tokens
         self._max_choices = max_choices
+        self._defaults = defaults
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model:
@@ -266,12 +274,13 @@ class Validator:
         self, request: Generation, top_logprobs: int | None, limits: Limits
     ) -> worker_pb2.Sampling:
         seed = secrets.randbits(64) if request.seed is None else request.seed % (1 << 64)
+        unsaid = self._defaults
         return worker_pb2.Sampling(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_k=max(0, request.top_k or 0),  # -1 is another spelling of off
-            top_p=1.0 if request.top_p is None else request.top_p,
-            min_p=request.min_p or 0.0,
-            repetition_penalty=request.repetition_penalty or 1.0,
+            temperature=_said(request.temperature, unsaid.temperature),
+            top_k=max(0, _said(request.top_k, unsaid.top_k)),  # -1 is another spelling of off
+            top_p=_said(request.top_p, unsaid.top_p),
+            min_p=_said(request.min_p, unsaid.min_p),
+            repetition_penalty=_said(request.repetition_penalty, unsaid.repetition_penalty),
             frequency_penalty=request.frequency_penalty or 0.0,
             presence_penalty=request.presence_penalty or 0.0,
             logit_bias=self._bias(request.logit_bias or {}, limits),

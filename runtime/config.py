@@ -33,6 +33,7 @@ class RouterConfig:
     max_waiting: int = 512  # requests that wait on one decode worker; one more goes elsewhere
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
+    model_sampling: bool = True  # temperature and so on as the model's files have them
     stream_buffer_messages: int = 1024  # a slow client's own bounded buffer
     request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
     max_attempts: int = 4  # placements of one request, the first included

@@ -1,0 +1,54 @@
+"""How a model wants its tokens drawn where a request does not say: its generation_config.json.
+
+Hugging Face's meaning: `do_sample` false is greedy; other fields count as they are. Read once at
+start. With `router.model_sampling` false the defaults are OpenAI's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.runtime.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """As the fields of a request of these names; these values are OpenAI's."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+OPENAI = SamplingDefaults()
+_RANGES = {  # as requests have them
+    "temperature": (0.0, 2.0),
+    "top_k": (0, (1 << 31) - 1),
+    "top_p": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 10.0),
+}
+
+
+def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
+    """From the content of a generation_config.json. Raises ModelError naming the field."""
+    found = {}
+    for name, (least, most) in _RANGES.items():
+        value = generation.get(name)
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        whole = isinstance(getattr(OPENAI, name), int)
+        if not number or not least <= value <= most or (whole and value != int(value)):
+            raise ModelError(
+                f"generation_config.json: {name} is {value!r}: set it from {least:g} to {most:g}, "
+                "or set router.model_sampling to false"
+            )
+        found[name] = int(value) if whole else float(value)
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return SamplingDefaults(**found)
