@@ -152,7 +152,9 @@ class Answer(Response):
                     await client.start(b"text/event-stream; charset=utf-8")
                 if events:
                     await client.write(b"".join(events))
-        except BatonError as error:
+        except ClientGone:
+            raise
+        except Exception as error:
             if not client.started:
                 raise
             await self._end_with(error, client)
@@ -162,15 +164,17 @@ class Answer(Response):
             tail = _event(self._renderer.usage_chunk(self._usage(generation)))
         await client.write(tail + b"data: [DONE]\n\n", last=True)
 
-    async def _end_with(self, error: BatonError, client: _Client) -> None:
-        """The end of a stream that failed: each open choice finishes with "error", then why."""
+    async def _end_with(self, error: Exception, client: _Client) -> None:
+        """The end of a stream that failed: each open choice finishes with "error", then why; of
+        what is not our error, only that it is inside the server."""
+        told = error if isinstance(error, BatonError) else BatonError()
         events = [
             _event(body)
             for choice, text in enumerate(self._texts)
             if not text.finished
             for body in self._renderer.chunks(Piece(choice, finish="error"))
         ]
-        events.append(b"event: error\n" + _event(orjson.dumps(error_body(error))))
+        events.append(b"event: error\n" + _event(orjson.dumps(error_body(told))))
         events.append(b"data: [DONE]\n\n")
         await client.write(b"".join(events), last=True)
 

@@ -34,6 +34,7 @@ from baton.runtime.errors import (
     Draining,
     InvalidRequest,
     Overloaded,
+    Unavailable,
     WorkerLost,
     by_code,
 )
@@ -108,10 +109,14 @@ class Dispatcher:
                 self._withdraw(submission)
         self._end_if_done(generation)
 
+    def end_all(self) -> None:
+        """Fail every request: the router stops."""
+        for submission in list(self._submissions.values()):
+            self.cancel(submission.generation, Unavailable("the router stops: ask again"))
+
     async def close(self) -> None:
         """Fail what is left, and wait for the tasks of this dispatcher."""
-        for submission in list(self._submissions.values()):
-            self.cancel(submission.generation, Cancelled("the router stops"))
+        self.end_all()
         for task in self._placing:
             task.cancel()
         await asyncio.gather(*self._placing, return_exceptions=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import math
 import signal
 import socket
 import threading
@@ -37,7 +38,7 @@ from baton.runtime.errors import ConfigError
 from baton.runtime.identity import cluster_key
 from baton.runtime.registry import Registry
 
-STOP_GRACE_S = 10
+TOLD_S = 5  # for streams that are cut off to take their last event
 BACKLOG = 1024
 KEEP_ALIVE_S = 30
 
@@ -104,6 +105,7 @@ async def _serve(
     listener: socket.socket,
     ready: Callable[[str], None] | None,
 ) -> None:
+    drain_s = router.config.drain_s
     server = _Server(
         uvicorn.Config(
             Gate(build_app(router), router.config.api_keys),
@@ -113,7 +115,7 @@ async def _serve(
             access_log=False,
             lifespan="off",
             limit_concurrency=router.config.max_connections + 1,  # BoundedHttp refuses before
-            timeout_graceful_shutdown=STOP_GRACE_S,
+            timeout_graceful_shutdown=math.ceil(drain_s) + TOLD_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
         ),
@@ -121,8 +123,11 @@ async def _serve(
     )
 
     def stop() -> None:
-        router.stopping = True
-        server.should_exit = True
+        """Nobody new; who is there may finish for a while, and is told before the end."""
+        if not router.stopping:
+            router.stopping = True
+            server.should_exit = True
+            asyncio.get_running_loop().call_later(drain_s, dispatcher.end_all)
 
     following = asyncio.create_task(router.fleet.run(dispatcher), name="fleet")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
@@ -133,7 +138,7 @@ async def _serve(
     finally:
         stop()
         if not serving.done():
-            await asyncio.wait({serving}, timeout=STOP_GRACE_S + 5)
+            await asyncio.wait({serving}, timeout=drain_s + 2 * TOLD_S)
         await dispatcher.close()
         for task in (serving, following):
             task.cancel()

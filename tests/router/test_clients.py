@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from baton.router.choice_text import ChoiceText
+
 
 async def test_openai_async_client(router: Any) -> None:
     async with (
@@ -222,3 +224,40 @@ async def test_stopping_lets_open_requests_end(router: Any, eventually: Any) -> 
         await eventually(lambda: running.workers["decode-0"].held)
         running.serving.cancel()
         assert (await asking).status_code == 200
+
+
+async def test_stopping_tells_streams_that_do_not_end_in_time(
+    router: Any, eventually: Any, fast_config: Any
+) -> None:
+    async with router(config=replace(fast_config, drain_s=0.3)) as running:
+        running.workers["decode-0"].step_s = 0.05
+        long = {"max_tokens": 2000, "ignore_eos": True}
+        whole = asyncio.create_task(running.complete(**long))
+        stream = asyncio.create_task(running.complete(stream=True, **long))
+        await eventually(lambda: len(running.workers["decode-0"].held) == 2)
+        await asyncio.sleep(0.3)  # some tokens are out
+        running.serving.cancel()
+        text = (await stream).text
+        assert '"finish_reason":"error"' in text and "event: error" in text
+        assert "the router stops" in text and text.endswith("data: [DONE]\n\n")
+        refused = await whole
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        await eventually(lambda: not running.workers["decode-0"].held)
+
+
+async def test_a_bug_in_the_middle_of_a_stream_ends_it_aloud(
+    router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, calls = ChoiceText.push, iter(range(100))
+
+    def broken(text: ChoiceText, outputs: Any) -> Any:
+        if next(calls) == 2:
+            raise RuntimeError("a secret of the inside")
+        return push(text, outputs)
+
+    monkeypatch.setattr(ChoiceText, "push", broken)
+    async with router() as running:
+        running.workers["decode-0"].step_s = 0.02
+        reply = await running.complete(max_tokens=30, stream=True, ignore_eos=True)
+        assert '"finish_reason":"error"' in reply.text and "internal_error" in reply.text
+        assert reply.text.endswith("data: [DONE]\n\n") and "secret" not in reply.text

@@ -75,4 +75,5 @@ def test_no_metric_is_labelled_by_an_id() -> None:
             "role",
             "mode",
             "peer",
+            "phase",
         }
