@@ -12,9 +12,11 @@ import random
 import secrets
 from collections.abc import Mapping, Sequence
 
+from baton.proto import worker_pb2
 from baton.router.circuits import Circuits
 from baton.router.dialer import Dialer
-from baton.router.placement import Numbers, WorkerView
+from baton.router.misfits import misfits
+from baton.router.placement import Numbers, Shape, WorkerView
 from baton.router.radix_index import RadixIndex
 from baton.router.validation import Limits
 from baton.router.worker_link import Bearer, WorkerLink
@@ -50,6 +52,7 @@ class Fleet:
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
+        self._misfits: dict[str, str] = {}  # likewise
         self.index = RadixIndex()
         self.circuits = Circuits(random.Random(self._boot_id))
 
@@ -60,6 +63,7 @@ class Fleet:
                 self._follow(self._registry.workers(), bearer)
                 self._tell_mixture()
                 self._judge()
+                self._tell_misfits()
                 self.index.sweep()
                 await asyncio.sleep(POLL_S)
         finally:
@@ -116,6 +120,25 @@ class Fleet:
         for state, count in self.circuits.counts(now_s).items():
             metrics.CIRCUITS.labels(state).set(count)
 
+    def _tell_misfits(self) -> None:
+        """Say so, once for each such fleet, where prefill workers cannot be used."""
+        found = misfits(self._shapes("prefill"), self._shapes("decode"))
+        if found and found != self._misfits:
+            log.error(
+                "prefill workers whose KV no decode worker can take are not used",
+                workers=found,
+                remedy="the same model, dtype, pool settings and kind of machine for all",
+            )
+        self._misfits = found
+
+    def _shapes(self, role: str) -> dict[str, Shape]:
+        """Of the linked workers that take work."""
+        return {
+            link.worker_id: _shape(link.welcome)
+            for link in self._links.values()
+            if link.takes_work and link.welcome is not None and link.record.role == role
+        }
+
     def _drop(self, worker_id: str) -> None:
         del self._links[worker_id]
         self._tasks.pop(worker_id).cancel()
@@ -126,15 +149,15 @@ class Fleet:
     def views(self, tokens: Sequence[int], salt: bytes) -> list[WorkerView]:
         """Every linked worker, with how many leading blocks of `tokens` it holds."""
         linked = [(link, link.welcome) for link in self._links.values() if link.up]
-        held: dict[tuple[str, str, int], Mapping[str, int]] = {}
         passed_over = self.circuits.passed_over(
             {link.boot_id: link.record.role for link, _ in linked},
             asyncio.get_running_loop().time(),
         )
+        held: dict[Shape, Mapping[str, int]] = {}
         views = []
         for link, welcome in linked:
             assert welcome is not None  # up means welcomed
-            shape = (welcome.model_fingerprint, welcome.kv_dtype, welcome.block_size)
+            shape = _shape(welcome)
             if shape not in held:
                 parent = root(self._key, shape[0], shape[1], salt=salt)
                 held[shape] = self.index.match(chain(self._key, parent, tokens, shape[2]))
@@ -173,9 +196,14 @@ class Fleet:
 
     def linked(self) -> dict[str, int]:
         """How many workers of each role are linked and take work. Requests can be served once
-        there is a decode worker; they are prefilled elsewhere once there is a prefill worker."""
-        roles = [link.record.role for link in self._links.values() if link.takes_work]
-        return {role: roles.count(role) for role in ("prefill", "decode")}
+        there is a decode worker; they are prefilled elsewhere once there is a prefill worker.
+        One whose KV no decode worker can take does not count."""
+        prefill, decode = self._shapes("prefill"), self._shapes("decode")
+        return {"prefill": len(prefill) - len(misfits(prefill, decode)), "decode": len(decode)}
+
+
+def _shape(welcome: worker_pb2.WorkerWelcome) -> Shape:
+    return (welcome.model_fingerprint, welcome.kv_dtype, welcome.block_size)
 
 
 def _sound(record: WorkerRecord) -> bool:

@@ -27,6 +27,7 @@ BUSY_RETRY_S = 1.0
 
 # Model fingerprint and kind of KV: what workers have in common that compute the same tokens.
 Numbers = tuple[str, str]
+Shape = tuple[str, str, int]  # those, and the tokens in a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class WorkerView:
     boot_id: bytes
     role: str
     address: str
-    shape: tuple[str, str, int]
+    shape: Shape
     held_blocks: int = 0
     running: int = 0
     waiting: int = 0

@@ -127,6 +127,21 @@ async def test_workers_come_and_go(scene: Scene, eventually: Any) -> None:
     assert "decode-0" in scene.bearer.lost_workers
 
 
+async def test_a_prefill_worker_that_fits_no_decode_worker_is_named_and_not_counted(
+    scene: Scene, eventually: Any
+) -> None:
+    with capture_logs() as logs:
+        scene.add("decode-0")
+        scene.add("prefill-0", 2)
+        scene.add("prefill-1", 3, kv_dtype="float32")
+        await eventually(lambda: len(scene.names()) == 3)
+        await eventually(lambda: any("not used" in entry["event"] for entry in logs))
+        await asyncio.sleep(0.1)
+    assert scene.fleet.linked() == {"prefill": 1, "decode": 1}
+    (said,) = [entry for entry in logs if "not used" in entry["event"]]  # once
+    assert said["workers"] == {"prefill-1": "KV dtype 'float32', decode workers have 'd'"}
+
+
 async def test_another_boot_replaces_the_worker(scene: Scene, eventually: Any) -> None:
     scene.add("decode-0", 1)
     await eventually(lambda: scene.names() == ["decode-0"])
