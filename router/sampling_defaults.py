@@ -36,7 +36,7 @@ _RANGES = {  # as requests have them
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
     """From the content of a generation_config.json. Raises ModelError naming the field."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, (least, most) in _RANGES.items():
         value = generation.get(name)
         if value is None:

@@ -419,7 +419,7 @@ async def test_close_ends_everything() -> None:
     scene = Scene()
     generation = await scene.start()
     await scene.dispatcher.close()
-    with pytest.raises(Cancelled, match="stops"):
+    with pytest.raises(Unavailable, match="stops"):
         await generation.next()
 
 

@@ -57,11 +57,11 @@ async def test_a_request_that_says_so_wins(
 
     validator = Validator(
         "m",
-        Tokens(),
+        Tokens(),  # type: ignore[arg-type]
         None,
         frozenset({7}),
         4,
-        SamplingDefaults(temperature=0.5, top_k=7),  # type: ignore[arg-type]
+        defaults=SamplingDefaults(temperature=0.5, top_k=7),
     )
     body = orjson.dumps({"model": "m", "prompt": "ab", **asked})
     made = await validator.completion(parse(body, CompletionRequest), Limits(100, 256))
