@@ -10,16 +10,20 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import grpc
 import grpc.aio
 
 from baton.decode_worker.first_contact import FirstContact
 from baton.kv_transfer import greeting
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
+from baton.runtime import logs
 from baton.runtime.errors import Unavailable, WorkerLost
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel, translate
 from baton.runtime.links import Link
 from baton.runtime.registry import Registry
+
+log = logs.get(__name__)
 
 HandoffLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
 
@@ -84,6 +88,7 @@ class GrpcPeers:
                     raise WorkerLost("the worker was lost while it was greeted")
                 self._greeted.add(boot_id)
                 self._forget_predecessors(candidate)
+                self._forget_departed()
             return ClientLink(stub.Open(metadata=self._metadata))
 
     def forget(self, boot_id: bytes) -> None:
@@ -121,6 +126,19 @@ class GrpcPeers:
         for boot_id in dead:
             self.forget(boot_id)
         self._addresses[candidate.boot_id] = candidate.address
+
+    def _forget_departed(self) -> None:
+        """Those that the registry has forgotten, once no connection leads to them: a worker that
+        has drained says no word at its end. One that drains still serves what it owes."""
+        try:
+            registered = {record.boot_id for record in self._registry.workers()}
+        except OSError as error:  # they are looked for again at the next greeting
+            log.warning("the registry cannot be read", why=str(error))
+            return
+        for boot_id in [boot for boot in self._greeted if boot.hex() not in registered]:
+            state = self._channels[boot_id].get_state()
+            if state is not grpc.ChannelConnectivity.READY:
+                self.forget(boot_id)
 
     async def _greet(self, stub: handoff_pb2_grpc.HandoffStub, boot_id: bytes) -> None:
         try:

@@ -16,7 +16,7 @@ from baton.deploy.instance import is_locked, live_instances, read_status
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 
 AUDIT_TIMEOUT_S = 2.0
-NOT_LOAD = ("worker_id", "boot_id", "role")
+NOT_LOAD = ("worker_id", "boot_id")  # the role is shown: it need not be the name's
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -139,6 +141,55 @@ async def test_a_restarted_peer_leaves_no_trace_of_its_former_life(scene: Scene)
     with pytest.raises(Unavailable, match="has restarted"):
         await scene.open(b"1" * 16)
     assert scene.known() == {b"3" * 16}
+
+
+@asynccontextmanager
+async def another_peer(scene: Scene, boot_id: bytes) -> AsyncIterator[Callable[[], Any]]:
+    """A prefill worker at an address of its own; what is given opens a handoff to it."""
+    peer, server = Peer(), open_server("token")
+    peer.exchange = scene.peer.exchange
+    peer.restart(boot_id)
+    handoff_pb2_grpc.add_HandoffServicer_to_server(peer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    name = f"prefill-{boot_id[:1].decode()}"
+    scene.registry.announce(WorkerRecord(name, boot_id.hex(), "prefill", address, "", "m", 1))
+    candidate = worker_pb2.Candidate(worker_id=name, boot_id=boot_id, address=address)
+
+    async def open() -> None:
+        await (await scene.peers.open(candidate)).close()
+
+    try:
+        yield open
+    finally:
+        scene.registry.withdraw(name, boot_id.hex())
+        await server.stop(grace=0)
+
+
+async def test_a_peer_that_has_drained_and_gone_leaves_no_trace(scene: Scene) -> None:
+    """It left in peace, and another came, at another address: nothing failed to tell of it."""
+    await scene.open(b"1" * 16)
+    async with another_peer(scene, b"2" * 16) as open:
+        await open()
+        channel = scene.peers._channels[b"2" * 16]
+    async with asyncio.timeout(20):
+        while channel.get_state() is grpc.ChannelConnectivity.READY:
+            await asyncio.sleep(0.01)
+    assert scene.known() == {b"1" * 16, b"2" * 16}
+    async with another_peer(scene, b"3" * 16) as open:
+        await open()
+        assert scene.known() == {b"1" * 16, b"3" * 16}
+
+
+async def test_a_peer_that_still_serves_is_kept_though_the_registry_has_forgotten_it(
+    scene: Scene,
+) -> None:
+    await scene.open(b"1" * 16)
+    scene.registry.withdraw("prefill-0", (b"1" * 16).hex())
+    async with another_peer(scene, b"2" * 16) as open:
+        await open()
+        assert scene.known() == {b"1" * 16, b"2" * 16}
+    await scene.open(b"1" * 16)
 
 
 async def test_a_peer_lost_while_it_is_greeted_is_told_as_lost(scene: Scene) -> None:

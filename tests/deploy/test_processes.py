@@ -213,5 +213,5 @@ def test_the_table_shows_figures_without_zeros_and_brackets_as_they_are(
     assert show(as_json=False) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.split()[:6] == ["test", "decode-0", "running", "41", "1", "[fd00::1]:4000"]
-    assert line.rstrip().endswith("requests=0 blocks=(total=8 free=8)")
+    assert line.rstrip().endswith("role=decode requests=0 blocks=(total=8 free=8)")
     assert "boot_id" not in line
