@@ -18,6 +18,8 @@ REFERENCE ?=
 BENCH ?= handoff
 TESTS ?= tests
 MINUTES ?= 85
+SEEDS ?= 100000
+JOBS ?= $(shell nproc)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +31,7 @@ LINKS := $(PACKAGES:%=build/typing/baton/%)
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install demo test check format proto models bench gpu clean
+.PHONY: help install demo test check format proto models faults bench gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -73,6 +75,10 @@ models: $(STAMP) ## train baton-tiny and its draft from nothing, and measure the
 	$(BIN)/python -P -m baton.models.train --folder build/models --minutes $(MINUTES)
 	$(BIN)/python -P -m baton.models.evaluate --folder build/models --card \
 	    --json build/models/evaluation.json
+
+faults: $(STAMP) ## the fault lab: 100,000 simulated fleets (SEEDS=2000, JOBS=2)
+	@mkdir -p results
+	$(BIN)/baton faults --seeds $(SEEDS) --jobs $(JOBS) --json results/faults.json
 
 bench: $(STAMP) ## a benchmark, as JSON in results/ (BENCH=handoff)
 	@mkdir -p results

@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     _add_worker(commands)
     _add_router(commands)
     _add_chat(commands)
+    _add_faults(commands)
     ps = commands.add_parser("ps", help="list what runs on this host")
     ps.add_argument("--json", action="store_true", help="as JSON")
     ps.set_defaults(run=_ps)
@@ -158,6 +159,23 @@ def _add_chat(commands: Any) -> None:
     command.set_defaults(run=_chat)
 
 
+def _add_faults(commands: Any) -> None:
+    command = commands.add_parser(
+        "faults", help="the fault lab: simulated fleets under faults, each promise checked"
+    )
+    command.add_argument("--seeds", type=int, default=2000, metavar="N")
+    command.add_argument("--from", type=int, default=0, metavar="S", dest="first")
+    command.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the report")
+    command.add_argument(
+        "--keep", metavar="PLACES", help="of each seed's events only these (0,3,7)"
+    )
+    command.add_argument(
+        "--mutation", default="", metavar="NAME", help="break the product so; is it noticed?"
+    )
+    command.set_defaults(run=_faults)
+
+
 def flags_of(options: argparse.Namespace) -> dict[str, str]:
     """The settings given on the command line. Raises ConfigError for a malformed --set."""
     given = {
@@ -248,6 +266,25 @@ def _chat(options: argparse.Namespace) -> None:
     from baton.deploy.chat import chat
 
     chat(options.url, options.model, os.environ.get("BATON_API_KEY"), options.system)
+
+
+def _faults(options: argparse.Namespace) -> int:
+    from baton.simulation.fault_report import faults
+
+    keep = None
+    if options.keep is not None:
+        places = options.keep.split(",")
+        if not all(place.isdecimal() for place in places):
+            raise ConfigError(f"--keep {options.keep}: give numbers of events, as 0,3,7")
+        keep = [int(place) for place in places]
+    return faults(
+        options.first,
+        options.seeds,
+        jobs=options.jobs,
+        json_file=options.json,
+        mutation=options.mutation,
+        keep=keep,
+    )
 
 
 def _ps(options: argparse.Namespace) -> int:

@@ -36,6 +36,9 @@ class Hold(IntEnum):
     QUARANTINED = 3
 
 
+_USED, _LEASED, _PINNED, _QUARANTINED = map(int, Hold)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
     """Every block in exactly one state; the sum is `total`."""
@@ -62,8 +65,15 @@ class _Block:
 
     @property
     def hold(self) -> int:
-        """The largest hold, or -1."""
-        return max((h for h, count in enumerate(self.holds) if count), default=-1)
+        """The largest hold, or -1. Each change of a block asks for it twice."""
+        used, leased, pinned, quarantined = self.holds
+        if quarantined:
+            return _QUARANTINED
+        if pinned:
+            return _PINNED
+        if leased:
+            return _LEASED
+        return _USED if used else -1
 
 
 class BlockPool:

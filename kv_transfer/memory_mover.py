@@ -24,13 +24,15 @@ KIND = "memory"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A READ about to start, as the exchange's `decide` sees it. `number` counts all READs."""
+    """A READ about to start, as the exchange's `decide` sees it. `number` counts all READs;
+    what is `summed` will be verified, anything else is a measurement."""
 
     number: int
     reader: bytes
     granter: bytes
     remote: tuple[int, ...]
     local: tuple[int, ...]
+    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,14 @@ class MemoryMover:
         if len(remote) != len(local):
             raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
         self._exchange.reads += 1
-        attempt = Attempt(self._exchange.reads, self._boot_id, boot_id, tuple(remote), tuple(local))
+        attempt = Attempt(
+            self._exchange.reads,
+            self._boot_id,
+            boot_id,
+            tuple(remote),
+            tuple(local),
+            seeds is not None,
+        )
         fate = self._exchange.decide(attempt)
 
         def summing() -> NDArray[np.uint64]:

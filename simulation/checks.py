@@ -6,12 +6,20 @@ given away. `of_history` and `of_world` look afterwards. Nothing here changes wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.blocks import Hold
-from baton.kv_transfer.memory_mover import Attempt
+from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.prefill_worker import worker as prefill
+from baton.prefill_worker.prompts import Prompt
+from baton.proto import handoff_pb2, worker_pb2
+from baton.router.dispatch import Dispatcher
+from baton.router.worker_link import WorkerLink
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.world import RouterProcess, WorkerProcess, World
 
@@ -29,6 +37,7 @@ class Watch:
         self.breaches: list[str] = []
         self._world = world
         self._tainted: set[tuple[bytes, int]] = set()
+        self._flying: dict[int, Attempt] = {}  # READs of offered blocks that will land
         world.exchange.landing = self._landing
 
     def over(self, process: WorkerProcess) -> None:
@@ -47,6 +56,83 @@ class Watch:
         if isinstance(process.worker, DecodeWorker):
             self._watch_fetched(process, process.worker)
 
+    def over_router(self, process: RouterProcess) -> None:
+        """I4: of one attempt, on one link, and the next index, or it is not taken."""
+        dispatcher, take = process.dispatcher, process.dispatcher.take
+
+        def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+            before = self._accepted(dispatcher)
+            fitting = Counter(
+                submission.generation.request_id
+                for output in outputs.outputs
+                if output.HasField("token")
+                and (submission := dispatcher._submissions.get(output.request_id)) is not None
+                and submission.link is link
+                and submission.attempt == output.attempt
+            )
+            take(link, outputs)
+            for name, count in self._accepted(dispatcher).items():
+                if name in before and count - before[name] > fitting[name]:
+                    self.breaches.append(f"{process.machine.name}: {name} took an old token")
+
+        dispatcher.take = watched  # type: ignore[method-assign]
+
+    @staticmethod
+    def _accepted(dispatcher: Dispatcher) -> dict[str, int]:
+        generations = {id(s.generation): s.generation for s in dispatcher._submissions.values()}
+        return {
+            generation.request_id: sum(len(choice.accepted) for choice in generation.choices)
+            for generation in generations.values()
+        }
+
+    def posted(self, attempt: Attempt, fate: Fate) -> Fate:
+        """Told of each READ as it starts."""
+        if attempt.summed and not fate.failed:
+            self._flying[attempt.number] = attempt
+        return fate
+
+    @contextmanager
+    def watching_grants(self) -> Iterator[None]:
+        """I2: a handoff that ended by `closed` has no READ in flight."""
+        module: Any = prefill
+        grant = module.grant
+
+        async def watched(link: Any, admit: Any, mover: Any, boot_id: bytes, *more: Any) -> Any:
+            pinned: list[int] = []
+
+            def admitting(opening: handoff_pb2.OpenHandoff) -> Prompt:
+                prompt: Prompt = admit(opening)
+                ended = prompt.on_end
+
+                def on_end(over: Prompt) -> None:
+                    pinned.extend(over.pinned)
+                    ended(over)
+
+                prompt.on_end = on_end
+                return prompt
+
+            report = await grant(link, admitting, mover, boot_id, *more)
+            if report.end == "closed":
+                self._check_closed(boot_id, pinned)
+            return report
+
+        module.grant = watched
+        try:
+            yield
+        finally:
+            module.grant = grant
+
+    def _check_closed(self, boot_id: bytes, blocks: list[int]) -> None:
+        granter = self._world.of_boot(boot_id)
+        free = {block for block in blocks if not granter.pool.is_held(block, Hold.PINNED)}
+        for attempt in self._flying.values():
+            reader = self._world.of_boot(attempt.reader).machine
+            if attempt.granter == boot_id and reader.alive and free.intersection(attempt.remote):
+                self.breaches.append(
+                    f"{granter.machine.name}: a handoff is closed and {reader.name} reads its "
+                    "blocks still"
+                )
+
     def _watch_fetched(self, process: WorkerProcess, worker: DecodeWorker) -> None:
         scheduler = worker._scheduler
         fetched: Callable[[Group], None] = scheduler.fetched
@@ -63,6 +149,7 @@ class Watch:
         scheduler.fetched = watched  # type: ignore[method-assign]
 
     def _landing(self, attempt: Attempt) -> None:
+        self._flying.pop(attempt.number, None)
         reader = self._world.of_boot(attempt.reader)
         granter = self._world.of_boot(attempt.granter)
         for remote, local in zip(attempt.remote, attempt.local, strict=True):
@@ -124,12 +211,24 @@ def _of_choice(history: History, choice: int, tokens: list[int], name: str) -> I
             yield f"{name} choice {choice}: usage {history.used[choice]} of {len(tokens)} tokens"
 
 
+def still_working(world: World, history: History, after_s: float) -> Iterable[str]:
+    """Workers that know a request which has ended so long ago."""
+    for process in world.workers.values():
+        if isinstance(process.worker, DecodeWorker) and process.machine.alive:
+            for request in process.worker._requests.living():
+                if request.request_id.split(".")[0] == history.request_id:
+                    yield (
+                        f"{process.machine.name} works for {history.request_id}, which was "
+                        f"{history.ends[0]} {after_s:g} s ago"
+                    )
+
+
 def restless(world: World) -> list[str]:
     """Who still holds something: a lease, a pin, a quarantined or used block, a request; and
     routers that are not linked to every worker."""
     found = []
     for process in world.workers.values():
-        found += [f"{process.machine.name}: {what}" for what in _held(process)]
+        found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
     for router in world.routers.values():
         found += [f"{router.machine.name}: {what}" for what in _borne(router)]
         linked = router.fleet.linked()
@@ -141,18 +240,21 @@ def restless(world: World) -> list[str]:
     return found
 
 
-def _held(process: WorkerProcess) -> Iterable[str]:
+def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
+    counts = process.pool.counts()
+    if counts.available != counts.total:
+        yield f"{counts}"
+        return  # the books are looked at when it is quiet
     try:
         audit = process.worker.audit()
     except RuntimeError as error:
         yield f"the books do not balance: {error}"
         return
-    counts = process.pool.counts()
-    if counts.available != counts.total:
-        yield f"{counts}"
     for name in ("requests", "waiting", "running", "open_handoffs"):
         if audit.get(name):
             yield f"{name} {audit[name]}"
+    if audit.get("sessions", 0) > routers:
+        yield f"{audit['sessions']} routers' sessions, of {routers}"
     if process.mover.holds:
         yield f"{process.mover.holds} leases ask for progress"
 

@@ -16,15 +16,22 @@ from baton.simulation.world import World
 
 
 class Striker:
-    """One per run; `dice` are its own. `read_s` is a READ's usual time."""
+    """One per run; `dice` are its own. `read_s` is a small READ's usual time."""
 
     def __init__(
-        self, world: World, dice: random.Random, read_s: float, *, one_sided: bool
+        self,
+        world: World,
+        dice: random.Random,
+        read_s: float,
+        *,
+        one_sided: bool,
+        own_fabric: bool,
     ) -> None:
         self._world = world
         self._dice = dice
         self._read_s = read_s
         self._one_sided = one_sided
+        self._own_fabric = own_fabric
         self._reads: list[Fault] = []  # that last
         self._undo: dict[int, Callable[[], None]] = {}
         self._count = 0
@@ -32,6 +39,8 @@ class Striker:
             "kill": self._kill,
             "pause": self._pause,
             "slow": self._slow,
+            "hang": self._hang,
+            "drain": self._drain,
             "cut": self._cut,
             "reset": self._reset,
             "reads": self._spoil,
@@ -46,6 +55,11 @@ class Striker:
         self._undo[number] = undo
         loop = self._world.loop
         loop.call_world(loop.world_s + fault.for_s, self._over, number)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether any fault is not over yet."""
+        return bool(self._undo)
 
     def heal(self) -> None:
         """End every fault that lasts, and let what is stuck land."""
@@ -65,6 +79,8 @@ class Striker:
         world, (name,) = self._world, fault.targets
         if not world.machine(name).alive:
             return _nothing
+        if name in world.workers and world.workers[name].worker.draining.is_set():
+            return _nothing  # it goes anyway
         world.kill(name, silent=fault.what == "silently")
         if name in world.routers:
             return lambda: _ignore(world.start_router(name))
@@ -87,6 +103,21 @@ class Striker:
 
         return usual
 
+    def _hang(self, fault: Fault) -> Callable[[], None]:
+        machine = self._world.machine(fault.targets[0])
+        machine.hang_s = fault.for_s
+
+        def usual() -> None:
+            machine.hang_s = 0.0
+
+        return usual
+
+    def _drain(self, fault: Fault) -> Callable[[], None]:
+        world, (name,) = self._world, fault.targets
+        if world.machine(name).alive and not world.workers[name].worker.draining.is_set():
+            world.machine(name).spawn(world.roll(name), "drain")
+        return _nothing
+
     def _cut(self, fault: Fault) -> Callable[[], None]:
         one, other = fault.targets
         ways = [(one, other), (other, one)] if fault.what == "both" else [(one, other)]
@@ -100,7 +131,7 @@ class Striker:
         return heal
 
     def _reset(self, fault: Fault) -> Callable[[], None]:
-        self._world.network.reset(*fault.targets)
+        self._world.network.reset(*fault.targets, half=fault.what == "one end")
         return _nothing
 
     def _spoil(self, fault: Fault) -> Callable[[], None]:
@@ -129,9 +160,8 @@ class Striker:
         reader, granter = world.of_boot(attempt.reader), world.of_boot(attempt.granter)
         if not reader.machine.alive or not granter.machine.alive:
             return True  # it fails, or lands in nobody's memory
-        if world.network.is_cut(reader.machine, granter.machine):
-            return False
-        if world.network.is_cut(granter.machine, reader.machine):
+        ways = ((reader.machine, granter.machine), (granter.machine, reader.machine))
+        if not self._own_fabric and any(world.network.is_cut(*way) for way in ways):
             return False
         if granter.machine.stopped and not self._one_sided:
             return False
@@ -141,7 +171,7 @@ class Striker:
     def _fate(self, attempt: Attempt) -> Fate:
         dice, world = self._dice, self._world
         granter = world.of_boot(attempt.granter)
-        delay_s = self._read_s * len(attempt.local) * (0.5 + dice.random())
+        delay_s = self._read_s * (1 + len(attempt.local) / 8) * (0.5 + dice.random())
         for fault in self._reads:
             if fault.targets[0] == granter.machine.name and dice.random() < fault.share:
                 place = dice.randrange(len(attempt.local))

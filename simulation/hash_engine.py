@@ -1,9 +1,10 @@
 """An `Engine` without a model: its next token is a hash of the exact KV bytes that it reads.
 
 Computing a token writes a record of it into its block; drawing hashes every record of the
-sequence, in order, out of the pool. Any wrong, stale, missing or misplaced block therefore
-changes the output, at a microsecond a token. `expected_output` says what a correct run gives.
-Steps run one after the other, whether somebody waits for them or not, and write at their end.
+sequence, in order, out of the pool, and its history where the sampling asks for one. Any wrong,
+stale, missing or misplaced block therefore changes the output, at microseconds a token.
+`expected_output` says what a correct run gives. Steps run one after the other, whether somebody
+waits for them or not, and write at their end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,17 +106,12 @@ class HashEngine:
     def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
         for position, token in enumerate(tokens, start=start):
             block, place = divmod(position, self._block_size)
-            for slab in range(self._slabs):
-                self._pool[blocks[block], slab, place] = np.frombuffer(
-                    record(token, position, slab), dtype=np.uint8
-                )
+            self._pool[blocks[block], :, place] = _records(token, position, self._slabs)
 
     def _draw(self, draw: Draw, blocks: Sequence[int], length: int) -> Drawn:
-        digest = hashlib.blake2b(digest_size=8)
-        for position in range(length):
-            block, place = divmod(position, self._block_size)
-            digest.update(self._pool[blocks[block], :, place].tobytes())
-        return _drawn(digest, draw, self._vocab_size)
+        table = self._pool[list(blocks[: -(-length // self._block_size)])]
+        read = table.transpose(1, 0, 2, 3).reshape(self._slabs, -1)[:, : length * RECORD_BYTES]
+        return _drawn([_digest(slab.tobytes()) for slab in read], draw, self._vocab_size)
 
 
 class HashStep:
@@ -130,6 +127,7 @@ class HashStep:
         forsake(self._task)
 
 
+@lru_cache(maxsize=1 << 16)
 def record(token: int, position: int, slab: int) -> bytes:
     """What one slab holds of a token."""
     return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
@@ -145,20 +143,37 @@ def expected_output(
     vocab_size: int,
 ) -> list[int]:
     """The output tokens of a run in which no block was ever wrong."""
-    digest = hashlib.blake2b(digest_size=8)
+    digests = [
+        _digest(b"".join(record(token, place, slab) for place, token in enumerate(prompt)))
+        for slab in range(slabs)
+    ]
     tokens = list(prompt)
-    for position, token in enumerate(prompt):
-        digest.update(b"".join(record(token, position, slab) for slab in range(slabs)))
     for _ in range(count):
-        draw = Draw(choice, len(tokens), params)
-        token = _drawn(digest.copy(), draw, vocab_size).token
-        records = (record(token, len(tokens), slab) for slab in range(slabs))
-        digest.update(b"".join(records))
+        history = tokens if params.needs_history else ()
+        draw = Draw(choice, len(tokens), params, history, len(prompt))
+        token = _drawn(digests, draw, vocab_size).token
+        for slab, digest in enumerate(digests):
+            digest.update(record(token, len(tokens), slab))
         tokens.append(token)
     return tokens[len(prompt) :]
 
 
-def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
+@lru_cache(maxsize=1 << 16)
+def _records(token: int, position: int, slabs: int) -> NDArray[np.uint8]:
+    """Of all slabs, [slabs, RECORD_BYTES]."""
+    joined = b"".join(record(token, position, slab) for slab in range(slabs))
+    return np.frombuffer(joined, dtype=np.uint8).reshape(slabs, RECORD_BYTES)
+
+
+def _digest(content: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=8)
+
+
+def _drawn(slabs: Sequence[hashlib.blake2b], draw: Draw, vocab_size: int) -> Drawn:
+    """From the digests of what each slab holds of the sequence."""
+    digest = _digest(b"".join(slab.digest() for slab in slabs))
     if draw.params.temperature > 0:
         digest.update(b"%d,%d,%d" % (draw.params.seed, draw.choice, draw.position))
+    if draw.params.needs_history:
+        digest.update(repr((list(draw.history), draw.prompt_tokens)).encode())
     return Drawn(draw.choice, int.from_bytes(digest.digest(), "little") % vocab_size)

@@ -29,6 +29,7 @@ class Machine:
         self.rate = rate
         self.offset_s = offset_s
         self.slowness = 1.0
+        self.hang_s = 0.0  # its next step takes so much longer
         self.alive = True
         self.silent = False  # dead without a word: nobody is told that its connections are gone
         self.stopped = False  # paused or dead

@@ -69,15 +69,19 @@ class Network:
     def hold(self, lane: _Lane) -> None:
         self._held.setdefault((lane.source.address, lane.target.address), []).append(lane)
 
-    def reset(self, one: str, other: str) -> int:
-        """Break every stream between two addresses at both ends; how many there were."""
+    def reset(self, one: str, other: str, *, half: bool = False) -> int:
+        """Break every stream between two addresses at both ends; how many there were. `half`:
+        at the first one's end; the other hears of it when it sends again."""
         found = [
             stream
             for stream in self._streams
             if {stream.machines[0].address, stream.machines[1].address} == {one, other}
         ]
         for stream in found:
-            stream.break_off()
+            if half:
+                stream.break_end(stream.machines[0].address != one)
+            else:
+                stream.break_off()
         return len(found)
 
     def killed(self, machine: Machine) -> None:
@@ -107,6 +111,14 @@ class Stream:
             end.outgoing.shut(reason)
             end.outgoing.end(reason, at_once=True)
 
+    def break_end(self, end: int) -> None:
+        """One end breaks, and answers what still comes to it with a reset."""
+        reason = "the connection was reset"
+        self.ends[end].outgoing.shut(reason)
+        incoming = self.ends[1 - end].outgoing
+        incoming.end(reason, at_once=True)
+        incoming.refuses = True
+
     def tell_dead(self, machine: Machine) -> None:
         """A reset travels from the dead machine to the other one."""
         peer = self.machines[machine is self.machines[0]]
@@ -115,6 +127,9 @@ class Stream:
             return
         lane = self.ends[machine is self.machines[1]].outgoing
         lane.post(_Reset())
+
+    def answer_reset(self, lane: _Lane) -> None:
+        self.ends[lane is self.ends[0].outgoing].outgoing.post(_Reset())
 
 
 class _Opening:
@@ -145,6 +160,7 @@ class _Lane:
         self.arrived: deque[Any] = deque()
         self.closed = ""  # why nothing more may be sent
         self.ended = ""  # why nothing more comes
+        self.refuses = False  # the receiver's end is broken, the sender may not know yet
         self.on_its_way = 0
         self._held: deque[Any] = deque()
         self._last_arrival_s = 0.0
@@ -208,6 +224,8 @@ class _Lane:
             return
         if isinstance(message, _Reset):
             self.stream.break_off()
+        elif self.refuses:
+            self.stream.answer_reset(self)
         elif isinstance(message, _Opening):
             if not self.ended:
                 self.target.spawn(message.serve(message.stream.ends[1]), message.name)

@@ -9,13 +9,22 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from baton.runtime.config import Config, HandoffConfig, PoolConfig, RouterConfig, StepConfig
+from baton.runtime.config import (
+    Config,
+    HandoffConfig,
+    PoolConfig,
+    RouterConfig,
+    StepConfig,
+    WorkerConfig,
+)
 from baton.simulation.hash_engine import block_bytes
 from baton.simulation.history import Ask
 from baton.simulation.world import SLABS
 
 BLOCK = 4
 PAIR_S = 0.1  # two faults come within this time
+LONG = 60  # tokens: with a prompt, the smallest pool of a decode worker
+SLOW_READS = 0.2  # of the seeds
 BUSY_STEPS = 12  # the first one, so many steps after a request at most
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -54,6 +63,7 @@ class Scenario:
     delay_s: float
     read_s: float
     one_sided: bool  # READs go on while the granter's process is paused
+    own_fabric: bool  # READs do not go over the network that is cut
     shuffle: bool
 
     @property
@@ -70,36 +80,49 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed, always the same."""
+    """The scenario of a seed, always the same. In some, READs are slow beside the lease, and
+    what is cut is the way between a reader and its granter, while READs go on."""
     dice = random.Random(seed)
+    slow = dice.random() < SLOW_READS
     routers = tuple(f"r{n}" for n in range(dice.choice([1, 1, 1, 2, 2, 3])))
     prefill = {f"p{n}": dice.choice([16, 32, 64]) for n in range(dice.choice([1, 1, 2, 2, 3, 4]))}
     decode = {
         f"d{n}": dice.choice([24, 40, 80]) for n in range(dice.choice([1, 2, 2, 2, 3, 3, 4, 5]))
     }
     step_s = dice.choice([0.001, 0.003, 0.01])
+    read_s = dice.choice([0.02, 0.04]) if slow else dice.choice([0.0, 0.001, 0.01])
     asks = _asks(dice, routers)
-    busy_s = dice.choice(asks[3:]).at_s + dice.uniform(0, BUSY_STEPS * step_s)
-    faults = _faults(dice, busy_s, routers, tuple(prefill), tuple(decode))
+    busy_s = max(BUSY_STEPS * step_s, 8 * read_s)
+    first_s = dice.choice(asks[3:]).at_s + dice.uniform(0, busy_s)
+    fleet = _Fleet(routers, tuple(prefill), tuple(decode))
+    faults = _faults(dice, first_s, fleet, between=slow and dice.random() < 0.7)
     return Scenario(
         seed=seed,
-        config=_config(dice),
+        config=_config(dice, read_s, slow=slow),
         routers=routers,
         prefill=prefill,
         decode=decode,
         events=tuple(sorted([*asks, *faults], key=lambda event: event.at_s)),
         step_s=step_s,
         delay_s=dice.choice([0.0002, 0.001, 0.01]),
-        read_s=dice.choice([0.0, 0.001, 0.01]),
+        read_s=read_s,
         one_sided=dice.random() < 0.5,
+        own_fabric=slow or dice.random() < 0.5,
         shuffle=dice.random() < 0.5,
     )
 
 
-def _config(dice: random.Random) -> Config:
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    routers: tuple[str, ...]
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+
+
+def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
     return Config(
         router=RouterConfig(
-            placement=dice.choice(["auto", "disaggregated", "disaggregated"]),
+            placement="disaggregated" if slow else dice.choice(["auto", "disaggregated"]),
             local_prefill_tokens=8,
             max_requests=dice.choice([8, 64, 64]),
             stream_buffer_messages=64,
@@ -117,34 +140,38 @@ def _config(dice: random.Random) -> Config:
             max_queue=dice.choice([4, 32, 32]),
             waiting_share=dice.choice([0.5, 1.0]),
         ),
+        worker=WorkerConfig(drain_s=dice.choice([0.05, 1.0])),
         handoff=HandoffConfig(
             mover="memory",
-            lease_s=dice.choice([0.3, 0.5, 1.0]),
-            read_timeout_s=dice.choice([0.1, 0.4, 2.0]),
-            read_bytes=dice.choice([1, 3]) * block_bytes(BLOCK, SLABS),
-            window_reads=dice.choice([1, 2, 4]),
+            lease_s=dice.choice([0.15, 0.25]) if slow else dice.choice([0.3, 0.5, 1.0]),
+            read_timeout_s=max(8 * read_s, dice.choice([0.1, 0.4, 2.0])),
+            read_bytes=(1 if slow else dice.choice([1, 3])) * block_bytes(BLOCK, SLABS),
+            window_reads=1 if slow else dice.choice([1, 2, 4]),
         ),
     )
 
 
 def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
-    prefixes = [[dice.randrange(100) for _ in range(24)] for _ in range(2)]
+    # of few kinds of blocks: the same block follows different ones
+    kinds = [[dice.randrange(100) for _ in range(BLOCK)] for _ in range(3)]
+    prefixes = [sum((dice.choice(kinds) for _ in range(6)), []) for _ in range(3)]
     events = []
-    for _ in range(dice.randint(6, 12)):
+    for _ in range(dice.randint(5, 9)):
         prompt = list(dice.choice(prefixes))[: dice.randint(1, 24)]
         prompt += [dice.randrange(100) for _ in range(dice.choice([0, 1, 3, 8]))]
-        max_tokens = dice.choice([1, 2, 6, 12, 12, 24])
+        max_tokens = dice.choice([1, 2, 6, 8, 8, 16, 16, LONG])
+        leaves = dice.random() < 0.15
         ask = Ask(
             router=dice.choice(routers),
             prompt=tuple(prompt),
-            max_tokens=max_tokens,
+            max_tokens=LONG if leaves else max_tokens,
             choices=dice.choice([1, 1, 1, 1, 2, 3]),
             temperature=dice.choice([0.0, 1.0]),
             seed=dice.randrange(1 << 32),
             stops=tuple(range(50)) if dice.random() < 0.2 else (),
             salt=dice.choice([b"", b"", b"tenant"]),
             deadline_s=dice.choice([0.02, 0.2, 1.0, 4.0]) if dice.random() < 0.2 else 20.0,
-            leaves_s=dice.uniform(0, 0.3) if dice.random() < 0.15 else None,
+            leaves_s=dice.uniform(0, 0.2) if leaves else None,
             enough=dice.randint(1, max_tokens) if dice.random() < 0.1 else None,
             reads_s=dice.choice([0.01, 0.2]) if dice.random() < 0.1 else 0.0,
         )
@@ -155,29 +182,30 @@ def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
 def _faults(
     dice: random.Random,
     first_s: float,
-    routers: tuple[str, ...],
-    prefill: tuple[str, ...],
-    decode: tuple[str, ...],
+    fleet: _Fleet,
+    *,
+    between: bool,
 ) -> list[Event]:
-    """None, one, or two within PAIR_S."""
+    """None, one, or two within PAIR_S; `between`: the first cuts a reader from its granter."""
     count = dice.choice([0, 1, 1, 1, 1, 2, 2, 2, 2, 2])
     times = [first_s, first_s + dice.uniform(0, PAIR_S)][:count]
-    return [Event(at_s, _fault(dice, routers, prefill, decode)) for at_s in times]
+    faults = [_fault(dice, fleet) for _ in times]
+    if between and faults:
+        pair = (dice.choice(fleet.prefill), dice.choice(fleet.decode))
+        faults[0] = Fault("cut", pair, dice.choice([0.4, 1.5]), "both")
+    return [Event(at_s, fault) for at_s, fault in zip(times, faults, strict=True)]
 
 
-def _fault(
-    dice: random.Random,
-    routers: tuple[str, ...],
-    prefill: tuple[str, ...],
-    decode: tuple[str, ...],
-) -> Fault:
+def _fault(dice: random.Random, fleet: _Fleet) -> Fault:
+    routers, prefill, decode = fleet.routers, fleet.prefill, fleet.decode
     kind = dice.choices(
-        ["kill", "pause", "slow", "cut", "reset", "reads", "step"], [4, 3, 1, 3, 2, 5, 2]
+        ["kill", "pause", "slow", "hang", "drain", "cut", "reset", "reads", "step"],
+        [4, 3, 1, 1, 2, 4, 2, 5, 2],
     )[0]
     any_worker = dice.choice([*prefill, *decode, dice.choice(decode)])
     for_s = dice.choice([0.02, 0.1, 0.4, 1.5, 4.0])
     if kind in ("kill", "pause", "slow"):
-        target = dice.choice(routers) if dice.random() < 0.1 else any_worker
+        target = dice.choice(routers) if dice.random() < 0.15 else any_worker
         what = dice.choice(["", "silently"]) if kind == "kill" else ""
         return Fault(kind, (target,), for_s, what, share=dice.choice([5.0, 30.0]))
     if kind in ("cut", "reset"):
@@ -185,8 +213,11 @@ def _fault(
         pair = dice.choice(pairs)
         if dice.random() < 0.5:
             pair = pair[::-1]
-        return Fault(kind, pair, for_s, dice.choice(["both", "one way"]) if kind == "cut" else "")
+        ways = ["both", "one way"] if kind == "cut" else ["both ends", "one end"]
+        return Fault(kind, pair, for_s, dice.choice(ways))
     if kind == "reads":
         share = dice.choice([0.2, 1.0])
         return Fault(kind, (dice.choice(prefill),), for_s, dice.choice(READ_FAULTS), share)
+    if kind in ("hang", "drain"):
+        return Fault(kind, (any_worker,), for_s)
     return Fault(kind, (any_worker,), for_s, dice.choice(["fails", "breaks a slice", "no memory"]))

@@ -106,6 +106,7 @@ class World:
     routers: dict[str, RouterProcess] = field(default_factory=dict)
     boots: list[WorkerProcess] = field(default_factory=list)  # all of them
     started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
+    router_started: Callable[[RouterProcess], None] = lambda process: None
     network: Network = field(init=False)
     _handoffs: int = 0
 
@@ -125,7 +126,8 @@ class World:
         def step_s(batch: StepBatch) -> float:
             tokens = sum(len(piece.tokens) for piece in batch.slices)
             spread = 0.5 + self.dice.random()
-            return machine.slowness * self.step_s * (1 + tokens / 16) * spread
+            hang_s, machine.hang_s = machine.hang_s, 0.0
+            return hang_s + machine.slowness * self.step_s * (1 + tokens / 16) * spread
 
         engine = HashEngine(array, block_size=size, slabs=SLABS, vocab_size=VOCAB, step_s=step_s)
         limits = ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", KEY)
@@ -182,6 +184,7 @@ class World:
         admission = Admission(router.max_requests, asyncio.get_running_loop().time)
         process = RouterProcess(machine, fleet, dispatcher, admission, task)
         self.routers[name] = process
+        self.router_started(process)
         return process
 
     def machine(self, name: str) -> Machine:
@@ -196,6 +199,23 @@ class World:
         if name in self.workers:
             self.exchange.leave(self.workers[name].boot_id)
         self.network.killed(machine)
+
+    async def roll(self, name: str) -> None:
+        """SIGTERM, on the worker's own machine: it drains, ends, and is started anew."""
+        process, leases_s = self.workers[name], 2 * self.config.handoff.lease_s
+        worker = process.worker
+        await worker.drain(self.config.worker.drain_s)
+        process.task.cancel()
+        await asyncio.wait({process.task})
+        if isinstance(worker, PrefillWorker):
+            await worker.drain(leases_s)
+        self.loop.call_world(self.loop.world_s, self._replace, name)
+
+    def _replace(self, name: str) -> None:
+        process = self.workers[name]
+        if process.machine.alive:  # else it was killed while it drained
+            self.kill(name, silent=False)
+            self.start_worker(name, process.role, process.pool.total)
 
     def of_boot(self, boot_id: bytes) -> WorkerProcess:
         return next(process for process in self.boots if process.boot_id == boot_id)

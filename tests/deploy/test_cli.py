@@ -15,7 +15,9 @@ from baton.deploy.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings import load
 
-COMMANDS = ("serve", "demo", "worker", "router", "chat", "ps", "drain", "role", "doctor")
+COMMANDS = (
+    *("serve", "demo", "worker", "router", "chat", "ps", "drain", "role", "faults", "doctor"),
+)
 
 
 def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,186 @@
+"""Many seeds: runs them, on several cores if asked to, and says what was found.
+
+    baton faults --seeds 2000 --jobs 2 --json FILE       past bugs first, then seeds 0 to 1999
+    baton faults --from 17 --seeds 1 --keep 3,8          a part of one seed's events
+
+Processes share nothing: each gets a range of seeds on its command line and writes a report, which
+is added to the others. Knows the lab; prints for people and writes JSON for machines.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baton.runtime import logs
+from baton.runtime.errors import ConfigError
+from baton.simulation import lab, mutations, regressions
+from baton.simulation.scenario import draw
+
+MOST_SHOWN = 5  # failing seeds that are made shorter and shown
+
+
+@dataclass(slots=True)
+class Report:
+    """Keys of the JSON; `violations` are lines, each with its seed and how to repeat it."""
+
+    seeds: int = 0
+    void: int = 0
+    violations: list[str] = field(default_factory=list)
+    failing_seeds: list[int] = field(default_factory=list)
+    requests: int = 0
+    migrations: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    seeds_per_s: float = 0.0
+    mutation: str = ""
+
+    def add(self, outcome: lab.Outcome) -> None:
+        self.seeds += 1
+        self.void += outcome.void
+        self.requests += outcome.requests
+        self.migrations += outcome.migrations
+        self.virtual_s += outcome.virtual_s
+        self.faults.update(outcome.faults)
+        self.ends.update(outcome.ends)
+        if outcome.breaches:
+            self.failing_seeds.append(outcome.seed)
+
+    def merge(self, other: dict[str, Any]) -> None:
+        for name in ("seeds", "void", "requests", "migrations", "virtual_s"):
+            setattr(self, name, getattr(self, name) + other[name])
+        self.violations += other["violations"]
+        self.failing_seeds += other["failing_seeds"]
+        self.faults.update(other["faults"])
+        self.ends.update(other["ends"])
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def run(
+    first: int,
+    count: int,
+    *,
+    mutation: str = "",
+    keep: Sequence[int] | None = None,
+    stop_at_first: bool = False,
+    past: bool = True,
+) -> Report:
+    """Run past bugs' seeds and then `count` seeds from `first` on, in this process."""
+    logs.setup("faults", "critical")
+    report = Report(mutation=mutation)
+    broken = mutations.named(mutation)
+    started_s = time.perf_counter()
+    for seed in [*(regressions.seeds() if past else ()), *range(first, first + count)]:
+        scenario = draw(seed)
+        if keep is not None:
+            scenario = scenario.only(tuple(keep))
+        outcome = lab.run(scenario, broken)
+        report.add(outcome)
+        if outcome.breaches:
+            if len(report.failing_seeds) <= MOST_SHOWN:
+                report.violations += _shown(outcome, broken, mutation, shorten=keep is None)
+            if stop_at_first:
+                break
+    report.seeds_per_s = round(report.seeds / (time.perf_counter() - started_s), 1)
+    return report
+
+
+def _shown(
+    outcome: lab.Outcome, broken: mutations.Mutation, mutation: str, *, shorten: bool
+) -> list[str]:
+    """A failing seed, as short as it can be made, and the line that repeats it."""
+    scenario = draw(outcome.seed)
+    command = f"baton faults --from {outcome.seed} --seeds 1"
+    kept = tuple(range(len(scenario.events)))
+    breaches = outcome.breaches
+    if shorten:
+        kept = lab.shrink(scenario, lambda shorter: bool(lab.run(shorter, broken).breaches))
+        breaches = lab.run(scenario.only(kept), broken).breaches
+        command += f" --keep {','.join(map(str, kept))}"
+    if mutation:
+        command += f" --mutation {mutation}"
+    events = [f"  {place}: {scenario.events[place]}" for place in kept] if shorten else []
+    return [f"seed {outcome.seed}: {breaches[0]}", *breaches[1:4], *events, f"  again: {command}"]
+
+
+def run_jobs(first: int, count: int, jobs: int, mutation: str) -> Report:
+    """The same in `jobs` processes of this Python. Raises ConfigError if one of them fails."""
+    started_s = time.perf_counter()
+    report = Report(mutation=mutation)
+    with tempfile.TemporaryDirectory() as folder:
+        starts = [first + count * job // jobs for job in range(jobs + 1)]
+        processes = [
+            _start(starts[job], starts[job + 1], job, mutation, Path(folder)) for job in range(jobs)
+        ]
+        for job, process in enumerate(processes):
+            if process.wait() not in (0, 1):
+                raise ConfigError(f"a process of the lab ended with {process.returncode}")
+            report.merge(json.loads((Path(folder) / f"{job}.json").read_text()))
+    report.seeds_per_s = round(report.seeds / (time.perf_counter() - started_s), 1)
+    return report
+
+
+def _start(first: int, end: int, job: int, mutation: str, folder: Path) -> subprocess.Popen[bytes]:
+    command = [
+        *(sys.executable, "-P", "-m", "baton.simulation.fault_report"),
+        *(str(first), str(end - first), mutation, str(int(job == 0)), str(folder / f"{job}.json")),
+    ]
+    return subprocess.Popen(command)
+
+
+def faults(
+    first: int,
+    count: int,
+    *,
+    jobs: int = 1,
+    json_file: Path | None = None,
+    mutation: str = "",
+    keep: Sequence[int] | None = None,
+) -> int:
+    """What `baton faults` does; the exit code: 1 if a promise was broken, or if a mutation was
+    not noticed."""
+    if count < 1 or jobs < 1:
+        raise ConfigError("--seeds and --jobs: give 1 or more")
+    if jobs > 1 and keep is None and not mutation:
+        report = run_jobs(first, count, min(jobs, count), mutation)
+    else:
+        report = run(first, count, mutation=mutation, keep=keep, stop_at_first=bool(mutation))
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    print("\n".join([*report.violations, _summary(report)]))
+    return int(bool(report.failing_seeds) != bool(mutation))
+
+
+def _summary(report: Report) -> str:
+    failing = len(report.failing_seeds)
+    text = (
+        f"{report.seeds} seeds ({report.void} void), {report.requests} requests, "
+        f"{sum(report.faults.values())} faults, {report.migrations} migrations, "
+        f"{failing} failing seeds, {report.seeds_per_s:g} seeds/s"
+    )
+    if not report.mutation:
+        return text
+    verdict = f"caught by seed {report.failing_seeds[0]}" if failing else "NOT CAUGHT"
+    return f"{text}; mutation {report.mutation}: {verdict}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """One process of several: FIRST COUNT MUTATION PAST FILE."""
+    first, count, mutation, past, file = arguments
+    report = run(int(first), int(count), mutation=mutation, past=past == "1")
+    Path(file).write_text(json.dumps(report.as_json()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,287 @@
+"""Deliberate breaks of the protocol, by name: what the lab is worth is that it catches each.
+
+Each replaces one piece of the product for the length of a run. None is ever on outside of the
+lab; `baton faults --mutation NAME` runs seeds until one of them breaks a promise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from baton.decode_worker.handoffs import Handoffs
+from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.requests import Requests
+from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.sessions import RouterSession
+from baton.kv_transfer import granter
+from baton.kv_transfer.lease import GranterLease, ReaderLease
+from baton.kv_transfer.places import Places
+from baton.kv_transfer.reader import HandoffReader
+from baton.kv_transfer.session import ReaderSession
+from baton.prefill_worker.scheduler import PrefillScheduler
+from baton.router import placing
+from baton.router.admission import Admission
+from baton.router.dispatch import Dispatcher
+from baton.router.submission import Submission
+from baton.runtime import identity
+from baton.runtime.errors import ConfigError
+from baton.simulation.world import World
+
+Mutation = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """`make` gets what stands at `owner.name` and gives what is to stand there."""
+
+    what: str
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+
+
+def named(name: str) -> Mutation:
+    """The mutation of that name; none for the empty name. Raises ConfigError for others."""
+    if not name:
+        return nullcontext
+    if name not in MUTATIONS:
+        raise ConfigError(f"--mutation {name}: give one of {', '.join(MUTATIONS)}")
+    return partial(_broken, MUTATIONS[name])
+
+
+@contextmanager
+def _broken(broken: Break) -> Iterator[None]:
+    before = broken.owner.__dict__[broken.name]
+    setattr(broken.owner, broken.name, broken.make(before))
+    try:
+        yield
+    finally:
+        setattr(broken.owner, broken.name, before)
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    """A method that does nothing but give a value."""
+    return lambda before: lambda *_, **__: value
+
+
+def _acknowledged_now(before: Any) -> Any:
+    def acknowledged(self: ReaderLease, n: int) -> bool:
+        newest = max(self._sent.values(), default=0.0)  # as if the answer were that old
+        self._sent = dict.fromkeys(self._sent, newest + self._trusted_s)
+        return bool(before(self, n))
+
+    return acknowledged
+
+
+def _half_a_lease(before: Any) -> Any:
+    def begin(self: GranterLease, lease_s: float, now: float) -> None:
+        before(self, lease_s / 2, now)
+
+    return begin
+
+
+def _no_end(before: Any) -> Any:
+    def begin(self: GranterLease, lease_s: float, now: float) -> None:
+        before(self, 1000 * lease_s, now)
+
+    return begin
+
+
+def _released_at_once(_: Any) -> Any:
+    return lambda self, group, blocks, settled: None
+
+
+def _unpinned_with_the_stream(before: Any) -> Any:
+    async def listen(self: Any) -> None:
+        await before(self)
+        self._closed.set()
+
+    return listen
+
+
+def _no_partial_block(before: Any) -> Any:
+    async def offer(self: Any, computed: granter.Computed) -> None:
+        if not computed.partial_tokens:
+            await before(self, computed)
+
+    return offer
+
+
+def _any_attempt(before: Any) -> Any:
+    def take(self: Dispatcher, link: Any, outputs: Any) -> None:
+        for output in outputs.outputs:
+            submission = self._submissions.get(output.request_id)
+            if submission is not None and output.choice in submission.choices:
+                output.attempt, submission.link = submission.attempt, link
+        before(self, link, outputs)
+
+    return take
+
+
+def _drawn_again(_: Any) -> Any:
+    return lambda self, group: [s for s in group.sequences if not s.ended]
+
+
+def _another_seed(before: Any) -> Any:
+    def build(submission: Submission, *more: Any) -> Any:
+        message = before(submission, *more)
+        message.sampling.seed = (message.sampling.seed + submission.attempt - 1) % (1 << 64)
+        return message
+
+    return build
+
+
+def _published_at_once(before: Any) -> Any:
+    def reserve(self: Holdings, group: Any) -> bool:
+        reserved: bool = before(self, group)
+        if reserved:
+            self.publish(group, group.held, len(group.tokens))
+        return reserved
+
+    return reserve
+
+
+def _without_parents(before: Any) -> Any:
+    def chain(key: bytes, parent: bytes, tokens: Sequence[int], size: int) -> list[bytes]:
+        starts = range(0, len(tokens) - size + 1, size)
+        return [before(key, parent, tokens[at : at + size], size)[0] for at in starts]
+
+    return chain
+
+
+def _freed_under_a_step(_: Any) -> Any:
+    def end(self: DecodeScheduler, sequence: Any) -> None:
+        if not sequence.ended:
+            sequence.ended = True
+            self.release(sequence)
+
+    return end
+
+
+def _without_the_blocks(_: Any) -> Any:
+    def conclude(self: HandoffReader) -> None:
+        if self._first_heard and not self._outcome.done():
+            self._outcome.set_result(None)
+
+    return conclude
+
+
+def _ticket_lost(_: Any) -> Any:
+    @contextmanager
+    def ticket(self: Admission) -> Iterator[None]:
+        self.taken += 1
+        yield
+
+    return ticket
+
+
+def _lost_on_preemption(before: Any) -> Any:
+    def preempt(self: DecodeScheduler) -> None:
+        youngest = max(self._running, key=lambda s: s.request.arrived_s)
+        if youngest.output:
+            youngest.output.pop()
+        before(self)
+
+    return preempt
+
+
+def _first_boot_again(before: Any) -> Any:
+    def started(self: World, name: str, *more: Any) -> Any:
+        old = self.workers.get(name)
+        if old is None:
+            return before(self, name, *more)
+        dice = self.dice
+        self.dice = _Repeating(old.boot_id, dice)
+        try:
+            return before(self, name, *more)
+        finally:
+            self.dice = dice
+
+    return started
+
+
+class _Repeating(random.Random):
+    """Gives an old boot id where a new one is drawn."""
+
+    def __init__(self, boot_id: bytes, dice: random.Random) -> None:
+        super().__init__(dice.random())
+        self._boot_id = boot_id
+
+    def randbytes(self, n: int) -> bytes:
+        return self._boot_id
+
+
+def _closed_too_early(before: Any) -> Any:
+    return lambda self, unsettled: before(self, [])
+
+
+MUTATIONS: dict[str, Break] = {
+    "skip-checksums": Break("what lands is never compared", Places, "wrong", _always([])),
+    "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", _always(None)),
+    "unpin-with-the-stream": Break(
+        "a broken stream unpins at once", granter._Handoff, "_listen", _unpinned_with_the_stream
+    ),
+    "lease-from-the-wrong-end": Break(
+        "a reader trusts from the answer on", ReaderLease, "acknowledged", _acknowledged_now
+    ),
+    "half-a-lease": Break("a granter pins for L / 2", GranterLease, "__init__", _half_a_lease),
+    "lease-without-end": Break("a granter pins for ever", GranterLease, "__init__", _no_end),
+    "no-quarantine": Break(
+        "blocks of an unfinished READ are free", Handoffs, "_quarantine", _released_at_once
+    ),
+    "closed-too-early": Break(
+        "`closed` is said while READs are in flight", ReaderSession, "leave", _closed_too_early
+    ),
+    "drop-the-last-offer": Break(
+        "the partial last block is not offered", granter._Handoff, "_offer", _no_partial_block
+    ),
+    "accept-late-tokens": Break("any attempt's tokens", Dispatcher, "take", _any_attempt),
+    "draw-first-tokens-again": Break(
+        "a failed handoff's first tokens are drawn anew", DecodeScheduler, "_undrawn", _drawn_again
+    ),
+    "another-seed": Break("a retry draws otherwise", placing, "build_submit", _another_seed),
+    "publish-unread-blocks": Break(
+        "blocks are cached before they are read", Holdings, "reserve", _published_at_once
+    ),
+    "identities-without-parents": Break(
+        "a block's identity is its own tokens'", identity, "chain", _without_parents
+    ),
+    "free-under-a-step": Break(
+        "a step's blocks are freed while it runs", DecodeScheduler, "end", _freed_under_a_step
+    ),
+    "decode-before-the-blocks": Break(
+        "a fetch is over with the first tokens", HandoffReader, "_conclude", _without_the_blocks
+    ),
+    "shared-last-block": Break(
+        "choices write into one block", Holdings, "take_copies", _always([])
+    ),
+    "lose-tickets": Break("an admission is never given back", Admission, "ticket", _ticket_lost),
+    "lose-a-token-on-preemption": Break(
+        "a preempted sequence goes one back",
+        DecodeScheduler,
+        "_preempt_youngest",
+        _lost_on_preemption,
+    ),
+    "forget-a-cancel": Break(
+        "workers hear of no cancel", Dispatcher, "_tell_cancel", _always(None)
+    ),
+    "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", _always(None)),
+    "forget-deadlines": Break(
+        "nothing ends at its deadline", Dispatcher, "_deadline_passed", _always(None)
+    ),
+    "losses-untold": Break("a lost worker's requests wait", Dispatcher, "lost", _always(None)),
+    "hello-without-requests": Break(
+        "a router that comes back asks for nothing", Dispatcher, "pending", _always([])
+    ),
+    "reuse-a-boot-id": Break(
+        "a worker starts anew under its old one", World, "start_worker", _first_boot_again
+    ),
+    "keep-parked-requests": Break(
+        "a dead router's requests stay", RouterSession, "drop_all", _always(None)
+    ),
+}

@@ -1,0 +1,99 @@
+"""`baton faults`: what it counts, what it prints of a failing seed, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from baton.deploy import cli
+from baton.runtime.errors import ConfigError
+from baton.simulation import fault_report, regressions
+from baton.simulation.fault_report import faults, run
+from baton.simulation.regressions import SCENARIOS, PastBug
+from baton.simulation.scenario import draw
+
+CAUGHT_BY = 1  # a seed that catches the mutation below
+MUTATION = "lose-tickets"
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_the_report_has_the_keys_that_it_promises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "faults.json"
+    assert faults(3, 4, json_file=file) == 0
+    report = json.loads(file.read_text())
+    assert report["seeds"] == 4 + len(regressions.seeds())
+    assert report["violations"] == [] and report["failing_seeds"] == []
+    assert report["requests"] >= 4 * 5
+    assert sum(report["ends"].values()) == report["requests"]
+    kinds = [e.does.kind for seed in range(3, 7) for e in draw(seed).faults]  # type: ignore[union-attr]
+    assert sum(report["faults"].values()) == len(kinds) and set(report["faults"]) == set(kinds)
+    assert report["seeds_per_s"] > 0 and report["void"] <= 4
+    assert "0 failing seeds" in capsys.readouterr().out
+
+
+def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run(CAUGHT_BY, 1, mutation=MUTATION, past=False)
+    assert report.failing_seeds == [CAUGHT_BY]
+    (again,) = [line for line in report.violations if "again:" in line]
+    assert f"--from {CAUGHT_BY} --seeds 1 --keep " in again and f"--mutation {MUTATION}" in again
+    arguments = again.split("baton ")[1].split()
+    kept = arguments[arguments.index("--keep") + 1].split(",")
+    assert len(kept) < len(draw(CAUGHT_BY).events)
+    monkeypatch.setattr(regressions, "PAST_BUGS", ())
+    assert cli.main(arguments) == 0  # a mutation that is noticed is what is wanted
+    assert f"caught by seed {CAUGHT_BY}" in capsys.readouterr().out
+
+
+def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(regressions, "PAST_BUGS", ())
+    assert faults(CAUGHT_BY, 1, mutation=MUTATION) == 0
+    assert faults(CAUGHT_BY, 1, mutation="no-quarantine", keep=()) == 1
+    assert "NOT CAUGHT" in capsys.readouterr().out
+    real = fault_report.mutations.named
+    monkeypatch.setattr(fault_report.mutations, "named", lambda _: real(MUTATION))
+    assert faults(CAUGHT_BY, 1) == 1
+
+
+def test_past_bugs_come_first_while_their_scenario_is_drawn_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bugs = (PastBug(901, SCENARIOS, "one"), PastBug(902, SCENARIOS - 1, "of another drawing"))
+    monkeypatch.setattr(regressions, "PAST_BUGS", bugs)
+    ran: list[int] = []
+    real = fault_report.draw
+    monkeypatch.setattr(fault_report, "draw", lambda seed: ran.append(seed) or real(seed))
+    assert run(5, 2).seeds == 3
+    assert ran == [901, 5, 6]
+
+
+def test_several_processes_add_up_to_one(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    assert faults(0, 5, json_file=one) == 0
+    assert faults(0, 5, jobs=2, json_file=two) == 0
+    alone, together = (json.loads(file.read_text()) for file in (one, two))
+    for key in alone.keys() - {"seeds_per_s", "virtual_s"}:
+        assert alone[key] == together[key], key
+
+
+def test_what_cannot_be_meant_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="--seeds and --jobs"):
+        faults(0, 0)
+    with pytest.raises(ConfigError, match="--mutation nothing: give one of skip-checksums"):
+        faults(0, 1, mutation="nothing")
+    assert cli.main(["faults", "--keep", "1,x"]) == 2
+    assert "--keep 1,x: give numbers" in capsys.readouterr().err

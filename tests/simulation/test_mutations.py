@@ -1,0 +1,42 @@
+"""What the lab is worth: each deliberate break of the product is caught, and leaves no trace.
+
+The seeds below each catch one; `baton faults --mutation NAME` finds them again after a change of
+the scenarios, and must need less than 500.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from baton.runtime import logs
+from baton.simulation import lab, mutations
+from baton.simulation.mutations import MUTATIONS
+from baton.simulation.scenario import draw
+
+CAUGHT_BY = {}
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("lab", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+def test_there_are_enough_of_them_and_each_has_its_seed() -> None:
+    assert len(MUTATIONS) >= 25
+    assert set(CAUGHT_BY) == set(MUTATIONS)
+    assert all(seed < 500 for seed in CAUGHT_BY.values())
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_break_is_caught_and_without_it_all_is_well(name: str) -> None:
+    seed = CAUGHT_BY[name]
+    owner, attribute = MUTATIONS[name].owner, MUTATIONS[name].name
+    before = owner.__dict__[attribute]
+    assert lab.run(draw(seed), mutations.named(name)).breaches
+    assert owner.__dict__[attribute] is before
+    assert lab.run(draw(seed)).breaches == []
