@@ -17,7 +17,7 @@ from baton.decode_worker.handoffs import Handoffs
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
-from baton.decode_worker.sessions import RouterSession
+from baton.decode_worker.sessions import RouterSessions
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease, ReaderLease
 from baton.kv_transfer.places import Places
@@ -69,10 +69,10 @@ def _always(value: Any) -> Callable[[Any], Any]:
     return lambda before: lambda *_, **__: value
 
 
-def _acknowledged_now(before: Any) -> Any:
+def _trusted_twice(before: Any) -> Any:
     def acknowledged(self: ReaderLease, n: int) -> bool:
-        newest = max(self._sent.values(), default=0.0)  # as if the answer were that old
-        self._sent = dict.fromkeys(self._sent, newest + self._trusted_s)
+        if n in self._sent:
+            self._sent[n] += self._trusted_s
         return bool(before(self, n))
 
     return acknowledged
@@ -226,8 +226,8 @@ MUTATIONS: dict[str, Break] = {
     "unpin-with-the-stream": Break(
         "a broken stream unpins at once", granter._Handoff, "_listen", _unpinned_with_the_stream
     ),
-    "lease-from-the-wrong-end": Break(
-        "a reader trusts from the answer on", ReaderLease, "acknowledged", _acknowledged_now
+    "trust-for-two-leases": Break(
+        "a reader trusts twice as long", ReaderLease, "acknowledged", _trusted_twice
     ),
     "half-a-lease": Break("a granter pins for L / 2", GranterLease, "__init__", _half_a_lease),
     "lease-without-end": Break("a granter pins for ever", GranterLease, "__init__", _no_end),
@@ -282,6 +282,6 @@ MUTATIONS: dict[str, Break] = {
         "a worker starts anew under its old one", World, "start_worker", _first_boot_again
     ),
     "keep-parked-requests": Break(
-        "a dead router's requests stay", RouterSession, "drop_all", _always(None)
+        "a dead router's requests stay", RouterSessions, "_expire", _always(None)
     ),
 }

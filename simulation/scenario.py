@@ -24,8 +24,9 @@ from baton.simulation.world import SLABS
 BLOCK = 4
 PAIR_S = 0.1  # two faults come within this time
 LONG = 60  # tokens: with a prompt, the smallest pool of a decode worker
-SLOW_READS = 0.2  # of the seeds
+SLOW_READS = 0.25  # of the seeds
 BUSY_STEPS = 12  # the first one, so many steps after a request at most
+SLOW_BUSY = (8, 22)  # so many small READs: after a first contact's, while the handoff's go on
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
 
@@ -92,8 +93,8 @@ def draw(seed: int) -> Scenario:
     step_s = dice.choice([0.001, 0.003, 0.01])
     read_s = dice.choice([0.02, 0.04]) if slow else dice.choice([0.0, 0.001, 0.01])
     asks = _asks(dice, routers)
-    busy_s = max(BUSY_STEPS * step_s, 8 * read_s)
-    first_s = dice.choice(asks[3:]).at_s + dice.uniform(0, busy_s)
+    after_s = dice.uniform(*SLOW_BUSY) * read_s if slow else dice.uniform(0, BUSY_STEPS) * step_s
+    first_s = dice.choice(asks[3:]).at_s + after_s
     fleet = _Fleet(routers, tuple(prefill), tuple(decode))
     faults = _faults(dice, first_s, fleet, between=slow and dice.random() < 0.7)
     return Scenario(
@@ -159,7 +160,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
     for _ in range(dice.randint(5, 9)):
         prompt = list(dice.choice(prefixes))[: dice.randint(1, 24)]
         prompt += [dice.randrange(100) for _ in range(dice.choice([0, 1, 3, 8]))]
-        max_tokens = dice.choice([1, 2, 6, 8, 8, 16, 16, LONG])
+        max_tokens = dice.choice([1, 2, 4, 6, 6, 8, 8, 12, 12, LONG])
         leaves = dice.random() < 0.15
         ask = Ask(
             router=dice.choice(routers),

@@ -41,7 +41,9 @@ class OutOfTime(RuntimeError):
 class VirtualTask(asyncio.Task[T]):
     """Hashes by its number, not by its address: sets of tasks have the same order in each run."""
 
-    number = 0
+    def __init__(self, coro: Any, number: int, **options: Any) -> None:
+        self.number = number  # asyncio puts a task into a set as it is made
+        super().__init__(coro, **options)
 
     def __hash__(self) -> int:
         return self.number
@@ -207,9 +209,8 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     ) -> asyncio.Task[Any]:
         number = next(self._numbers)
         task: VirtualTask[Any] = VirtualTask(
-            coro, loop=self, name=name or f"task-{number}", context=context
+            coro, number, loop=self, name=name or f"task-{number}", context=context
         )
-        task.number = number
         self.tasks.append(task)
         if len(self.tasks) > self._many_tasks:
             self.tasks = [task for task in self.tasks if not task.done()]

@@ -157,6 +157,7 @@ class World:
                 new_id=self._new_id,
             )
         task = machine.spawn(worker.run(), "loop")
+        machine.spawn(_keep_probing(worker), "probe")
         process = WorkerProcess(machine, role, worker, engine, pool, array, mover, boot_id, task)
         self.workers[name] = process
         self.boots.append(process)
@@ -260,6 +261,13 @@ class World:
         if isinstance(worker, PrefillWorker):
             services["handoff"] = worker.serve_handoff
         return services
+
+
+async def _keep_probing(worker: PrefillWorker | DecodeWorker) -> None:
+    """As the worker's process does (deploy/worker_process.py)."""
+    while True:
+        worker.probe()
+        await asyncio.sleep(worker.probe_pause_s)
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:

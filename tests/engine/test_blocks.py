@@ -32,6 +32,17 @@ def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
     return blocks + fresh
 
 
+def test_a_block_is_asked_for_each_of_its_holds() -> None:
+    pool = BlockPool(2, SIZE)
+    (block,) = pool.allocate(1, Hold.USED)
+    pool.hold([block], Hold.PINNED)
+    held = [hold for hold in Hold if pool.is_held(block, hold)]
+    assert held == [Hold.USED, Hold.PINNED]
+    assert pool.counts().pinned == 1 and pool.counts().used == 0  # the largest counts
+    pool.release([block], Hold.PINNED)
+    assert not pool.is_held(block, Hold.PINNED) and pool.counts().used == 1
+
+
 def test_allocation_takes_from_free_then_from_the_oldest_cached() -> None:
     pool = BlockPool(4, SIZE)
     first = fill(pool, [1] * 8)
