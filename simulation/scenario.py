@@ -127,8 +127,8 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
             local_prefill_tokens=8,
             max_requests=dice.choice([8, 64, 64]),
             stream_buffer_messages=64,
-            link_heartbeat_s=0.25,
-            link_silence_s=1.0,
+            link_heartbeat_s=0.4,
+            link_silence_s=1.2,
             link_grace_s=0.5,
         ),
         pool=PoolConfig(block_size=BLOCK),
@@ -157,7 +157,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
     kinds = [[dice.randrange(100) for _ in range(BLOCK)] for _ in range(3)]
     prefixes = [sum((dice.choice(kinds) for _ in range(6)), []) for _ in range(3)]
     events = []
-    for _ in range(dice.randint(5, 9)):
+    for _ in range(dice.randint(5, 8)):
         prompt = list(dice.choice(prefixes))[: dice.randint(1, 24)]
         prompt += [dice.randrange(100) for _ in range(dice.choice([0, 1, 3, 8]))]
         max_tokens = dice.choice([1, 2, 4, 6, 6, 8, 8, 12, 12, LONG])
