@@ -16,7 +16,34 @@ from baton.simulation import lab, mutations
 from baton.simulation.mutations import MUTATIONS
 from baton.simulation.scenario import draw
 
-CAUGHT_BY = {}
+CAUGHT_BY = {
+    "skip-checksums": 10,
+    "never-pin": 0,
+    "unpin-with-the-stream": 40,
+    "trust-for-two-leases": 14,
+    "half-a-lease": 14,
+    "lease-without-end": 14,
+    "no-quarantine": 2,
+    "closed-too-early": 2,
+    "drop-the-last-offer": 0,
+    "accept-late-tokens": 471,
+    "draw-first-tokens-again": 10,
+    "another-seed": 3,
+    "publish-unread-blocks": 1,
+    "identities-without-parents": 0,
+    "free-under-a-step": 6,
+    "decode-before-the-blocks": 0,
+    "shared-last-block": 0,
+    "lose-tickets": 0,
+    "lose-a-token-on-preemption": 77,
+    "forget-a-cancel": 1,
+    "ignore-a-cancel": 1,
+    "forget-deadlines": 232,
+    "losses-untold": 37,
+    "hello-without-requests": 84,
+    "reuse-a-boot-id": 10,
+    "keep-parked-requests": 20,
+}
 
 
 @pytest.fixture(autouse=True)
