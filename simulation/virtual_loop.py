@@ -250,22 +250,19 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     def _round(self) -> None:
         self.rounds += 1
         self._now += ROUND_S
-        timers = self._timers
-        if not self._ready:
+        ready, timers = self._ready, self._timers
+        if not ready:
             while timers and timers[0][3]._cancelled:
                 heapq.heappop(timers)
             if timers:
                 self._now = max(self._now, timers[0][0])
-        due: list[asyncio.Handle] = []
         while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[3]
-            if not timer._cancelled:
-                due.append(timer)
-        batch, self._ready = self._ready, deque()
-        batch.extend(due)
-        if self._shuffle and len(batch) > 1:
-            batch = self._shuffled(list(batch))
-        for handle in batch:
+            ready.append(heapq.heappop(timers)[3])
+        count = len(ready)
+        if self._shuffle and count > 1:
+            ready = self._ready = self._shuffled(list(ready))
+        for _ in range(count):
+            handle = ready.popleft()
             if not handle._cancelled:
                 self._step(handle)
         self._owner = None

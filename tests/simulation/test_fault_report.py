@@ -95,5 +95,5 @@ def test_what_cannot_be_meant_is_refused_by_name(capsys: pytest.CaptureFixture[s
         faults(0, 0)
     with pytest.raises(ConfigError, match="--mutation nothing: give one of skip-checksums"):
         faults(0, 1, mutation="nothing")
-    assert cli.main(["faults", "--keep", "1,x"]) == 2
+    assert cli.main(["faults", "--keep", "1,x"]) == 78  # EX_CONFIG
     assert "--keep 1,x: give numbers" in capsys.readouterr().err

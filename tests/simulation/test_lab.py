@@ -59,7 +59,9 @@ def test_different_seeds_are_different_scenarios() -> None:
     assert {len(s.decode) for s in scenarios} == {1, 2, 3, 4, 5}
     assert {len(s.faults) for s in scenarios} == {0, 1, 2}
     kinds = {event.does.kind for s in scenarios for event in s.faults}  # type: ignore[union-attr]
-    assert kinds == {"kill", "pause", "slow", "cut", "reset", "reads", "step"}
+    assert kinds == {
+        *("kill", "pause", "slow", "hang", "drain", "cut", "reset", "reads", "step"),
+    }
     for scenario in scenarios:
         times = [event.at_s for event in scenario.faults]
         assert not times or times[-1] - times[0] <= 0.1

@@ -1,0 +1,110 @@
+"""The checks see what they are there for, and nothing where all is well."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.simulation import checks
+from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
+
+PROMPT = tuple(range(11))
+
+
+def history(
+    how: str = FINISHED, took_s: float = 0.5, detail: str = "", **wishes: object
+) -> History:
+    """A request that was answered as it should be, and then ended so."""
+    ask = Ask(router="r0", prompt=PROMPT, max_tokens=6, deadline_s=20.0)
+    for name, value in wishes.items():
+        object.__setattr__(ask, name, value)
+    made = History(ask, 3, asked_s=1.0)
+    for choice in range(ask.choices):
+        tokens = ask.expected(choice)
+        made.tokens[choice] = tokens if ask.enough is None else tokens[: ask.enough]
+        made.finishes[choice] = ["length"]
+        made.used.append(len(made.tokens[choice]))
+    made.end(how, 1.0 + took_s, detail)
+    return made
+
+
+def breaches(made: History, paused_s: float = 0.0) -> str:
+    return "\n".join(checks.of_history(made, paused_s))
+
+
+@pytest.mark.parametrize("wishes", [{}, {"choices": 3}, {"enough": 2}, {"temperature": 1.0}])
+def test_an_answer_as_it_should_be_is_no_breach(wishes: dict[str, object]) -> None:
+    assert breaches(history(**wishes)) == ""
+
+
+def test_a_request_ends_once() -> None:
+    made = history()
+    made.end(LEFT, 2.0)
+    assert "ended 2 times" in breaches(made)
+    made.ends.clear()
+    assert "ended 0 times" in breaches(made)
+
+
+def test_tokens_are_those_of_a_run_without_faults() -> None:
+    for spoil in (lambda t: t[:-1] + [t[-1] + 1], lambda t: [t[0], *t], lambda t: t[1:]):
+        made = history()
+        made.tokens[0] = spoil(made.tokens[0])
+        assert "expected" in breaches(made)
+    cut_off = history(LEFT)
+    cut_off.tokens[0] = cut_off.tokens[0][:3]
+    assert breaches(cut_off) == ""
+    cut_off.ends = [FINISHED]
+    assert "3 tokens of 6" in breaches(cut_off)
+
+
+def test_a_choice_finishes_once_and_as_it_did() -> None:
+    twice = history()
+    twice.finishes[0] = ["length", "length"]
+    assert "finished with" in breaches(twice)
+    stopped = history()
+    stopped.finishes[0] = ["stop"]
+    assert "finished with ['stop']" in breaches(stopped)
+    token = history().ask.expected(0)[2]
+    by_a_token = history(stops=(token,))
+    by_a_token.finishes[0] = ["stop"]
+    assert len(by_a_token.tokens[0]) == 3 and breaches(by_a_token) == ""
+
+
+def test_usage_counts_what_was_delivered() -> None:
+    made = history()
+    made.used[0] += 1
+    assert "usage 7 of 6 tokens" in breaches(made)
+
+
+def test_deadlines_are_kept_and_not_before_their_time() -> None:
+    assert breaches(history("DeadlineExceeded", took_s=1.0, deadline_s=1.0)) == ""
+    assert "took 1.50 s of 1 s" in breaches(history("DeadlineExceeded", took_s=1.5, deadline_s=1.0))
+    assert breaches(history("DeadlineExceeded", took_s=1.5, deadline_s=1.0), paused_s=0.4) == ""
+    early = breaches(history("DeadlineExceeded", took_s=0.5, deadline_s=1.0))
+    assert "was ended after 0.50 s of 1 s" in early
+
+
+@pytest.mark.parametrize(
+    ("how", "wishes", "allowed"),
+    [
+        (LEFT, {}, True),
+        (ROUTER_LOST, {}, True),
+        ("Overloaded", {}, True),
+        ("WorkerLost", {}, False),
+        ("Unavailable", {}, False),
+        ("EngineError", {}, False),
+        ("InvalidRequest", {}, False),
+        ("Cancelled", {}, False),
+        ("Cancelled", {"reads_s": 0.2}, True),
+    ],
+)
+def test_no_failure_of_the_fleet_is_an_excuse(
+    how: str, wishes: dict[str, object], allowed: bool
+) -> None:
+    found = breaches(history(how, detail="for some reason", **wishes))
+    assert (found == "") is allowed
+    assert allowed or f"ended with {how}: for some reason" in found
+
+
+def test_who_gave_much_time_gets_an_answer() -> None:
+    patient = history("DeadlineExceeded", took_s=20.0)
+    assert "ended with DeadlineExceeded" in breaches(patient)

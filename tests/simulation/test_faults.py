@@ -1,0 +1,168 @@
+"""What strikes, strikes as it says, and is over after its time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baton.kv_transfer.checksum import block_seed
+from baton.kv_transfer.memory_mover import Attempt
+from baton.simulation import virtual_loop
+from baton.simulation.faults import Striker
+from baton.simulation.scenario import Fault, draw
+from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.world import SLABS, PlainSums, World
+
+
+class Place:
+    """A router, two prefill workers and a decode worker, linked, and who strikes them."""
+
+    def __init__(self, *, own_fabric: bool = False, one_sided: bool = True) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        config = draw(0).config
+        config = replace(config, worker=replace(config.worker, drain_s=0.5))
+        self.world = World(loop, config, random.Random(1))
+        self.striker = Striker(
+            self.world, random.Random(2), 0.01, one_sided=one_sided, own_fabric=own_fabric
+        )
+        for name in ("p0", "p1"):
+            self.world.start_worker(name, "prefill", 16)
+        self.world.start_worker("d0", "decode", 16)
+        self.world.start_router("r0")
+
+    def linked(self) -> dict[str, int]:
+        return self.world.routers["r0"].fleet.linked()
+
+    def attempt(self, blocks: int = 2) -> Attempt:
+        workers = self.world.workers
+        places = tuple(range(blocks))
+        return Attempt(1, workers["d0"].boot_id, workers["p0"].boot_id, places, places, True)
+
+    def fate(self) -> object:
+        return self.world.exchange.decide(self.attempt())
+
+
+def on_loop(test: Callable[[Place], Awaitable[None]], **how: bool) -> None:
+    async def main() -> None:
+        place = Place(**how)
+        await asyncio.sleep(1)
+        await test(place)
+
+    virtual_loop.run(main())
+
+
+@pytest.mark.parametrize("what", ["", "silently"])
+def test_a_killed_worker_comes_back_as_another_boot_of_the_same_name(what: str) -> None:
+    async def test(place: Place) -> None:
+        before = place.world.workers["d0"]
+        assert place.linked() == {"prefill": 2, "decode": 1}
+        place.striker.strike(Fault("kill", ("d0",), 3.0, what))
+        assert not before.machine.alive and place.striker.lasting
+        await asyncio.sleep(2)
+        assert place.linked() == {"prefill": 2, "decode": 0}
+        await asyncio.sleep(4)
+        after = place.world.workers["d0"]
+        assert after.boot_id != before.boot_id and after.machine.alive
+        assert place.linked() == {"prefill": 2, "decode": 1} and not place.striker.lasting
+        assert place.world.of_boot(before.boot_id) is before
+
+    on_loop(test)
+
+
+def test_a_paused_worker_falls_silent_and_comes_back_as_itself() -> None:
+    async def test(place: Place) -> None:
+        boot_id = place.world.workers["d0"].boot_id
+        place.striker.strike(Fault("pause", ("d0",), 4.0))
+        await asyncio.sleep(3)
+        assert place.linked()["decode"] == 0
+        await asyncio.sleep(5)
+        assert place.linked()["decode"] == 1
+        assert place.world.workers["d0"].boot_id == boot_id
+
+    on_loop(test)
+
+
+def test_a_drained_worker_is_replaced_once_it_owes_nothing() -> None:
+    async def test(place: Place) -> None:
+        before = place.world.workers["p0"]
+        place.striker.strike(Fault("drain", ("p0",), 1.0))
+        await asyncio.sleep(5)
+        after = place.world.workers["p0"]
+        assert before.task.done() and after.boot_id != before.boot_id
+        assert place.linked() == {"prefill": 2, "decode": 1}
+
+    on_loop(test)
+
+
+def test_a_cut_lets_no_read_through_unless_reads_have_a_fabric_of_their_own() -> None:
+    async def stuck(place: Place) -> None:
+        place.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "one way"))
+        assert place.fate().stuck  # type: ignore[attr-defined]
+        await asyncio.sleep(1.5)
+        assert not place.fate().stuck  # type: ignore[attr-defined]
+
+    async def through(place: Place) -> None:
+        place.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "both"))
+        assert not place.fate().stuck  # type: ignore[attr-defined]
+
+    on_loop(stuck)
+    on_loop(through, own_fabric=True)
+
+
+def test_a_paused_granter_is_read_where_reads_are_one_sided() -> None:
+    async def test(place: Place, *, one_sided: bool) -> None:
+        place.striker.strike(Fault("pause", ("p0",), 1.0))
+        assert place.fate().stuck is not one_sided  # type: ignore[attr-defined]
+
+    for one_sided in (True, False):
+        on_loop(lambda place, o=one_sided: test(place, one_sided=o), one_sided=one_sided)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("what", ["failed", "stuck", "corrupt", "short", "wrong", "stale"])
+def test_reads_of_a_spoilt_worker_have_that_fate_until_it_is_over(what: str) -> None:
+    async def test(place: Place) -> None:
+        usual = place.fate()
+        place.striker.strike(Fault("reads", ("p0",), 1.0, what, share=1.0))
+        spoilt = getattr(place.fate(), what)
+        assert spoilt is not None and spoilt is not False
+        if what == "stale":
+            assert spoilt == place.world.workers["p1"].boot_id
+        await asyncio.sleep(1.5)
+        for name in ("failed", "stuck", "corrupt", "short", "wrong", "stale"):
+            assert getattr(place.fate(), name) == getattr(usual, name)
+
+    on_loop(test)
+
+
+def test_healing_ends_all_at_once() -> None:
+    async def test(place: Place) -> None:
+        place.striker.strike(Fault("pause", ("p0",), 100.0))
+        place.striker.strike(Fault("cut", ("r0", "d0"), 100.0, "both"))
+        place.striker.strike(Fault("kill", ("p1",), 100.0))
+        await asyncio.sleep(5)
+        assert place.linked() == {"prefill": 0, "decode": 0}
+        place.striker.heal()
+        await asyncio.sleep(8)
+        assert place.linked() == {"prefill": 2, "decode": 1} and not place.striker.lasting
+
+    on_loop(test)
+
+
+def test_plain_sums_tell_bytes_blocks_and_seeds_apart() -> None:
+    array = np.random.default_rng(0).integers(0, 256, (4, 64), dtype=np.uint8)
+    pool = PlainSums(array, SLABS)
+    seeds = [block_seed(b"boot" * 4, block, b"tag") for block in range(4)]
+    sums = pool.sums(range(4), seeds)
+    assert sums.shape == (4, SLABS) and (pool.sums(range(4), seeds) == sums).all()
+    assert len({int(one) for one in sums.ravel()}) == 4 * SLABS
+    array[2, 0] ^= 1
+    changed = pool.sums(range(4), seeds) != sums
+    assert changed.tolist() == [[False] * SLABS, [False] * SLABS, [True, False], [False] * SLABS]
+    for other in (seeds[1] ^ 1, seeds[1] ^ (1 << 63)):
+        assert (pool.sums([1], [other]) != sums[1]).all()
