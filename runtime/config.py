@@ -77,7 +77,6 @@ class HandoffConfig:
     read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
     read_timeout_s: float = 5.0
     verify: bool = True  # off only in experiments: a wrong block is then used
-    mover: Literal["nixl", "memory"] = "nixl"
     preflight_floor_gbps: float = 0.05  # GB/s; a slower pair is marked degraded
 
 

@@ -143,7 +143,6 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
         ),
         worker=WorkerConfig(drain_s=dice.choice([0.05, 1.0])),
         handoff=HandoffConfig(
-            mover="memory",
             lease_s=dice.choice([0.15, 0.25]) if slow else dice.choice([0.3, 0.5, 1.0]),
             read_timeout_s=max(8 * read_s, dice.choice([0.1, 0.4, 2.0])),
             read_bytes=(1 if slow else dice.choice([1, 3])) * block_bytes(BLOCK, SLABS),

@@ -25,7 +25,7 @@ class Bench:
         config = Config(
             pool=PoolConfig(block_size=4),
             step=StepConfig(prefill_tokens=32, chunk_tokens=16, local_prefill_tokens=8),
-            handoff=HandoffConfig(lease_s=5.0, mover="memory"),
+            handoff=HandoffConfig(lease_s=5.0),
         )
         self.cluster = Cluster(config)
         self.asked: list[str] = []

@@ -28,7 +28,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         Config(
             pool=PoolConfig(block_size=4),
             step=StepConfig(prefill_tokens=32, chunk_tokens=16, local_prefill_tokens=8),
-            handoff=HandoffConfig(lease_s=1.0, mover="memory"),
+            handoff=HandoffConfig(lease_s=1.0),
         )
     )
     made.add_prefill("prefill-0", 32)

@@ -63,7 +63,7 @@ async def served() -> AsyncIterator[Served]:
     config = Config(
         pool=PoolConfig(block_size=4),
         step=StepConfig(prefill_tokens=16, chunk_tokens=8),
-        handoff=HandoffConfig(lease_s=LEASE_S, mover="memory"),
+        handoff=HandoffConfig(lease_s=LEASE_S),
     )
     cluster = Cluster(config)
     node = cluster.add_prefill("prefill-0", 32)

@@ -19,7 +19,7 @@ STEP_S = 0.06
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     step = StepConfig(prefill_tokens=16, chunk_tokens=16, max_prompts=2)
-    handoff = HandoffConfig(lease_s=1.0, mover="memory")
+    handoff = HandoffConfig(lease_s=1.0)
     made = Cluster(
         Config(pool=PoolConfig(block_size=4), step=step, handoff=handoff),
         step_s=lambda batch: STEP_S,

@@ -80,6 +80,7 @@ def test_a_file_may_give_a_whole_number_for_a_float_and_a_list_for_a_tuple(tmp_p
         ({}, {"pool.block_sizes": "1"}, "the flag pool.block_sizes.*pool.block_size"),
         ({}, {"port": "1"}, "the flag port: there is no setting port; the sections"),
         ({}, {"router.xyzzy": "1"}, "router.xyzzy; router has router.host, "),
+        ({}, {"handoff.mover": "memory"}, "there is no setting handoff.mover"),
         ({"BATON_ROUTER__PORT": "http"}, {}, "BATON_ROUTER__PORT: .*'http': give a whole number"),
         ({"BATON_ROUTER__PORT": "1.5"}, {}, "give a whole number"),
         ({"BATON_HANDOFF__LEASE_S": "long"}, {}, "give a number"),

@@ -17,9 +17,7 @@ from baton.simulation.cluster import Cluster
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    made = Cluster(
-        Config(pool=PoolConfig(block_size=4), handoff=HandoffConfig(lease_s=0.3, mover="memory"))
-    )
+    made = Cluster(Config(pool=PoolConfig(block_size=4), handoff=HandoffConfig(lease_s=0.3)))
     made.add_prefill("prefill-0", 32)
     made.add_prefill("prefill-1", 32)
     made.add_decode("decode-0", 32)

@@ -28,9 +28,7 @@ def config(lease_s: float = 0.4, **step: int | float) -> Config:
     return Config(
         pool=PoolConfig(block_size=BLOCK),
         step=StepConfig(**settings),  # type: ignore[arg-type]
-        handoff=HandoffConfig(
-            lease_s=lease_s, read_timeout_s=0.3, read_bytes=3 * BLOCK_BYTES, mover="memory"
-        ),
+        handoff=HandoffConfig(lease_s=lease_s, read_timeout_s=0.3, read_bytes=3 * BLOCK_BYTES),
     )
 
 

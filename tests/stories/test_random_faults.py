@@ -69,7 +69,6 @@ class Disaster:
                 waiting_share=dice.choice([0.5, 1.0]),
             ),
             handoff=HandoffConfig(
-                mover="memory",
                 lease_s=0.2,
                 read_timeout_s=0.05,
                 read_bytes=2 * block_bytes(4, SLABS),

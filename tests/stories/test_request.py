@@ -134,12 +134,11 @@ async def test_a_prompt_over_the_pool_is_refused_at_once(make_cluster: MakeClust
 
 
 async def test_a_full_queue_refuses_and_harms_nobody(make_cluster: MakeCluster) -> None:
-    from baton.runtime.config import Config, HandoffConfig, PoolConfig
+    from baton.runtime.config import Config, PoolConfig
 
     settings = Config(
         pool=PoolConfig(block_size=4),
         step=StepConfig(max_queue=2, max_sequences=1),
-        handoff=HandoffConfig(mover="memory"),
     )
     cluster = make_cluster(settings=settings)
     client = Client(cluster, "decode-0")
@@ -163,9 +162,7 @@ async def test_a_corrupt_block_changes_tokens_when_nothing_verifies(
 
     tokens: dict[bool, list[int]] = {}
     for verify in (False, True):
-        settings = Config(
-            pool=PoolConfig(block_size=4), handoff=HandoffConfig(mover="memory", verify=verify)
-        )
+        settings = Config(pool=PoolConfig(block_size=4), handoff=HandoffConfig(verify=verify))
         cluster = make_cluster(settings=settings)
         cluster.exchange.decide = flip_one
         request = Client(cluster, "decode-0").submit(list(range(40)))

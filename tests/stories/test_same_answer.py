@@ -43,7 +43,7 @@ class RealCluster(Cluster):
         self._kv_dtype = kv_dtype
         self.engines: list[TorchEngine] = []
         settings: dict[str, Any] = {**STEP, "expected_growth_tokens": 16, **step}
-        handoff = HandoffConfig(lease_s=5.0, mover="memory")
+        handoff = HandoffConfig(lease_s=5.0)
         pool = PoolConfig(block_size=block_size)
         super().__init__(Config(pool=pool, step=StepConfig(**settings), handoff=handoff))
 
