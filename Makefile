@@ -1,5 +1,7 @@
-# Everything that is done with this checkout. `make help` lists the targets; each of them makes
-# the virtual environment in .venv by itself when it is missing or older than its requirements.
+# Everything that is done with this checkout. `make help` lists the targets; each that needs the
+# virtual environment in .venv makes it by itself when it is missing or older than its
+# requirements. `gpu` alone runs on PYTHON as it is and makes none: a GPU machine comes with the
+# torch that fits its driver, often without a line to the package index.
 #
 #   make PYTHON=python3.13 ...                   another Python (3.11 to 3.13)
 #   make REQUIREMENTS=requirements/cuda.txt ...  for NVIDIA GPUs
