@@ -14,18 +14,20 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _SMALL_BYTES, _LARGE_BYTES = 128 << 10, 32 << 20  # where glibc's own threshold starts, and ends
 
 
-def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """The least of what the kernel calls available and what the container has left."""
-    available = _meminfo_available(meminfo)
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is None or used is None:
-        return available
-    return min(available, max(limit - used, 0))
+def available_bytes(
+    meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_GROUP
+) -> int:
+    """The least of what the kernel calls available, and what is left to each control group (v2)
+    that this process is in. Pages of files count as available, which the kernel gives up when
+    others need them: weights that were just read are such pages."""
+    left = [_left_to(group) for group in _groups(cgroup, own)]
+    return min([_meminfo_available(meminfo), *(count for count in left if count is not None)])
 
 
 def resident_bytes(status: Path = _STATUS) -> int:
@@ -67,6 +69,26 @@ def _meminfo_available(meminfo: Path) -> int:
             if name == "MemAvailable":
                 return int(rest.split()[0]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _groups(cgroup: Path, own: Path) -> list[Path]:
+    """The folders of this process's group and of those around it. In a container `cgroup` itself
+    is often its group, whatever path the host knows it by."""
+    lines = own.read_text().splitlines() if own.exists() else []
+    path = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    inner = cgroup / path
+    return [inner, *(outer for outer in inner.parents if outer.is_relative_to(cgroup))]
+
+
+def _left_to(group: Path) -> int | None:
+    """None where it has no limit."""
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    if limit is None or used is None:
+        return None
+    stat = group / "memory.stat"
+    counts = dict(line.split() for line in stat.read_text().splitlines()) if stat.exists() else {}
+    files = int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
+    return max(limit - max(used - files, 0), 0)
 
 
 def _number(path: Path) -> int | None:

@@ -29,6 +29,7 @@ from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import Weights, load_weights, source_dtype
 from baton.runtime.errors import ConfigError
 
+GIB = 1 << 30
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -56,7 +57,8 @@ def build_engine(
 ) -> TorchEngine:
     """Load the model of `folder` and start its device thread.
 
-    `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading.
+    `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading;
+    more than fit are refused.
     `dtype` "auto": float32 where the weights are stored so, else bfloat16 (float16 computes on
     few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
     torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`: see
@@ -124,10 +126,12 @@ def build_runner(
     """As `build_engine`, for whoever runs steps in a thread of their own."""
     spec = read_spec(folder, max_context)
     kind, codes = _dtype(folder, spec, dtype), _codes(kv_dtype)
-    block_bytes(spec, block_size, kind, codes)  # raises before the weights are read
+    each = block_bytes(spec, block_size, kind, codes)
+    _check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
     weights = load_weights(folder, spec, kind, progress, _made(quantization))
     grown, free = max(resident_bytes() - before, 0), available_bytes()
+    _check_room(blocks, each, free, "beside the weights")
     fraction = 0.0 if blocks else memory_fraction
     blocks = blocks or blocks_for(spec, block_size, kind, int(memory_fraction * free), codes)
     pool = KvPool(spec, blocks, block_size, kind, codes=codes)
@@ -141,6 +145,18 @@ def build_runner(
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
     return runner
+
+
+def _check_room(blocks: int, block_bytes: int, free_bytes: int, when: str) -> None:
+    """Raise ConfigError for a pool that the host would give, and then not have when it is
+    written: memory is taken page by page, and a process that finds none is killed."""
+    if blocks * block_bytes > free_bytes:
+        raise ConfigError(
+            f"pool.blocks is {blocks}, of {block_bytes} bytes each: "
+            f"{blocks * block_bytes / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are available "
+            f"{when} (of the host, or under its container's limit); give at most "
+            f"{free_bytes // block_bytes}, or 0 for a share of what is free, or free memory"
+        )
 
 
 def _made(name: str) -> Made:

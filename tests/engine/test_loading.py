@@ -3,42 +3,10 @@ import sys
 import pytest
 
 from baton.engine.attention import TorchAttention
-from baton.engine.host_memory import available_bytes, freed_at_once, resident_bytes
+from baton.engine.host_memory import freed_at_once
 from baton.engine.loading import build_engine, build_runner
+from baton.engine.weights import load_weights
 from baton.runtime.errors import ConfigError
-
-
-def write(path, text):
-    path.write_text(text)
-    return path
-
-
-@pytest.fixture
-def meminfo(tmp_path):
-    return write(tmp_path / "meminfo", "MemTotal: 9000 kB\nMemAvailable:   5000 kB\nHuge: 1\n")
-
-
-def test_available_is_what_the_kernel_says(meminfo, tmp_path):
-    assert available_bytes(meminfo, tmp_path) == 5000 * 1024
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "expected"),
-    [
-        ("max", "5", 5000 * 1024),
-        ("3000000", "1000000", 2000000),
-        ("100", "200", 0),
-        ("999999999999", "0", 5000 * 1024),
-    ],
-)
-def test_a_container_has_its_own_limit(meminfo, tmp_path, limit, used, expected):
-    write(tmp_path / "memory.max", f"{limit}\n")
-    write(tmp_path / "memory.current", f"{used}\n")
-    assert available_bytes(meminfo, tmp_path) == expected
-
-
-def test_without_the_kernels_figures_all_memory_counts(tmp_path):
-    assert available_bytes(tmp_path / "none", tmp_path) > 1 << 20
 
 
 def test_pool_is_sized_from_what_is_free(qwen3, monkeypatch):
@@ -49,14 +17,6 @@ def test_pool_is_sized_from_what_is_free(qwen3, monkeypatch):
         build_runner(qwen3.folder, memory_fraction=0.1)
 
 
-def test_a_process_knows_what_it_holds_without_mapped_files(tmp_path):
-    status = write(
-        tmp_path / "status", "VmHWM: 99 kB\nRssAnon:\t 7 kB\nRssFile: 50 kB\nRssShmem: 2 kB\n"
-    )
-    assert resident_bytes(status) == 9 * 1024
-    assert resident_bytes(tmp_path / "none") == 0
-
-
 def test_the_arithmetic_of_the_pool_is_kept(qwen3, monkeypatch):
     monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: 100 * 24576)
     plan = build_runner(qwen3.folder, memory_fraction=0.5).memory
@@ -64,6 +24,41 @@ def test_the_arithmetic_of_the_pool_is_kept(qwen3, monkeypatch):
     assert (plan.block_bytes, plan.block_size, plan.max_context) == (24576, 16, 512)
     given = build_runner(qwen3.folder, blocks=3).memory
     assert (given.fraction, given.blocks) == (0.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("available", "loads", "when"),
+    [
+        ([9], 0, "before the weights are read"),
+        ([10, 9], 1, "beside the weights"),
+        ([10, 10], 1, ""),
+    ],
+)
+def test_a_pool_that_memory_is_too_little_for_is_refused(
+    qwen3, monkeypatch, available, loads, when
+):
+    """Before the weights are read if that is known by then, and again beside them."""
+    loaded = []
+
+    def load(*given):
+        loaded.append(given)
+        return load_weights(*given)
+
+    left = iter([blocks * 24576 + 24575 for blocks in available])
+    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: next(left))
+    monkeypatch.setattr("baton.engine.loading.load_weights", load)
+    if when:
+        with pytest.raises(ConfigError, match=rf"pool\.blocks is 10, .*{when}.*give at most 9,"):
+            build_runner(qwen3.folder, blocks=10)
+    else:
+        assert build_runner(qwen3.folder, blocks=10).pool.blocks == 10
+    assert len(loaded) == loads
+
+
+def test_the_refusal_names_both_sizes(qwen3, monkeypatch):
+    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: 3 << 29)
+    with pytest.raises(ConfigError, match=r"2\.29 GiB, and 1\.50 GiB are available"):
+        build_runner(qwen3.folder, blocks=100_000)
 
 
 @pytest.mark.parametrize("made", ["int8", "int4"])
