@@ -236,6 +236,9 @@ def _token() -> str:
 
 def _worker(options: argparse.Namespace) -> None:
     token = _token()
+    from baton.deploy.packages import check_worker_packages
+
+    check_worker_packages()
     from baton.deploy.worker_process import run_worker
 
     run_worker(

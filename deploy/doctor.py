@@ -7,7 +7,6 @@ find. `warn` means that Baton runs, slower or smaller; `fail` means that it does
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -20,15 +19,18 @@ from pathlib import Path
 from typing import Literal
 
 from baton.deploy.instance import runtime_folder
-from baton.deploy.serve import check_port
-from baton.runtime.config import Config, RouterConfig
-from baton.runtime.errors import BatonError, ConfigError
+from baton.deploy.packages import INSTALL, NEEDED, installed, missing_packages
+from baton.deploy.ports import bind, check_port
+from baton.engine.host_memory import available_bytes
+from baton.runtime.config import Config
+from baton.runtime.errors import ConfigError
 
 Level = Literal["ok", "warn", "fail"]
 GIB = 1 << 30
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_SHARED_BYTES = GIB  # Ray's own object store; containers often give 64 MiB
 LEAST_FILES = 4096
+NIXL_INSTALL = "pip install --no-deps nixl nixl-cu13"  # else pip takes both CUDA variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +59,35 @@ def system() -> Finding:
 
 def packages() -> list[Finding]:
     """The `[worker]` extra. What a router or a CPU worker can do without only warns."""
-    consequences: dict[str, tuple[Level, str]] = {
-        "torch": ("fail", "pip install 'baton-serve[worker]'"),
-        "safetensors": ("fail", "pip install 'baton-serve[worker]'"),
-        "nixl": ("fail", "pip install --no-deps nixl nixl-cu13"),
-        "numba": ("warn", "pip install numba: decoding on CPU is several times slower without"),
-        "ray": ("warn", "pip install ray, or use --launcher process"),
-        "triton": ("warn", "pip install triton: kernels on GPUs need it"),
+    missing = missing_packages()
+    needed = [
+        Finding(name, "fail", "not installed", NIXL_INSTALL if name == "nixl" else INSTALL)
+        if name in missing
+        else Finding(name, "ok", _version(name))
+        for name in NEEDED
+    ]
+    others = {
+        "ray": "pip install ray, or use --launcher process",
+        "triton": "pip install triton: kernels on GPUs need it",
     }
-    return [_package(name, *rest) for name, rest in consequences.items()]
+    return needed + [
+        Finding(name, "ok", _version(name))
+        if installed(name)
+        else Finding(name, "warn", "not installed", remedy)
+        for name, remedy in others.items()
+    ]
 
 
-def _package(name: str, level: Level, remedy: str) -> Finding:
+def _version(name: str) -> str:
     try:
-        return Finding(name, "ok", importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, level, "not installed", remedy)
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # copied here without its metadata
+        return "of unknown version"
 
 
 def gpu() -> Finding:
-    if importlib.util.find_spec("torch") is None:
-        return Finding("gpu", "warn", "unknown without torch", "install torch first")
+    if not installed("torch"):
+        return Finding("gpu", "warn", "unknown without torch", INSTALL)
     import torch
 
     if torch.cuda.is_available():
@@ -100,8 +110,8 @@ def _gpu(number: int) -> str:
 
 def device(name: str) -> Finding:
     """Where workers will compute, and where their KV will lie."""
-    if importlib.util.find_spec("torch") is None:
-        return Finding("device", "warn", "unknown without torch", "install torch first")
+    if not installed("torch"):
+        return Finding("device", "warn", "unknown without torch", INSTALL)
     from baton.engine.device_choice import chosen_device
 
     try:
@@ -113,7 +123,7 @@ def device(name: str) -> Finding:
 
 
 def memory() -> Finding:
-    available = available_memory_bytes()
+    available = available_bytes()
     found = f"{available / GIB:.1f} GiB available"
     if available >= LEAST_MEMORY_BYTES:
         return Finding("memory", "ok", found)
@@ -121,18 +131,6 @@ def memory() -> Finding:
         "memory", "fail", found,
         f"free at least {LEAST_MEMORY_BYTES / GIB:.0f} GiB, or raise the container's limit",
     )  # fmt: skip
-
-
-def available_memory_bytes() -> int:
-    """What the kernel can give, or what is left of the container's limit where that is less."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists():
-        text = limit.read_text().strip()
-        if text != "max":
-            available = min(available, int(text) - int(used.read_text()))
-    return available
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
@@ -154,12 +152,30 @@ def files() -> Finding:
     return Finding("open files", "warn", found, f"ulimit -n {max(LEAST_FILES, min(hard, 65536))}")
 
 
-def port(router: RouterConfig) -> Finding:
+def ports(config: Config) -> list[Finding]:
+    """Of the router, and of a worker where they are set: 0 is whatever the system gives."""
+    router, worker = config.router, config.worker
     try:
         check_port(router)
+        found = [Finding("port", "ok", f"{router.host}:{router.port} is free")]
     except ConfigError as error:
-        return Finding("port", "fail", f"{router.host}:{router.port} is taken", str(error))
-    return Finding("port", "ok", f"{router.host}:{router.port} is free")
+        found = [Finding("port", "fail", f"{router.host}:{router.port} is taken", str(error))]
+    for name, number in (("worker.port", worker.port), ("worker.admin_port", worker.admin_port)):
+        if number:
+            found.append(_worker_port(name, worker.host, number))
+    return found
+
+
+def _worker_port(name: str, host: str, number: int) -> Finding:
+    try:
+        bind(host, number)
+    except OSError as error:
+        return Finding(
+            name, "fail", f"{host}:{number} cannot be used ({error.strerror or error})",
+            f"stop what listens there, or give another {name}, or 0; and for worker.host an "
+            "address of this machine",
+        )  # fmt: skip
+    return Finding(name, "ok", f"{host}:{number} is free")
 
 
 def state_folder() -> Finding:
@@ -169,10 +185,14 @@ def state_folder() -> Finding:
         return Finding("state folder", "fail", "not usable", str(error))
 
 
+def nixl_transport(config: Config) -> list[Finding]:
+    from baton.deploy.transport_check import transport  # it needs what the checks before look for
+
+    return transport(config.handoff, config.worker.device)
+
+
 def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
     """Name and check, the slow ones last."""
-    from baton.deploy.transport_check import transport
-
     return [
         ("python", python),
         ("system", system),
@@ -180,11 +200,11 @@ def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Findin
         ("memory", memory),
         ("shared memory", shared_memory),
         ("open files", files),
-        ("port", lambda: port(config.router)),
+        ("ports", lambda: ports(config)),
         ("state folder", state_folder),
         ("gpu", gpu),
         ("device", lambda: device(config.worker.device)),
-        ("nixl transport", lambda: transport(config.handoff, config.worker.device)),
+        ("nixl transport", lambda: nixl_transport(config)),
     ]
 
 
@@ -193,7 +213,9 @@ def examine(config: Config) -> Iterator[Finding]:
     for name, check in checks(config):
         try:
             found = check()
-        except (BatonError, OSError, ImportError, LookupError, ValueError, RuntimeError) as error:
+        except ImportError as error:
+            found = Finding(name, "fail", f"{type(error).__name__}: {error}", INSTALL)
+        except Exception as error:  # a package may break in any way, and that is what we look for
             found = Finding(name, "fail", f"{type(error).__name__}: {error}", "see the message")
         yield from found if isinstance(found, list) else [found]
 

@@ -5,6 +5,7 @@
       environment.json   what every child adds to its environment, the cluster token included
       registry/          the workers' announcements
       <job>.json         what to run          <job>.status   how it fares
+      <job>.progress     what it does before it is ready
       <job>.lock         flocked by its keeper <job>.log      what it wrote
 
 The kernel drops a flock when its holder dies, however it dies: so a keeper that waits for the
@@ -23,6 +24,7 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,6 +34,7 @@ from baton.runtime.errors import ConfigError
 INSTANCE_KEY = "BATON_INSTANCE"  # in the environment of every process of the instance
 TOKEN_KEY = "BATON_TOKEN"  # the cluster token
 ERROR_KEY = "BATON_ERROR_FILE"  # where a child leaves its one clear message
+PROGRESS_KEY = "BATON_PROGRESS_FILE"  # where it says what it does before it is ready
 STOP_DEADLINE_S = 30.0
 KILL_S = 5.0  # for a keeper to kill a child after its grace, and to end
 
@@ -93,8 +96,9 @@ class Instance:
         self._lifeline: int | None = lifeline
 
     @classmethod
-    def claim(cls, name: str) -> Instance:
-        """Take the folder `name` for this process.
+    def claim(cls, name: str, stopped: Callable[[], bool] = lambda: False) -> Instance | None:
+        """Take the folder `name` for this process. None: `stopped` came true while the children
+        of an earlier instance were still ending.
 
         Raises ConfigError when a live instance holds it, or the children of a dead one do not
         end within STOP_DEADLINE_S.
@@ -105,8 +109,10 @@ class Instance:
             raise ConfigError(
                 f"another `baton serve` holds {folder}: stop it, or choose another --port"
             )
-        if not wait_unkept(folder, time.monotonic() + STOP_DEADLINE_S):
+        if not wait_unkept(folder, time.monotonic() + STOP_DEADLINE_S, stopped):
             os.close(lifeline)
+            if stopped():
+                return None
             raise ConfigError(f"processes of an earlier instance in {folder} do not end: kill them")
         for path in folder.iterdir():
             if path.name != "lifeline":
@@ -162,10 +168,11 @@ def _lock_lifeline(folder: Path) -> int | None:
         os.close(lifeline)  # its last holder removed the folder before we had the lock
 
 
-def wait_unkept(folder: Path, deadline: float) -> bool:
-    """Whether no keeper holds a job of `folder`, waiting until `deadline` (time.monotonic)."""
+def wait_unkept(folder: Path, deadline: float, stopped: Callable[[], bool] = lambda: False) -> bool:
+    """Whether no keeper holds a job of `folder`, waiting until `deadline` (time.monotonic), or
+    until `stopped` comes true."""
     while any(is_locked(path) for path in folder.glob("*.lock")):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or stopped():
             return False
         time.sleep(0.02)
     return True
@@ -222,6 +229,14 @@ def read_status(folder: Path, name: str) -> JobStatus | None:
         return JobStatus(**json.loads((folder / f"{name}.status").read_text()))
     except FileNotFoundError:
         return None
+
+
+def read_progress(folder: Path, name: str) -> str:
+    """What the job does before it is ready, in words; empty where it has said nothing."""
+    try:
+        return (folder / f"{name}.progress").read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def write_private(path: Path, text: str) -> None:

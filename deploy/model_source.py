@@ -1,20 +1,22 @@
 """From what the user typed as MODEL to a folder on this host.
 
 A local folder, a hub id (`owner/name`, fetched or taken from the hub's own cache), or nothing:
-the embedded model. Knows no weights; only that a model folder has a config.json. The hub's
-exceptions are translated here, and only here.
+the embedded model. Looks at a folder as far as that goes without torch; weights it never opens.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.deploy import hub
+from baton.engine.shard_files import shard_files
+from baton.engine.spec import read_spec
 from baton.runtime.errors import ModelError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
 EMBEDDED_NAME = "baton-embedded"
 
 
@@ -27,8 +29,13 @@ class ModelSource:
     random: bool = False  # random weights: the answers are noise
 
 
-def find_model(given: str | None) -> ModelSource:
-    """The model's folder; may download. Raises ModelError naming the remedy."""
+def find_model(
+    given: str | None,
+    say: Callable[[str], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> ModelSource | None:
+    """The model's folder; may download, which `say` tells before, and `stopped` ends: then it is
+    None. Raises ModelError naming the remedy."""
     if given is None:
         return _embedded()
     folder = Path(given).expanduser()
@@ -44,42 +51,20 @@ def find_model(given: str | None) -> ModelSource:
         raise ModelError(
             f"there is no folder {given}: give a model folder, or a hub id such as owner/name"
         )
-    return ModelSource(_from_hub(given), given)
+    say(f"fetching {given} from the hub")
+    fetched = hub.fetch(given, stopped)
+    return None if fetched is None else ModelSource(fetched, given)
+
+
+def check_model(folder: Path, max_context: int) -> None:
+    """Raise the ModelError that every worker would end with, as far as it can be known without
+    torch: what config.json describes is not served, or a file of weights is missing.
+    `max_context` as in `worker.max_context`."""
+    read_spec(folder, max_context)
+    shard_files(folder)
 
 
 def _embedded() -> ModelSource:
     from baton.models.random_model import embedded_model
 
     return ModelSource(embedded_model(), EMBEDDED_NAME, random=True)
-
-
-def _from_hub(hub_id: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
-    except ImportError as error:
-        raise ModelError(
-            "hub ids need huggingface_hub: pip install 'baton-serve[worker]', or give a folder"
-        ) from error
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"there is no folder {hub_id}, and the hub has no such model for you: check the "
-            "spelling; for a private one set HF_TOKEN"
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ModelError(
-            f"there is no folder {hub_id}, and the hub cannot be reached "
-            f"({' '.join(str(error).split())}): "
-            "download the model elsewhere and give its folder"
-        ) from error

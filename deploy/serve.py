@@ -7,13 +7,12 @@ starts. It holds the instance's lifeline; everything else is done by keepers (su
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +21,19 @@ from pathlib import Path
 
 from baton.deploy import plan
 from baton.deploy.gpus import visible_gpus
-from baton.deploy.instance import TOKEN_KEY, Instance, processes_of, read_status
-from baton.deploy.model_source import ModelSource, find_model
+from baton.deploy.instance import (
+    TOKEN_KEY,
+    Instance,
+    processes_of,
+    read_progress,
+    read_status,
+)
+from baton.deploy.model_source import ModelSource, check_model, find_model
+from baton.deploy.packages import check_worker_packages
 from baton.deploy.plan import ROUTER_JOB, ServeOptions
+from baton.deploy.ports import check_port
 from baton.deploy.process_launcher import Launcher, ProcessLauncher
 from baton.deploy.ray_launcher import RAY_JOB, RayLauncher
-from baton.runtime.config import RouterConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry
 
@@ -51,6 +57,7 @@ class Serving:
         if options.launcher == "ray":
             self._names.append(RAY_JOB)
         self._starts: dict[str, int] = {}
+        self._told: dict[str, str] = {}  # the last progress of each worker
         self._gpus = 0  # that torch sees on this host, for workers that may use them
         self._after_error: BaseException | None = None
 
@@ -69,9 +76,15 @@ class Serving:
         self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
         if self._stopping:
             return
-        model = find_model(self._options.model)
+        model = find_model(self._options.model, self._progress, lambda: self._stopping)
+        if model is None:
+            return
+        check_model(model.folder, self._options.config.worker.max_context)
         port = self._options.config.router.port
-        instance = Instance.claim(f"port-{port}" if port else f"pid-{os.getpid()}")
+        name = f"port-{port}" if port else f"pid-{os.getpid()}"
+        instance = Instance.claim(name, lambda: self._stopping)
+        if instance is None:
+            return
         try:
             launcher = self._prepare(instance, model)
             url = self._until_ready(instance, launcher)
@@ -124,6 +137,8 @@ class Serving:
             if placing and (instance.folder / "ray.placed").exists():
                 placing = False
                 self._progress("Ray has placed the workers")
+            for name in sorted(missing):
+                self._tell_progress(instance, name)
             for record in registry.workers():
                 if record.worker_id in missing:
                     missing.remove(record.worker_id)
@@ -138,6 +153,13 @@ class Serving:
                 raise Unavailable(f"{waited} not ready in time: see the logs, or --start-timeout")
             time.sleep(TICK_S)
         return None
+
+    def _tell_progress(self, instance: Instance, name: str) -> None:
+        """What a worker does before it is ready, where that has changed."""
+        progress = read_progress(instance.folder, name)
+        if progress and progress != self._told.get(name):
+            self._told[name] = progress
+            self._progress(f"{name} {progress}")
 
     def _all_linked(self, address: str) -> bool:
         """Whether the router can place on every worker: a request that came while only the
@@ -174,13 +196,12 @@ class Serving:
         return f"{name} cannot be kept running ({ended}). The end of its log:\n{tail}"
 
     def _announce(self, url: str, model: ModelSource) -> None:
-        body = (
-            f'{{"model": "{model.name}", "stream": true, '
-            '"messages": [{"role": "user", "content": "Hello"}]}'
-        )
+        asked = [{"role": "user", "content": "Hello"}]
+        body = {"model": model.name, "stream": True, "messages": asked}
+        data = shlex.quote(json.dumps(body))
         self._say(f"Ready at {url} after {time.monotonic() - self._began:.1f} s. Try:")
         self._say(
-            f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+            f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
         )
         if model.random:
             self._say("  (random weights: answers are noise. Give a MODEL for real ones.)")
@@ -232,36 +253,6 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: serving.stop())
     serving.run(after_ready)
-
-
-def check_port(router: RouterConfig) -> None:
-    """Raise ConfigError where the router could not listen."""
-    try:
-        found = socket.getaddrinfo(router.host, router.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {router.host}: {error.strerror or error}; give a name or an address of "
-            "this machine"
-        ) from error
-    family, _, _, _, address = found[0]
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise ConfigError(
-            f"port {router.port} on {router.host} cannot be used ({error.strerror or error}): "
-            "stop what listens there, or choose another --port"
-        ) from error
-
-
-def check_worker_packages() -> None:
-    """Raise ConfigError where this installation can route but not compute."""
-    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"workers need {' and '.join(missing)}: pip install 'baton-serve[worker]'"
-        )
 
 
 def router_address(folder: Path) -> str | None:

@@ -29,6 +29,7 @@ from pathlib import Path
 from baton.deploy.instance import (
     ERROR_KEY,
     INSTANCE_KEY,
+    PROGRESS_KEY,
     Job,
     JobState,
     JobStatus,
@@ -53,7 +54,9 @@ class Supervisor:
         self._folder = folder
         self._job = job
         self._error_file = folder / f"{job.name}.error"
-        self._environment = environment | {ERROR_KEY: str(self._error_file)}
+        self._progress_file = folder / f"{job.name}.progress"
+        named = {ERROR_KEY: self._error_file, PROGRESS_KEY: self._progress_file}
+        self._environment = environment | {key: str(file) for key, file in named.items()}
         self._rule = RestartRule()
         self._starts = 0
         self._stop_read, self._stop_write = os.pipe()
@@ -71,6 +74,7 @@ class Supervisor:
                 self._write("stopped", 0, ended, message)
                 return
             self._error_file.unlink(missing_ok=True)
+            self._progress_file.unlink(missing_ok=True)
             started = time.monotonic()
             try:
                 child = self._start()

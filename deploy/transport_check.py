@@ -39,7 +39,7 @@ def transport(config: HandoffConfig, device: str = "cpu") -> list[Finding]:
     """One finding for UCX's own choice, one for TCP, one for each GPU that `worker.device`
     allows. Takes a few seconds."""
     own = os.environ.get(TRANSPORTS_KEY)
-    findings = [_measure("nixl", own, config.preflight_floor_gbps)]
+    findings = [_measure("nixl transport", own, config.preflight_floor_gbps)]
     if own is None:
         findings.append(_measure("nixl over tcp", "tcp", config.preflight_floor_gbps))
     return findings + [_measure_gpu(name, config.preflight_floor_gbps) for name in _gpus(device)]

@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ import grpc.aio
 
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
+from baton.deploy.load_progress import LoadProgress
 from baton.deploy.pool_memory import local_pool
 from baton.deploy.worker_drain import Course, serve_until
 from baton.deploy.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
@@ -51,7 +51,6 @@ from baton.runtime.registry import (
 log = logs.get(__name__)
 
 ANNOUNCE_S = 3.0
-PROGRESS_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
 SERVER_GRACE_S = 0.5
 QUARANTINE_LOOK_S = 1.0
@@ -116,27 +115,6 @@ def run_worker(
         asyncio.run(WorkerProcess(boot, engine).run())
     finally:
         tracing.shutdown()
-
-
-class LoadProgress:
-    """Says every few seconds how far the weights are. Called by the threads that load."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began = self._said = clock()
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        now = self._clock()
-        if now - self._said < PROGRESS_S:
-            return
-        self._said = now
-        log.info(
-            "loading weights",
-            done_bytes=done_bytes,
-            total_bytes=total_bytes,
-            percent=round(100 * done_bytes / max(total_bytes, 1), 1),
-            seconds=round(now - self._began, 1),
-        )
 
 
 class WorkerProcess:

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 
-from baton.engine.shards import StoredTensor, read_header, shard_files
+from baton.engine.shard_files import shard_files
+from baton.engine.shards import StoredTensor, read_header
 from baton.engine.spec import read_spec
 
 _SAMPLES = 16  # per tensor

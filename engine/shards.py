@@ -19,11 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.config_fields import read_fields
+from baton.engine.shard_files import shard_files
 from baton.runtime.errors import ModelError
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 _MAX_HEADER_BYTES = 100 << 20
 KINDS = {
     "F64": torch.float64,
@@ -133,37 +131,6 @@ class Shards:
             self._done_bytes += size
             if self._progress is not None:
                 self._progress(self._done_bytes, self.total_bytes)
-
-
-def shard_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model, in order of name. Raises ModelError if one is missing."""
-    index = folder / INDEX_FILE
-    if not index.exists():
-        if not (folder / SINGLE_FILE).exists():
-            raise ModelError(
-                f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors "
-                "weights are read"
-            )
-        return (folder / SINGLE_FILE,)
-    fields = read_fields(index).section("weight_map")
-    places = {name: folder / _file_name(index, file) for name, file in fields.values.items()}
-    if not places:
-        raise ModelError(f"{index}: weight_map: is empty; download the file again")
-    files = tuple(sorted(set(places.values())))
-    for path in files:
-        if not path.exists():
-            held = next(name for name, place in places.items() if place == path)
-            raise ModelError(
-                f"{path}: missing shard, named by {INDEX_FILE} (it holds {held}); download it"
-            )
-    return files
-
-
-def _file_name(index: Path, name: object) -> str:
-    """A plain file name: an index may not point out of its folder."""
-    if not isinstance(name, str) or Path(name).name != name:
-        raise ModelError(f"{index}: weight_map: {json.dumps(name)} is not a plain file name")
-    return name
 
 
 def read_header(path: Path) -> list[StoredTensor]:

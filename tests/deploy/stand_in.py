@@ -20,6 +20,7 @@ from pathlib import Path
 from baton.deploy import gpus, plan
 from baton.deploy.demo import demo
 from baton.deploy.instance import write_private
+from baton.deploy.load_progress import LoadProgress
 from baton.deploy.plan import ServeOptions
 from baton.deploy.process_exit import exiting
 from baton.deploy.serve import serve
@@ -81,6 +82,7 @@ def worker() -> None:
         raise ModelError("model.safetensors lacks a tensor")
     if misbehave == "crash":
         raise ValueError("a bug")
+    LoadProgress()(1 << 30, 4 << 30)
     registry = DirectoryRegistry(Path(option("--registry")))
     role = "prefill" if option("--role") == "prefill" else "decode"
     admin = "127.0.0.1:9"

@@ -8,8 +8,10 @@ import os
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from baton.deploy import doctor
 from baton.deploy.doctor import GIB, Finding
-from baton.runtime.config import Config, RouterConfig
+from baton.runtime.config import Config, RouterConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
 
 
@@ -43,17 +45,91 @@ def test_a_system_without_pidfd_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_packages_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {finding.level for finding in doctor.packages()} == {"ok"}
+    for module in ("torch", "numba", "nixl", "nixl_cu12", "nixl_cu13", "ray", "triton"):
+        monkeypatch.setitem(sys.modules, module, None)
+    found = {finding.name: finding for finding in doctor.packages()}
+    levels = {name: finding.level for name, finding in found.items()}
+    needed = {"torch": "fail", "numba": "fail", "nixl": "fail"}  # no worker starts without
+    assert levels == needed | {"ray": "warn", "triton": "warn"}
+    assert all("pip install" in finding.remedy for finding in found.values())
+    assert "baton-serve[worker]" in found["numba"].remedy
+    assert "--no-deps" in found["nixl"].remedy and "--launcher process" in found["ray"].remedy
+
+
+def test_a_package_without_metadata_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = importlib.metadata.PackageNotFoundError("x")
     monkeypatch.setattr(importlib.metadata, "version", raising(absent))
-    found = {finding.name: finding for finding in doctor.packages()}
-    assert found["torch"].level == "fail" and "baton-serve[worker]" in found["torch"].remedy
-    assert found["ray"].level == "warn" and "--launcher process" in found["ray"].remedy
-    assert all(finding.remedy for finding in found.values())
+    assert {finding.found for finding in doctor.packages()} == {"of unknown version"}
+
+
+def examined(tmp_path: Path, *absent: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Exit code and findings of a real `baton doctor` where these modules cannot be imported,
+    in its children neither."""
+    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in absent)
+    (tmp_path / "sitecustomize.py").write_text("import sys\n" + blocked)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = ["doctor", "--json", "--set=worker.device=cpu", "--set=router.port=0"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "baton.deploy.cli", *command],
+        env=os.environ | {"PYTHONPATH": path, "UCX_TLS": "tcp"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.returncode, {finding["name"]: finding for finding in json.loads(done.stdout)}
+
+
+def told(found: dict[str, dict[str, str]], name: str, level: str) -> str:
+    """The remedy of a finding that has this level."""
+    assert found[name]["level"] == level, found[name]
+    return found[name]["remedy"]
+
+
+def test_without_numba_every_check_ends_in_a_finding(tmp_path: Path) -> None:
+    code, found = examined(tmp_path, "numba")
+    assert code == 1
+    assert "pip install 'baton-serve[worker]'" in told(found, "numba", "fail")
+    assert "pip install 'baton-serve[worker]'" in told(found, "nixl transport", "fail")
+    assert "numba" in found["nixl transport"]["found"]
+    assert told(found, "device", "ok") == told(found, "torch", "ok") == ""
+
+
+def test_without_nixl_every_check_ends_in_a_finding(tmp_path: Path) -> None:
+    code, found = examined(tmp_path, "nixl", "nixl_cu12", "nixl_cu13")
+    assert code == 1
+    assert "pip install --no-deps nixl" in told(found, "nixl", "fail")
+    assert "pip install --no-deps nixl" in told(found, "nixl transport", "fail")
+
+
+def test_without_torch_and_ray_every_check_ends_in_a_finding(tmp_path: Path) -> None:
+    code, found = examined(tmp_path, "torch", "ray")
+    assert code == 1
+    assert "--launcher process" in told(found, "ray", "warn")
+    for name, level in (("torch", "fail"), ("gpu", "warn"), ("device", "warn")):
+        assert "pip install 'baton-serve[worker]'" in told(found, name, level)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (ImportError("libcudart.so is missing"), "pip install 'baton-serve[worker]'"),
+        (AttributeError("torch has no __version__"), "see the message"),
+        (SystemError("numba and numpy do not fit"), "see the message"),
+    ],
+)
+def test_a_package_may_break_in_any_way(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, remedy: str
+) -> None:
+    monkeypatch.setattr(doctor, "checks", lambda _: [("gpu", raising(error))])
+    (found,) = doctor.examine(Config())
+    assert (found.level, found.remedy) == ("fail", remedy)
+    assert str(error) in found.found
 
 
 def test_little_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.available_memory_bytes() > 0
-    monkeypatch.setattr(doctor, "available_memory_bytes", lambda: GIB)
+    monkeypatch.setattr(doctor, "available_bytes", lambda: GIB)
     found = doctor.memory()
     assert (found.level, found.found) == ("fail", "1.0 GiB available")
 
@@ -82,10 +158,32 @@ def test_a_taken_port_fails_with_the_remedy() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        taken = RouterConfig(port=holder.getsockname()[1])
-        found = doctor.port(taken)
+        taken = Config(router=RouterConfig(port=holder.getsockname()[1]))
+        (found,) = doctor.ports(taken)
     assert found.level == "fail" and "--port" in found.remedy
-    assert doctor.port(taken).level == "ok"
+    (free,) = doctor.ports(taken)
+    assert free.level == "ok"
+
+
+@pytest.mark.parametrize("name", ["port", "admin_port"])
+def test_a_workers_ports_are_tried_where_they_are_set(name: str) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        number = holder.getsockname()[1]
+        worker = replace(WorkerConfig(), **{name: number})
+        config = Config(router=RouterConfig(port=0), worker=worker)
+        _, found = doctor.ports(config)
+    assert (found.name, found.level) == (f"worker.{name}", "fail")
+    assert f"127.0.0.1:{number}" in found.found and f"another worker.{name}" in found.remedy
+    _, free = doctor.ports(config)
+    assert (free.level, free.found) == ("ok", f"127.0.0.1:{number} is free")
+
+
+def test_a_workers_host_that_is_none_of_this_machine_fails() -> None:
+    worker = WorkerConfig(host="192.0.2.1", port=9)  # of a network for examples alone
+    found = doctor.ports(Config(router=RouterConfig(port=0), worker=worker))[1]
+    assert found.level == "fail" and "worker.host" in found.remedy
 
 
 def test_a_state_folder_that_others_can_read_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,38 +250,3 @@ def test_only_failures_make_the_exit_code(
     assert json.loads(capsys.readouterr().out) == [
         {"name": "disk", "level": level, "found": "so and so", "remedy": "do this"}
     ]
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "available"),
-    [
-        (None, None, 8 << 30),
-        ("max", "5", 8 << 30),
-        (str(6 << 30), str(1 << 30), 5 << 30),
-        (str(64 << 30), "0", 8 << 30),  # a limit above what the host has
-    ],
-)
-def test_memory_is_what_the_container_has_left_where_that_is_less(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    limit: str | None,
-    used: str | None,
-    available: int,
-) -> None:
-    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:  {8 << 20} kB\n")
-    if limit is not None and used is not None:
-        (tmp_path / "memory.max").write_text(limit + "\n")
-        (tmp_path / "memory.current").write_text(used + "\n")
-    monkeypatch.setattr(doctor, "Path", lambda path: tmp_path / path.rsplit("/")[-1])
-    assert doctor.available_memory_bytes() == available
-
-
-def test_a_kernel_that_does_not_tell_its_memory_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
-    monkeypatch.setattr(doctor, "Path", lambda path: tmp_path / path.rsplit("/")[-1])
-    monkeypatch.setattr(doctor, "checks", lambda _: [("memory", doctor.memory)])
-    (finding,) = doctor.examine(Config())
-    assert (finding.name, finding.level) == ("memory", "fail")
-    assert "MemAvailable" in finding.found

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,6 @@ def test_what_a_killed_instance_left_is_cleared() -> None:
 
 
 def test_a_dead_instances_keepers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instances, "STOP_DEADLINE_S", 0.1)
     folder = instances.runtime_folder() / "port-1"
     folder.mkdir()
     (folder / "decode-0.lock").touch()
@@ -67,6 +67,10 @@ def test_a_dead_instances_keepers_are_waited_for(monkeypatch: pytest.MonkeyPatch
     )  # fmt: skip
     assert holder.stdout is not None
     holder.stdout.readline()
+    began = time.monotonic()
+    assert Instance.claim("port-1", lambda: True) is None  # stopped meanwhile
+    assert time.monotonic() - began < 10
+    monkeypatch.setattr(instances, "STOP_DEADLINE_S", 0.1)
     with pytest.raises(ConfigError, match="do not end"):
         Instance.claim("port-1")
     holder.communicate(timeout=60)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fnmatch
-import os
+import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from baton.deploy.model_source import EMBEDDED_NAME, HUB_FILES, find_model
+from baton.deploy import hub
+from baton.deploy.model_source import EMBEDDED_NAME, check_model, find_model
+from baton.engine.loading import build_runner
 from baton.runtime.errors import ModelError
 
 
@@ -63,71 +62,48 @@ def test_nothing_is_the_embedded_model_and_says_that_it_is_random() -> None:
     assert (found.folder / "config.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["modeling_x.py", "pytorch_model.bin", "model.pt", "model.pth", "x.pkl", "x.npy", "a/b.py"]
-    + ["tokenizer.pickle", "x.so", "setup.cfg", "x.gguf", "x.ckpt", "x.msgpack", "x.h5"],
-)
-def test_nothing_that_runs_is_fetched_from_a_hub(name: str) -> None:
-    assert not any(fnmatch.fnmatch(name, pattern) for pattern in HUB_FILES)
-
-
-class Hub(BaseHTTPRequestHandler):
-    """A hub that has no model, and one whose terms must be accepted first."""
-
-    def do_GET(self) -> None:
-        gated = "gated" in self.path
-        self.send_response(403 if gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def hub() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join(60)
-    server.server_close()
-
-
-def ask_hub(hub_id: str, tmp_path: Path, **environment: str) -> str:
-    """The message of the ModelError that `find_model` raises in a process of its own."""
+@pytest.mark.parametrize("broken", ["config.json", "model.safetensors"])
+def test_what_a_worker_would_refuse_is_refused_alike_without_torch(
+    tmp_path: Path, broken: str
+) -> None:
+    """`check_model` says, in a process that has no torch, what `build_runner` says."""
+    shutil.copytree(find_model(None).folder, tmp_path, dirs_exist_ok=True)
+    check_model(tmp_path, 0)
+    if broken == "config.json":
+        (tmp_path / broken).write_text('{"architectures": ["NewForCausalLM"]}')
+    else:
+        (tmp_path / broken).unlink()
+    with pytest.raises(ModelError) as refused:
+        build_runner(tmp_path, blocks=64)
+    assert broken in str(refused.value)
     code = (
-        "import sys\n"
-        "from baton.deploy.model_source import find_model\n"
+        "import sys; sys.modules['torch'] = None\n"
+        "from pathlib import Path\n"
+        "from baton.deploy.model_source import check_model\n"
         "from baton.runtime.errors import ModelError\n"
-        "try:\n    find_model(sys.argv[1])\n"
+        "try:\n    check_model(Path(sys.argv[1]), 0)\n"
         "except ModelError as error:\n    print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, hub_id],
+        [sys.executable, "-P", "-c", code, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=100,
-        env=os.environ | {"HF_HOME": str(tmp_path)} | environment,
+        timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert (done.stdout, done.stderr) == (f"{refused.value}\n", "")
 
 
-def test_a_hub_without_the_model(hub: str, tmp_path: Path) -> None:
-    said = ask_hub("owner/name", tmp_path, HF_ENDPOINT=hub)
-    assert "no such model" in said and "HF_TOKEN" in said
+def test_a_hub_id_is_told_before_it_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    events: list[object] = []
 
+    def fetch(hub_id: str, stopped: Callable[[], bool]) -> Path | None:
+        events.append(hub_id)
+        return None if stopped() else tmp_path
 
-def test_a_model_whose_terms_were_not_accepted(hub: str, tmp_path: Path) -> None:
-    assert "owner/gated is gated" in ask_hub("owner/gated", tmp_path, HF_ENDPOINT=hub)
-
-
-@pytest.mark.parametrize("how", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])
-def test_no_way_to_the_hub(tmp_path: Path, how: dict[str, str]) -> None:
-    said = ask_hub("owner/name", tmp_path, **how)
-    assert "cannot be reached" in said and "give its folder" in said
+    monkeypatch.setattr(hub, "fetch", fetch)
+    found = find_model("owner/name", events.append)
+    assert found is not None and (found.folder, found.name) == (tmp_path, "owner/name")
+    assert events == ["fetching owner/name from the hub", "owner/name"]
+    assert find_model("owner/name", events.append, lambda: True) is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,13 +22,19 @@ import pytest
 from baton.deploy import processes
 from baton.deploy.chat import ChatClient
 from baton.deploy.instance import live_instances, processes_of, read_environment, read_status
-from baton.deploy.serve import check_port
-from baton.runtime.config import RouterConfig
-from baton.runtime.errors import ConfigError
 from baton.runtime.registry import DirectoryRegistry
 
 Wait = Callable[[Callable[[], bool]], bool]
 STAND_IN = Path(__file__).with_name("stand_in.py")
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+    "max_position_embeddings": 64,
+}
 
 
 class Served:
@@ -68,9 +75,11 @@ class Served:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
+    """What can be known of it without torch is right; nobody reads the weights."""
     folder = tmp_path / "stand-in"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "model.safetensors").touch()
     return folder
 
 
@@ -111,6 +120,19 @@ def test_a_ready_server_answers_and_ctrl_c_leaves_nothing(serving: Callable[...,
     assert processes_of(instance_id) == []
     assert not folder.exists()
     assert "prefill-0 ready" in served.seen and "no process is left" in served.seen
+    for name in ("prefill-0", "decode-0"):  # told before it is ready, also where that is soon
+        assert re.search(
+            rf"{name} loading weights: 25 % of 4.29 GB\n.*{name} ready", served.seen, re.S
+        )
+
+
+def test_the_curl_line_is_right_in_a_shell_whatever_the_models_name(model: Path) -> None:
+    served = Served(model.rename(model.with_name("it's mine")), "process")
+    try:
+        words = shlex.split(served.until(r"^  (curl .*)$")[1])
+        assert json.loads(words[words.index("-d") + 1])["model"] == "it's mine"
+    finally:
+        assert served.interrupt()[0] == 0
 
 
 def test_it_is_ready_only_when_the_router_is_linked_to_every_worker(
@@ -181,6 +203,30 @@ def test_a_killed_worker_is_started_again_and_said(serving: Callable[..., Served
 def test_a_wrong_model_ends_it_with_one_message(serving: Callable[..., Served]) -> None:
     code, err = serving(fault="bad-model").finish()
     assert (code, err) == (78, "baton: error: model.safetensors lacks a tensor\n")
+
+
+def test_a_model_that_no_worker_could_serve_is_refused_before_anything_starts(
+    serving: Callable[..., Served], model: Path
+) -> None:
+    (model / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["NewForCausalLM"]}))
+    served = serving("ray")
+    code, err = served.finish()
+    assert code == 78
+    assert "config.json: architectures" in err and "NewForCausalLM" in err
+    assert served.seen == ""
+
+
+def test_a_missing_shard_is_told_before_anything_starts(
+    serving: Callable[..., Served], model: Path
+) -> None:
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    served = serving("ray")
+    code, err = served.finish()
+    assert code == 78
+    assert f"{model / 'model-2.safetensors'}: missing shard" in err and "it holds b" in err
+    assert served.seen == ""
 
 
 def test_a_crashing_worker_ends_it_with_the_end_of_its_log(serving: Callable[..., Served]) -> None:
@@ -279,8 +325,3 @@ def test_under_ray_workers_outlive_its_head_and_are_adopted(
     served.until(r"decode-0 died \(signal 9\); started again")
     assert served.interrupt()[0] == 0
     assert processes_of(instance_id) == []
-
-
-def test_a_host_that_is_none_is_not_told_as_a_port_in_use() -> None:
-    with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid.*give a name"):
-        check_port(RouterConfig(host="no.such.host.invalid"))

@@ -17,6 +17,7 @@ from baton.deploy.instance import (
     JobStatus,
     is_locked,
     processes_of,
+    read_progress,
     read_status,
 )
 from baton.deploy.process_launcher import ProcessLauncher, lacks_keeper, spawn_keepers
@@ -67,6 +68,20 @@ def test_a_killed_child_is_started_again(instance: Instance, start: Start, wait_
     second = status(instance, "a")
     assert second.pid != first.pid and alive(second.pid)
     assert second.ended == "signal 9"
+
+
+def test_what_a_child_said_of_its_start_goes_before_the_next(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    code = (
+        "import os, time; path = os.environ['BATON_PROGRESS_FILE']; "
+        "open(path, 'a').write('half '); time.sleep(600)"
+    )
+    first = start(python_job("a", code))
+    assert wait_for(lambda: read_progress(instance.folder, "a") == "half ")
+    os.kill(first.pid, signal.SIGKILL)
+    assert wait_for(lambda: status(instance, "a").starts == 2)
+    assert wait_for(lambda: read_progress(instance.folder, "a") == "half ")
 
 
 def test_a_child_that_says_its_configuration_is_wrong_is_given_up(

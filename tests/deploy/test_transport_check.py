@@ -96,7 +96,7 @@ def test_a_gpu_that_is_not_there_leaves_the_hosts_findings(
     monkeypatch.setattr(transport_check, "visible_gpus", none)
     script(monkeypatch, {None: 6.5, "tcp": 1.25})
     found = transport(HandoffConfig(), "cuda")
-    assert [finding.name for finding in found] == ["nixl", "nixl over tcp"]
+    assert [finding.name for finding in found] == ["nixl transport", "nixl over tcp"]
 
 
 def test_a_gpu_whose_memory_cannot_be_read_fails(

@@ -16,7 +16,6 @@ import pytest
 
 from baton.deploy import worker_process
 from baton.deploy.worker_process import (
-    LoadProgress,
     WorkerProcess,
     _listen,
     _watch_quarantine,
@@ -311,24 +310,3 @@ async def test_a_role_begins_with_a_step_that_ends_well() -> None:
     engine.break_slices = {0}
     with pytest.raises(EngineError, match="not finite"):
         await first_step(engine, pool)
-
-
-def test_loading_is_told_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[dict[str, object]] = []
-
-    class Log:
-        def info(self, event: str, **fields: object) -> None:
-            said.append({"event": event, **fields})
-
-    monkeypatch.setattr(worker_process, "log", Log())
-    now = [100.0]
-    progress = LoadProgress(lambda: now[0])
-    for second in range(10):
-        now[0] = 100.0 + second
-        progress(second * 10, 200)
-    assert [(line["event"], line["percent"]) for line in said] == [
-        ("loading weights", 15.0),
-        ("loading weights", 30.0),
-        ("loading weights", 45.0),
-    ]
-    assert (said[-1]["done_bytes"], said[-1]["total_bytes"], said[-1]["seconds"]) == (90, 200, 9.0)

@@ -1,0 +1,33 @@
+"""Whether a port can be listened on, asked before anything starts. Keeps no state."""
+
+from __future__ import annotations
+
+import socket
+
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import ConfigError
+
+
+def check_port(router: RouterConfig) -> None:
+    """Raise ConfigError where the router could not listen."""
+    try:
+        bind(router.host, router.port)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--host {router.host}: {error.strerror or error}; give a name or an address of "
+            "this machine"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"port {router.port} on {router.host} cannot be used ({error.strerror or error}): "
+            "stop what listens there, or choose another --port"
+        ) from error
+
+
+def bind(host: str, port: int) -> None:
+    """Take a port as a server would, and let go of it. Raises OSError; its gaierror for a host
+    that is none."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)

@@ -1,0 +1,65 @@
+"""Loading is told in the log and in the keeper's file: first, last, and every few seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.deploy import load_progress
+from baton.deploy.instance import PROGRESS_KEY, read_progress
+from baton.deploy.load_progress import LoadProgress
+
+Said = list[dict[str, object]]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    """What is logged."""
+    lines: Said = []
+
+    class Log:
+        def info(self, event: str, **fields: object) -> None:
+            lines.append({"event": event, **fields})
+
+        warning = info
+
+    monkeypatch.setattr(load_progress, "log", Log())
+    monkeypatch.delenv(PROGRESS_KEY, raising=False)
+    return lines
+
+
+def test_loading_is_told_at_its_ends_and_every_few_seconds(said: Said) -> None:
+    now = [100.0]
+    progress = LoadProgress(lambda: now[0])
+    for second in range(8):
+        now[0] = 100.0 + second
+        progress(second * 10, 200)
+    progress(200, 200)
+    assert [(line["event"], line["percent"]) for line in said] == [
+        ("loading weights", 0.0),
+        ("loading weights", 15.0),
+        ("loading weights", 30.0),
+        ("loading weights", 100.0),
+    ]
+    assert (said[-1]["done_bytes"], said[-1]["total_bytes"], said[-1]["seconds"]) == (200, 200, 7.0)
+
+
+def test_whoever_waits_reads_it_in_words(
+    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert read_progress(tmp_path, "decode-0") == ""
+    monkeypatch.setenv(PROGRESS_KEY, str(tmp_path / "decode-0.progress"))
+    progress = LoadProgress()
+    progress(400_000_000, 1_600_000_000)
+    assert read_progress(tmp_path, "decode-0") == "loading weights: 25 % of 1.60 GB"
+    progress(1_600_000_000, 1_600_000_000)
+    assert read_progress(tmp_path, "decode-0") == "loading weights: 100 % of 1.60 GB"
+
+
+def test_a_file_that_cannot_be_written_ends_no_loading(
+    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(PROGRESS_KEY, str(tmp_path / "removed" / "decode-0.progress"))
+    LoadProgress()(1, 2)
+    assert "not left for the keeper" in str(said[-1]["event"])

@@ -1,0 +1,34 @@
+"""A port that cannot be listened on is told with the option to change."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from baton.deploy.ports import bind, check_port
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import ConfigError
+
+
+def test_a_host_that_is_none_is_not_told_as_a_port_in_use() -> None:
+    with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid.*give a name"):
+        check_port(RouterConfig(host="no.such.host.invalid"))
+
+
+def test_a_port_that_is_taken_and_one_that_is_free_again() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} on 127\.0\.0\.1.*another --port"):
+            check_port(RouterConfig(port=port))
+        with pytest.raises(OSError, match="in use"):
+            bind("127.0.0.1", port)
+    check_port(RouterConfig(port=port))
+    bind("127.0.0.1", port)  # what was tried is let go of
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"on 192\.0\.2\.1 cannot be used"):
+        check_port(RouterConfig(host="192.0.2.1"))  # of a network for examples alone
