@@ -71,6 +71,21 @@ async def test_a_crowd_that_vanishes_leaves_nothing(pair: Any, client: httpx.Asy
     await asyncio.to_thread(pair.quiet, 10)
 
 
+@pytest.mark.parametrize("path", [COMPLETE, "/v1/chat/completions"])
+async def test_a_body_just_over_the_default_limit_is_refused_for_its_size(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    limit = 8 << 20
+    bad = b'{"model":"small","prompt":"' + b"a" * limit + b'"}'
+    answer = await client.post(path, content=bad)
+    assert answer.status_code == 413
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and str(limit) in error["message"], error
+    just_fits = b"{" + b" " * (limit - 2) + b"}"
+    assert (await client.post(path, content=just_fits)).status_code == 400  # for what it lacks
+    await served(client)
+
+
 async def test_no_prompt_is_in_a_log(pair: Any, client: httpx.AsyncClient) -> None:
     secret = "xyzzy plugh"
     for body in (

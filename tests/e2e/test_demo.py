@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -73,6 +74,37 @@ def test_serve_answers_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
         process.kill()
         process.communicate(timeout=10)
     assert marked(marker) == []
+
+
+@pytest.mark.timeout(120)
+def test_the_curl_that_the_demo_prints_is_answered_in_the_shell(tmp_path: Path) -> None:
+    """As a stranger copies it: the whole line, unchanged."""
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--port", "0", "--launcher", "process"],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        url = _ready_url(process)
+        lines = iter(process.stdout or ())
+        line = next(line for line in lines if line.lstrip().startswith("curl "))
+        assert f"{url}/v1/chat/completions" in line
+        shell = ["/bin/sh", "-c", line]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        events = [part for part in done.stdout.split("\n\n") if part]
+        assert events[-1] == "data: [DONE]", done.stdout
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert any(choice["delta"].get("content") for choice in choices), done.stdout
+        assert [c["finish_reason"] for c in choices if c["finish_reason"]] in (["stop"], ["length"])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
 
 
 def _ready_url(process: Any) -> str:
