@@ -33,7 +33,7 @@ class ChatPrompt:
         """The tools that the model is told of, and what it may call. Raises InvalidRequest where
         the model cannot be told, or its calls could not be read."""
         tools = request.tools or ()
-        if not tools or request.tool_choice == "none":
+        if self._template is None or not tools or request.tool_choice == "none":
             return (), None
         self._check_tools()
         if not self._reads_calls:
@@ -62,7 +62,7 @@ class ChatPrompt:
         return self._template.render(self._support.suited(plain), plain_tools(tools))
 
     def _check_tools(self) -> None:
-        if self._template is not None and not self._support.tools:
+        if not self._support.tools:
             raise InvalidRequest(
                 f"tools: the chat template of {self._model!r} takes none: leave them out, or use "
                 "a model that is made for tools",

@@ -224,6 +224,7 @@ class _Begun:
         self.value_end = -1
         self._depth = 0
         self._in_string = False
+        self._past_key = False
 
     def end(self, text: str, final: bool) -> int | None:
         """Where the call ends, None if that is not known yet. Raises _NoCall."""
@@ -275,6 +276,8 @@ class _Begun:
             self._at += 1
             if sign == '"':
                 self._in_string = not self._in_string
+                if not self._in_string and not self._past_key:
+                    self._check_first_key(text[self.value : self._at])
             elif sign == "\\" and self._in_string:
                 self._at += 1
             elif sign in "{[" and not self._in_string and self._depth < MOST_DEPTH:
@@ -286,6 +289,12 @@ class _Begun:
             if self._depth == 0:
                 self.value_end = self._at
                 return
+
+    def _check_first_key(self, text: str) -> None:
+        """Lets go of an answer in JSON that is no call, before all of it has come."""
+        self._past_key = True
+        if self.name is None and text[text.index('"') + 1 : -1] not in _BESIDE:
+            raise _NoCall
 
 
 def _refuse(constant: str) -> None:

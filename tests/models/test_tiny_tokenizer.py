@@ -18,6 +18,8 @@ from baton.models.conversation import Conversation
 from baton.models.tiny_tokenizer import ENTRIES, SPECIAL_TOKENS, ChatEncoder
 from baton.router.chat_template import ChatTemplate
 from baton.router.tokenizer import HfTokenizer
+from baton.router.tool_calls import Calling, CallParser
+from baton.router.tool_support import support_of
 
 TOKENIZER = tiny_tokenizer.train()
 ENCODER = ChatEncoder(TOKENIZER)
@@ -115,15 +117,35 @@ async def test_the_router_tokenizes_what_was_trained_on(folder: Path) -> None:
         HfTokenizer(folder / "tokenizer.json"),
     )
     for talk in talks():
-        if talk.tools:
-            continue
-        prompt = template.render(list(talk.messages[:-1]))
+        prompt = template.render(list(talk.messages[:-1]), list(talk.tools))
         ids = await tokenizer.encode(prompt, add_special_tokens=False)
         _, start, end = ENCODER.encode(talk).answers[-1]
         assert tuple(ids) == ENCODER.encode(talk).ids[:start]
         answer = ENCODER.encode(talk).ids[start : end - 1]
         assert tokenizer.decode(answer) == talk.messages[-1]["content"]
     await tokenizer.close()
+
+
+def test_the_router_reads_the_calls_that_were_trained_on() -> None:
+    form = support_of(ChatTemplate(tiny_tokenizer.CHAT_TEMPLATE, {})).form
+    assert form is not None
+    seen = 0
+    for talk in talks():
+        names = frozenset(tool["function"]["name"] for tool in talk.tools)
+        for message in talk.messages:
+            if message["role"] != "assistant":
+                continue
+            parser = CallParser(Calling(form, names))
+            told = tiny_tokenizer.texts(Conversation((message,), ("",), (), frozenset()))[0]
+            text, calls = parser.push(told.removeprefix("<|assistant|>"))
+            rest, more = parser.flush()
+            assert text + rest == (message["content"] or "")
+            wanted = [each["function"] for each in message.get("tool_calls", ())]
+            assert [call.name for call in calls + more] == [each["name"] for each in wanted]
+            for call, each in zip(calls + more, wanted, strict=True):
+                assert call.arguments == json.dumps(each["arguments"], ensure_ascii=False)
+            seen += len(wanted)
+    assert seen > 5
 
 
 @pytest.mark.parametrize(

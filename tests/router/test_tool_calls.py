@@ -126,6 +126,7 @@ NOT_CALLS: list[tuple[str, str]] = [
     ("llama", f"Here: {BARE}"),
     ("llama", '{"name": "Anna", "parameters": {}}'),
     ("llama", '{"answer": [1, 2]} is the answer'),
+    ("llama", '{"n\\u0061me": "f", "parameters": {}}'),
     ("llama", "{not JSON} <|python_tag|>"),
     ("llama", '<|python_tag|>f.call(a="b")'),
     ("mistral", "[TOOL_CALLS] []"),
@@ -232,8 +233,8 @@ def test_content_is_not_held_longer_than_it_must_be() -> None:
     assert parser.push("three <tool") == (" \nthree", [])
     assert parser.push("s>") == (" <tools>", [])
     assert parser.push("<tool_call>f") == ("<tool_call>f", [])  # no object: no call
-    assert parser.push('<tool_call>{"a" ') == ("", [])
-    assert parser.push("b <b>") == ('<tool_call>{"a" b <b>', [])  # no JSON: no call
+    assert parser.push('<tool_call>{"name" ') == ("", [])
+    assert parser.push("b <b>") == ('<tool_call>{"name" b <b>', [])  # no JSON: no call
 
 
 @pytest.mark.parametrize(
