@@ -104,7 +104,8 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
         workers.append(Job(name, _baton("worker", *own, *shared), grace_s(options.config)))
-    router_grace_s = options.config.router.drain_s + 2 * END_S  # streams are told, too
+    leaving = options.config.router
+    router_grace_s = leaving.leave_s + leaving.drain_s + 2 * END_S  # streams are told, too
     return [Job(ROUTER_JOB, _baton(*router), router_grace_s), *workers]
 
 

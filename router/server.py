@@ -105,7 +105,7 @@ async def _serve(
     listener: socket.socket,
     ready: Callable[[str], None] | None,
 ) -> None:
-    drain_s = router.config.drain_s
+    drain_s, leave_s = router.config.drain_s, router.config.leave_s
     server = _Server(
         uvicorn.Config(
             Gate(build_app(router), router.config.api_keys),
@@ -122,12 +122,21 @@ async def _serve(
         on_started=lambda: ready(url_of(listener)) if ready is not None else None,
     )
 
-    def stop() -> None:
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
         """Nobody new; who is there may finish for a while, and is told before the end."""
-        if not router.stopping:
-            router.stopping = True
+        if not server.should_exit:
             server.should_exit = True
-            asyncio.get_running_loop().call_later(drain_s, dispatcher.end_all)
+            loop.call_later(drain_s, dispatcher.end_all)
+
+    def stop() -> None:
+        """Readiness goes off first, for balancers to hear of it. Told twice: leave now."""
+        if router.stopping:
+            leave()
+        else:
+            router.stopping = True
+            loop.call_later(leave_s, leave)
 
     following = asyncio.create_task(router.fleet.run(dispatcher), name="fleet")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
@@ -138,7 +147,7 @@ async def _serve(
     finally:
         stop()
         if not serving.done():
-            await asyncio.wait({serving}, timeout=drain_s + 2 * TOLD_S)
+            await asyncio.wait({serving}, timeout=leave_s + drain_s + 2 * TOLD_S)
         await dispatcher.close()
         for task in (serving, following):
             task.cancel()

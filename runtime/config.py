@@ -35,7 +35,8 @@ class RouterConfig:
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
     model_sampling: bool = True  # temperature and so on as the model's files have them
     stream_buffer_messages: int = 1024  # a slow client's own bounded buffer
-    drain_s: float = 10.0  # told to stop, open requests may finish for so long
+    leave_s: float = 0.0  # told to stop, /readyz is red for so long before the port closes
+    drain_s: float = 10.0  # then open requests may finish for so long
     request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
     max_attempts: int = 4  # placements of one request, the first included
     move_share: float = 0.2  # of what is being served, that may be placed again at once
@@ -124,6 +125,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.max_waiting": (1, 1 << 20),
     "router.max_choices": (1, 128),
     "router.stream_buffer_messages": (16, 1 << 20),
+    "router.leave_s": (0, 300),
     "router.drain_s": (0, 3600),
     "router.request_s": (0.01, 86_400),
     "router.max_attempts": (1, 16),

@@ -144,14 +144,19 @@ class Cluster:
         return held == 0 and all_here and audit["open_handoffs"] == 0 and not audit["running"]
 
     def _start_router(self) -> None:
-        address = self.folder / "router.address"
-        self._spawn("router", [*BATON, "router", "--address-file", str(address)])
+        self.url = self.start_router("router")
+
+    def start_router(self, name: str) -> str:
+        """Start one router more, or anew; its URL once it listens."""
+        address = self.folder / f"{name}.address"
+        address.unlink(missing_ok=True)
+        self._spawn(name, [*BATON, "router", "--address-file", str(address)])
         deadline = time.monotonic() + START_S
         while not address.exists() or not address.read_text():
             self._check_alive()
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
-        self.url = f"http://{address.read_text().strip()}"
+        return f"http://{address.read_text().strip()}"
 
     def _linked(self) -> int:
         try:
@@ -162,7 +167,7 @@ class Cluster:
 
     def _spawn(self, name: str, command: list[str]) -> None:
         flags = [f"--set={setting}" for setting in self.settings]
-        if name == "router":
+        if name.startswith("router"):
             flags += ["--set=router.port=0", "--model-name=small"]
         registry = str(self.folder / "registry")
         with open(self.folder / f"{name}.log", "ab") as log:

@@ -66,6 +66,68 @@ async def test_every_worker_is_started_anew_under_load_and_nothing_is_lost(
     cluster.quiet(within_s=3.0)
 
 
+class Balancer:
+    """Sends each request over a connection of its own to a router that says it is ready."""
+
+    def __init__(self, bodies: list[dict[str, Any]], expected: list[str]) -> None:
+        self._bodies, self._expected = bodies, expected
+        self.urls: dict[str, str] = {}
+        self.ready: set[str] = set()
+        self.over = False
+        self.answered = 0
+
+    async def watch(self) -> None:
+        async with httpx.AsyncClient(timeout=5) as client:
+            while not self.over:
+                for name, url in list(self.urls.items()):
+                    try:
+                        good = (await client.get(f"{url}/readyz")).status_code == 200
+                    except httpx.TransportError:
+                        good = False
+                    (self.ready.add if good else self.ready.discard)(name)
+                await asyncio.sleep(0.05)
+
+    async def keep_asking(self, first: int) -> None:
+        number = first
+        while not self.over:
+            name = sorted(self.ready)[number % len(self.ready)]
+            body = self._bodies[number % len(self._bodies)]
+            async with httpx.AsyncClient(timeout=60, verify=False) as client:
+                answer = await client.post(f"{self.urls[name]}/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            text = answer.json()["choices"][0]["text"]
+            assert text == self._expected[number % len(self._bodies)]
+            self.answered += 1
+            number += 1
+
+
+async def test_routers_are_started_anew_one_by_one_and_nothing_is_lost(
+    make_cluster: Callable[..., Any],
+) -> None:
+    cluster = make_cluster(*SETTINGS, "router.leave_s=0.5").start(1, 1)
+    bodies = [
+        {"model": "small", "prompt": f"stone {n}", "max_tokens": 20, "temperature": 0, "seed": n}
+        for n in range(6)
+    ]
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        answers = [(await client.post("/v1/completions", json=body)).json() for body in bodies]
+    balancer = Balancer(bodies, [answer["choices"][0]["text"] for answer in answers])
+    balancer.urls = {"router": cluster.url}
+    balancer.urls["router-1"] = await asyncio.to_thread(cluster.start_router, "router-1")
+    tasks = [asyncio.create_task(balancer.watch())]
+    await until(lambda: len(balancer.ready) == 2)
+    tasks += [asyncio.create_task(balancer.keep_asking(n)) for n in range(4)]
+    for name in ("router", "router-1"):
+        before = balancer.answered
+        assert await asyncio.to_thread(cluster.terminate, name) == 0
+        assert name not in balancer.ready and balancer.answered > before
+        balancer.urls[name] = await asyncio.to_thread(cluster.start_router, name)
+        await until(lambda: len(balancer.ready) == 2)
+    balancer.over = True
+    await asyncio.gather(*tasks)
+    cluster.quiet(within_s=3.0)
+
+
 async def test_a_request_too_long_for_the_drain_goes_on_elsewhere(
     make_cluster: Callable[..., Any],
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 from dataclasses import replace
 from typing import Any
@@ -224,6 +226,25 @@ async def test_stopping_lets_open_requests_end(router: Any, eventually: Any) -> 
         await eventually(lambda: running.workers["decode-0"].held)
         running.serving.cancel()
         assert (await asking).status_code == 200
+
+
+async def test_readiness_goes_off_before_the_port_closes(
+    router: Any, eventually: Any, fast_config: Any
+) -> None:
+    """A balancer needs a while to hear of it; who is told twice waits for none."""
+    async with router(config=replace(fast_config, leave_s=60.0)) as running:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await eventually(lambda: not_ready(running))
+        assert (await running.complete(max_tokens=2)).status_code == 200
+        assert not running.serving.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running.serving, 20)
+        with pytest.raises(httpx.ConnectError):
+            await httpx.AsyncClient(base_url=running.url).get("/livez")
+
+
+async def not_ready(running: Any) -> bool:
+    return bool((await running.http.get("/readyz")).status_code == 503)
 
 
 async def test_stopping_tells_streams_that_do_not_end_in_time(
