@@ -187,7 +187,8 @@ class Serving:
             if status.state == "failed" or (starting and status.starts > EARLY_DEATHS):
                 raise ConfigError(status.message or self._crash(instance, name, status.ended))
             if status.starts > before and status.state == "running":
-                self._progress(f"{name} died ({status.ended}); started again")
+                how = "ended" if status.ended == "exit code 0" else "died"  # it was drained
+                self._progress(f"{name} {how} ({status.ended}); started again")
                 self._starts[name] = status.starts
 
     def _crash(self, instance: Instance, name: str, ended: str) -> str:

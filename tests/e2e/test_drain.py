@@ -43,10 +43,12 @@ async def until(happens: Callable[[], bool], within_s: float = 60.0) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_every_worker_is_started_anew_under_load_and_nothing_is_lost(
+async def test_workers_that_end_and_change_their_role_under_load_lose_nothing(
     make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
 ) -> None:
-    cluster = make_cluster(*SETTINGS, "worker.drain_s=1.0").start(2, 2)
+    """A prefill and a decode worker are started anew; then the other decode worker becomes a
+    prefill worker, and a decode worker again. The drain is too short for many an answer."""
+    cluster = make_cluster(*SETTINGS, "worker.drain_s=0.1").start(1, 2)
     over = asyncio.Event()
     answers: list[Any] = []
 
@@ -55,15 +57,44 @@ async def test_every_worker_is_started_anew_under_load_and_nothing_is_lost(
             answers.append(await load.run(cluster.url, concurrency=12))
 
     asking = asyncio.create_task(keep_asking())
-    for name in ("prefill-0", "decode-0", "prefill-1", "decode-1"):
-        await until(lambda name=name: cluster.audit(name)["running"] > 0)  # type: ignore[misc]
+    for name in ("prefill-0", "decode-0"):
+        await until(holding(cluster, name))
         assert await asyncio.to_thread(cluster.terminate, name) == 0
         cluster.start_worker(name.split("-")[0], name)
-        await asyncio.to_thread(cluster.wait_ready, 4)
+        await asyncio.to_thread(cluster.wait_ready, 3)
+    headers = {"Authorization": "Bearer a secret of this test"}
+    address = cluster.records()["decode-1"].admin_address
+    async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+        for role in ("prefill", "decode"):
+            await until(holding(cluster, "decode-1"))
+            assert (await client.post(f"http://{address}/role/{role}")).status_code == 202
+            await until(is_a(cluster, "decode-1", role))
     over.set()
     await asking
     assert answers and not [wrong for got in answers for wrong in compare(got, expected)]
+    assert await asyncio.to_thread(moved, cluster) >= 1
     cluster.quiet(within_s=3.0)
+
+
+def holding(cluster: Any, name: str) -> Callable[[], bool]:
+    """Whether the worker has work now."""
+
+    def look() -> bool:
+        audit = cluster.audit(name)
+        return bool(audit["running"] or audit["open_handoffs"])
+
+    return look
+
+
+def is_a(cluster: Any, name: str, role: str) -> Callable[[], bool]:
+    return lambda: (name, role) in {(r.worker_id, r.role) for r in cluster.records().values()}
+
+
+def moved(cluster: Any) -> float:
+    """Requests that the router has placed again."""
+    text = httpx.get(f"{cluster.url}/metrics", timeout=10).text
+    (line,) = [each for each in text.splitlines() if each.startswith("baton_migrations_total ")]
+    return float(line.split()[1])
 
 
 class Balancer:
@@ -104,7 +135,7 @@ class Balancer:
 async def test_routers_are_started_anew_one_by_one_and_nothing_is_lost(
     make_cluster: Callable[..., Any],
 ) -> None:
-    cluster = make_cluster(*SETTINGS, "router.leave_s=0.5").start(1, 1)
+    cluster = make_cluster(*SETTINGS, "router.leave_s=0.5").start(0, 1)
     bodies = [
         {"model": "small", "prompt": f"stone {n}", "max_tokens": 20, "temperature": 0, "seed": n}
         for n in range(6)
@@ -125,56 +156,4 @@ async def test_routers_are_started_anew_one_by_one_and_nothing_is_lost(
         await until(lambda: len(balancer.ready) == 2)
     balancer.over = True
     await asyncio.gather(*tasks)
-    cluster.quiet(within_s=3.0)
-
-
-async def test_a_request_too_long_for_the_drain_goes_on_elsewhere(
-    make_cluster: Callable[..., Any],
-) -> None:
-    cluster = make_cluster(*SETTINGS, "worker.drain_s=0.2").start(0, 2)
-    body = {"model": "small", "prompt": "a stone", "max_tokens": 400, "ignore_eos": True}
-    body |= {"temperature": 0, "seed": 5}
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
-        whole = (await client.post("/v1/completions", json=body)).json()["choices"][0]
-        asking = asyncio.create_task(client.post("/v1/completions", json=body))
-        names = ("decode-0", "decode-1")
-        await until(lambda: any(cluster.audit(name)["running"] for name in names))
-        (busy,) = [name for name in names if cluster.audit(name)["running"]]
-        began = time.monotonic()
-        assert await asyncio.to_thread(cluster.terminate, busy) == 0
-        assert time.monotonic() - began < 8.0
-        assert (await asking).json()["choices"][0] == whole
-
-
-def test_the_admin_port_drains_with_the_token_alone(make_cluster: Callable[..., Any]) -> None:
-    cluster = make_cluster(*SETTINGS).start(1, 1)
-    address = cluster.records()["prefill-0"].admin_address
-    url = f"http://{address}/drain"
-    assert httpx.post(url, timeout=10).status_code == 401
-    headers = {"Authorization": "Bearer a secret of this test"}
-    assert httpx.post(url, headers=headers, timeout=10).status_code == 202
-    assert cluster.wait_end("prefill-0") == 0
-    body = {"model": "small", "prompt": "a stone in the river", "max_tokens": 3}
-    assert httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).status_code == 200
-
-
-async def test_a_worker_changes_its_role_under_load_and_nothing_is_lost(
-    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
-) -> None:
-    """decode-1 becomes the only prefill worker, and a decode worker again."""
-    cluster = make_cluster(*SETTINGS, "worker.drain_s=1.0").start(1, 2)
-    cluster.terminate("prefill-0")
-    for role in ("prefill", "decode"):
-        running = asyncio.create_task(load.run(cluster.url, concurrency=12))
-        await until(lambda: cluster.audit("decode-0")["running"] > 0)
-        address = cluster.records()["decode-1"].admin_address
-        headers = {"Authorization": "Bearer a secret of this test"}
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            url = f"http://{address}/role/{role}"
-            assert (await client.post(url)).status_code == 202
-        await until(lambda role=role: cluster.records()["decode-1"].role == role)  # type: ignore[misc]
-        assert not compare(await running, expected)
-        assert not compare(await load.run(cluster.url, concurrency=12), expected)
-        if role == "prefill":
-            assert cluster.total("baton_handoffs_total", outcome="completed") > 0
     cluster.quiet(within_s=3.0)
