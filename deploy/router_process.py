@@ -41,7 +41,7 @@ def run_router(
             config,
             model_folder=model_folder,
             model_name=model_name,
-            registry=DirectoryRegistry(registry_folder),
+            registry=DirectoryRegistry(registry_folder, secret=token),
             token=token,
             ready=ready,
         )

@@ -72,7 +72,8 @@ def run_worker(
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint)
     check_worker_id(worker_id)
-    registry = DirectoryRegistry(registry_folder)  # before the model: it may have to be refused
+    # before the model: it may have to be refused
+    registry = DirectoryRegistry(registry_folder, secret=token)
     started = time.monotonic()
     settings = config.worker
     engine = build_engine(

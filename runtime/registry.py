@@ -10,10 +10,12 @@ one machine and for tests, with nothing to install.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import time
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -50,10 +52,15 @@ class Registry(Protocol):
 
 class DirectoryRegistry:
     """Announcements as files, replaced atomically; the newest of a worker id wins. Raises
-    ConfigError if its folder cannot be made, or is open to others."""
+    ConfigError if its folder cannot be made, or is open to others.
 
-    def __init__(self, folder: Path, ttl_s: float = 15.0) -> None:
+    With a `secret` each announcement proves that its writer had it, and others are passed over:
+    whoever connects to what the registry names gives one. Without, all are listed."""
+
+    def __init__(self, folder: Path, ttl_s: float = 15.0, secret: str = "") -> None:
         self._folder = folder
+        self._key = blake2b(secret.encode(), digest_size=32, person=b"baton-registry").digest()
+        self._proven = bool(secret)
         self._ttl_s = ttl_s
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,7 +74,7 @@ class DirectoryRegistry:
     def announce(self, record: WorkerRecord) -> None:
         path = self._path(record.worker_id)
         draft = path.with_suffix(f".{record.boot_id}.draft")
-        draft.write_text(json.dumps(asdict(record)))
+        draft.write_text(json.dumps(asdict(record) | {"proof": self._proof(record)}))
         os.replace(draft, path)
 
     def withdraw(self, worker_id: str, boot_id: str) -> None:
@@ -87,11 +94,21 @@ class DirectoryRegistry:
         try:
             if time.time() - path.stat().st_mtime > self._ttl_s:
                 return None
-            record = WorkerRecord(**json.loads(path.read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
+            found = json.loads(path.read_text())
+            proof = str(found.pop("proof", ""))
+            record = WorkerRecord(**found)
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
             return None  # withdrawn meanwhile, or not one of ours
         texts = (record.worker_id, record.boot_id, record.address, record.admin_address)
-        return record if all(isinstance(text, str) for text in texts) else None
+        if not all(isinstance(text, str) for text in texts):
+            return None
+        if self._proven and not hmac.compare_digest(proof.encode(), self._proof(record).encode()):
+            return None  # not of this cluster
+        return record
+
+    def _proof(self, record: WorkerRecord) -> str:
+        text = json.dumps(asdict(record), sort_keys=True)
+        return blake2b(text.encode(), key=self._key, digest_size=16).hexdigest()
 
 
 def _check_owner(folder: Path) -> None:

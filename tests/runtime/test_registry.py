@@ -80,6 +80,34 @@ def test_no_draft_is_left_and_others_of_the_host_cannot_look_in(tmp_path: Path) 
     assert (tmp_path / "deep/folder").stat().st_mode & 0o077 == 0
 
 
+def test_an_announcement_without_the_secret_is_passed_over(tmp_path: Path) -> None:
+    ours, theirs = (DirectoryRegistry(tmp_path, secret=word) for word in ("ours", "theirs"))
+    ours.announce(ONE)
+    theirs.announce(TWO)
+    assert ours.workers() == [ONE] and theirs.workers() == [TWO]
+    DirectoryRegistry(tmp_path).announce(TWO)  # by whoever has no secret at all
+    assert ours.workers() == [ONE]
+    assert DirectoryRegistry(tmp_path).workers() == [ONE, TWO]  # for a list, nothing is asked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"address": "10.0.0.1:1"}, {"boot_id": "f" * 32}, {"role": "prefill"}, {"pid": 1}]
+    + [{"proof": ""}, {"proof": None}, {"proof": "é" * 32}, {"proof": "0" * 32}],
+)
+def test_a_changed_announcement_is_none(tmp_path: Path, change: dict[str, object]) -> None:
+    registry = DirectoryRegistry(tmp_path, secret="s")
+    registry.announce(ONE)
+    file = tmp_path / "decode-0.worker"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps(told | change))
+    assert registry.workers() == []
+    file.write_text(json.dumps(told))
+    assert registry.workers() == [ONE]
+    registry.withdraw(ONE.worker_id, ONE.boot_id)
+    assert not file.exists()
+
+
 def test_two_registries_of_one_folder_see_each_other(tmp_path: Path) -> None:
     DirectoryRegistry(tmp_path).announce(ONE)
     assert DirectoryRegistry(tmp_path).workers() == [ONE]
