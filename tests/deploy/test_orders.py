@@ -71,7 +71,7 @@ def test_an_order_carries_the_instances_token_and_its_end_is_waited_for(
 ) -> None:
     monkeypatch.setattr(orders, "LOOK_S", 0.01)
     announce(ready, "decode-0", admin.address)
-    announce(ready, "decode-1", admin.address)
+    announce(ready, "decode-1", admin.address, boot="d")
     said: list[str] = []
 
     def leave() -> None:
@@ -146,7 +146,7 @@ def test_a_role_is_ordered_and_its_change_waited_for(
 ) -> None:
     monkeypatch.setattr(orders, "LOOK_S", 0.01)
     announce(ready, "decode-0", admin.address)
-    announce(ready, "decode-1", admin.address)
+    announce(ready, "decode-1", admin.address, boot="d")
     said: list[str] = []
     coming = become(ready, admin, "prefill")
     change_role("decode-0", "prefill", None, said.append)
@@ -162,7 +162,7 @@ def test_a_worker_that_comes_back_as_what_it_was_is_told(
 ) -> None:
     monkeypatch.setattr(orders, "LOOK_S", 0.01)
     announce(ready, "decode-0", admin.address)
-    announce(ready, "decode-1", admin.address)
+    announce(ready, "decode-1", admin.address, boot="d")
     coming = become(ready, admin, "decode")
     with pytest.raises(Unavailable, match="did not become a prefill worker"):
         change_role("decode-0", "prefill", None, lambda line: None)
