@@ -188,6 +188,8 @@ class Handoffs:
     def _give_up(self, candidate: worker_pb2.Candidate, error: BatonError) -> None:
         say = log.info if isinstance(error, Draining) else log.warning
         say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
+        if isinstance(error, LeaseLost):
+            metrics.LEASES_EXPIRED.inc()
         if isinstance(error, WorkerLost | LeaseLost):
             self._peers.forget(candidate.boot_id)
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 
 from baton.decode_worker import credit
 from baton.decode_worker.holdings import Holdings
-from baton.decode_worker.sequences import Group, Phase, Request, Sequence
+from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
 from baton.engine.batch import Drawn, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk, ChunkScheduler
-from baton.runtime import identity
+from baton.runtime import identity, metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import (
     EngineError,
@@ -49,12 +49,12 @@ class StepPlan:
 @dataclass(slots=True)
 class StepOutcome:
     """What a step has brought: tokens, sequences whose numbers were not finite, those that could
-    not be computed, and how many tokens of prompts are computed now."""
+    not be computed, and the chunks of prompts that are computed now."""
 
     drawn: list[tuple[Sequence, Drawn]] = field(default_factory=list)
     broken: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, EngineError]] = field(default_factory=list)
-    prompt_tokens: int = 0
+    chunks: list[Chunk[Group]] = field(default_factory=list)
 
 
 class DecodeScheduler:
@@ -108,7 +108,8 @@ class DecodeScheduler:
             raise Overloaded(f"{len(self._waiting)} requests wait for KV room on this worker")
         first = request.sequences[0]
         tokens = first.span(0, first.length)
-        group = self._group(request, list(request.sequences), tokens, request.local)
+        local: Local = "placed" if request.local else None
+        group = self._group(request, list(request.sequences), tokens, local)
         wanted = sum(sequence.promised for sequence in group.sequences)
         longest = credit.blocks_for(len(request.prompt) + request.max_tokens, self._pool.block_size)
         if max(wanted, longest) > self._pool.total:
@@ -141,6 +142,7 @@ class DecodeScheduler:
     def to_local(self, group: Group) -> None:
         """No prefill worker is left: compute the group's prompt here, from its matched blocks."""
         self.holdings.lease_ended(group)
+        group.local = "no_candidate"
         self._start_prefill(group)
 
     def fetched(self, group: Group) -> None:
@@ -157,8 +159,9 @@ class DecodeScheduler:
             group.phase = Phase.OVER
             return
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
-        again = self._group(group.request, sequences, group.tokens, group.local)
-        self._wait_again(again)
+        waits = self._group(group.request, sequences, group.tokens, group.local)
+        waits.again = group.again
+        self._wait_again(waits)
 
     def youngest_fetching(self) -> Group | None:
         fetching = [group for group in self._granted if group.phase is Phase.FETCHING]
@@ -260,7 +263,7 @@ class DecodeScheduler:
             yield from group.sequences
 
     def _group(
-        self, request: Request, sequences: list[Sequence], tokens: list[int], local: bool
+        self, request: Request, sequences: list[Sequence], tokens: list[int], local: Local
     ) -> Group:
         names = identity.chain(self._key, request.root, tokens, self._pool.block_size)
         group = Group(request, sequences, tokens, names, local)
@@ -294,7 +297,6 @@ class DecodeScheduler:
 
     def _start_prefill(self, group: Group) -> None:
         group.phase = Phase.PREFILLING
-        group.local = True
         self._chunks.add(group, len(group.tokens), group.held * self._pool.block_size)
 
     def _grow(self, sequence: Sequence) -> bool:
@@ -329,13 +331,17 @@ class DecodeScheduler:
         young_group = max(groups, key=lambda g: g.arrived_s, default=None)
         young = max(self._running, key=lambda s: s.request.arrived_s)
         self.preemptions += 1
+        metrics.PREEMPTIONS.inc()
         if young_group is not None and young_group.arrived_s >= young.request.arrived_s:
+            young_group.local = "recompute"
+            young_group.again = max(young_group.again, self._chunks.computed(young_group))
             self._chunks.remove(young_group)
             self.requeue(young_group)
             return
         self._running.remove(young)
         self.holdings.free(young)
-        group = self._group(young.request, [young], young.span(0, young.length), local=True)
+        group = self._group(young.request, [young], young.span(0, young.length), "recompute")
+        group.again = len(group.tokens)
         self._wait_again(group)
 
     def _wait_again(self, group: Group) -> None:
@@ -365,7 +371,7 @@ class DecodeScheduler:
                 outcome.failed += [(s, reason) for s in group.sequences if not s.ended]
             return
         self._chunks.commit(chunk)
-        outcome.prompt_tokens += chunk.end - chunk.start
+        outcome.chunks.append(chunk)
         self.holdings.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:
             return

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal, TypeAlias
 
 from opentelemetry.context import Context
 
@@ -29,6 +30,9 @@ class Phase(Enum):
     PREFILLING = "prefilling"  # computed here, chunk by chunk
     RUNNING = "running"  # its sequences are in the batch; the group is history
     OVER = "over"
+
+
+Local: TypeAlias = Literal["placed", "no_candidate", "recompute"] | None  # why it is prefilled here
 
 
 @dataclass(slots=True, eq=False)
@@ -129,12 +133,14 @@ class Group:
     sequences: list[Sequence]
     tokens: list[int]
     identities: list[bytes]  # of all full blocks of `tokens`
-    local: bool
+    local: Local
+    again: int = 0  # leading tokens that were computed, or drawn, before a preemption
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
     under_way: int = 0  # steps planned and not committed that compute a chunk of it
     held: int = 0  # leading blocks that were matched here
     spares: list[int] = field(default_factory=list)  # for the siblings' own partial last block
+    prefill_wall_s: float = 0.0  # of time.time(): when its prefill here began, for spans
 
     @property
     def arrived_s(self) -> float:

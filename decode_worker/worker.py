@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from baton.decode_worker import local_prefills
 from baton.decode_worker.handoffs import Fetched, Handoffs
 from baton.decode_worker.intake import to_request
 from baton.decode_worker.peers import Peers
@@ -248,7 +249,7 @@ class DecodeWorker:
                 fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))
                 fetch.add_done_callback(partial(self._fetch_ended, group))
             else:
-                metrics.LOCAL_PREFILLS.labels("placed" if request.local else "recompute").inc()
+                local_prefills.begun(group, now_wall)
 
     def _submit_step(self, plan: StepPlan) -> None:
         try:
@@ -273,6 +274,8 @@ class DecodeWorker:
             log.error("a slice was not computed", detail=str(reason))
             self._requests.fail(sequence, reason)
         self._after_ends()
+        times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
+        local_prefills.computed(outcome.chunks, *times, self._pool.block_size)
 
     def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
@@ -289,7 +292,6 @@ class DecodeWorker:
         metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
         metrics.MEMORY_SHORTAGES.inc(result.shortages)
         metrics.TOKENS.labels("output").inc(len(outcome.drawn))
-        metrics.TOKENS.labels("prompt").inc(outcome.prompt_tokens)
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s
@@ -307,8 +309,8 @@ class DecodeWorker:
                 self._scheduler.fetched(group)
                 group.request.batched_wall_s = self._wall()
             elif group.live:
-                metrics.LOCAL_PREFILLS.labels("no_candidate").inc()
                 self._scheduler.to_local(group)
+                local_prefills.begun(group, self._wall())
         except OutOfBlocks:
             log.info("a grant is taken back: its quarantined blocks cannot be replaced")
         except BatonError as error:

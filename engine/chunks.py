@@ -61,6 +61,10 @@ class ChunkScheduler(Generic[Key]):
     def remove(self, key: Key) -> None:
         self._prompts.pop(key, None)
 
+    def computed(self, key: Key) -> int:
+        """Leading tokens of this prompt that are in its blocks."""
+        return self._prompts[key].computed
+
     @property
     def remaining_tokens(self) -> int:
         return sum(p.total - p.computed for p in self._prompts.values())

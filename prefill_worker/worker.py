@@ -102,6 +102,8 @@ class PrefillWorker:
                 link, self.admit, self._mover, self.boot_id, self._config.handoff, self._sums
             )
             metrics.HANDOFFS.labels(report.end).inc()
+            if report.end == "expired":
+                metrics.LEASES_EXPIRED.inc()
             if report.end != "closed":
                 log.warning("handoff over", end=report.end, why=str(report.failure or ""))
         finally:

@@ -138,7 +138,7 @@ TOKENIZE_SECONDS = _histogram("baton_tokenize_seconds", "Template and tokenizati
 
 TOKENS = _counter(
     "baton_tokens_total",
-    "Tokens computed or drawn: prompt tokens computed, output tokens, and tokens recomputed "
+    "Tokens computed or drawn: prompt tokens computed, output tokens, and tokens computed again "
     "after a preemption.",
     "kind",
     ("prompt", "output", "recomputed"),
@@ -206,5 +206,7 @@ PEERS = _counter(
     ("good", "degraded"),
 )
 LEASES_EXPIRED = _counter(
-    "baton_leases_expired_total", "Leases that ended by their clock, not by the reader's word."
+    "baton_leases_expired_total",
+    "Leases that ended by a clock: the granter's, which heard no close, or the reader's, which "
+    "heard no acknowledgement in time.",
 )

@@ -85,6 +85,7 @@ class Client:
         accepted: list[int] | None = None,
         deadline_ms: int = 0,
         stop: tuple[int, ...] = (),
+        trace: dict[str, str] | None = None,
     ) -> Request:
         number = len(self.requests)
         submit = worker_pb2.Submit(
@@ -101,6 +102,7 @@ class Client:
                 local=local, candidates=[] if local else self._cluster.candidates()
             ),
             deadline_ms=deadline_ms,
+            trace_context=trace,
         )
         request = Request(submit)
         self.requests.append(request)

@@ -31,7 +31,7 @@ def group(prompt: int, max_tokens: int = 100, choices: int = 1, arrived: float =
         emit=lambda output: None,
     )
     request.sequences = [Sequence(request, choice, []) for choice in range(choices)]
-    made = Group(request, request.sequences, request.prompt, [], local=True)
+    made = Group(request, request.sequences, request.prompt, [], local="placed")
     credit.promise(made, SIZE, expected_growth_tokens=8)
     return made
 

@@ -10,8 +10,16 @@ import pytest
 
 from baton.decode_worker import handoffs
 from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
-from baton.runtime.errors import BatonError, HandoffError, Incompatible, Overloaded, WorkerLost
+from baton.runtime.errors import (
+    BatonError,
+    HandoffError,
+    Incompatible,
+    LeaseLost,
+    Overloaded,
+    WorkerLost,
+)
 from baton.simulation.client import Client, Request
 from baton.simulation.cluster import Cluster
 
@@ -118,6 +126,17 @@ async def test_a_candidate_that_fails_is_not_asked_again(
     assert request.tokens() == request.expected()
     assert bench.asked == ["prefill-0", "prefill-1", "prefill-1", "prefill-1"]
     assert bench.forgotten == ([bench.boot_id("prefill-0")] if forgotten else [])
+
+
+@pytest.mark.parametrize(("error", "counted"), [(LeaseLost("silent"), 1), (WorkerLost("gone"), 0)])
+async def test_a_lease_that_has_run_out_is_counted(
+    bench: Bench, error: BatonError, counted: int
+) -> None:
+    expired: Any = metrics.LEASES_EXPIRED
+    before = expired._value.get()
+    bench.refusals["prefill-0"] = [error]
+    await bench.run()
+    assert expired._value.get() == before + counted
 
 
 async def test_when_all_stay_busy_the_request_fails_for_the_router_to_retry(

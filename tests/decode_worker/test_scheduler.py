@@ -222,12 +222,12 @@ def test_the_youngest_makes_room_and_recomputes_all_it_had() -> None:
     old, young = bench.submit([1] * 7), bench.submit([2] * 7)
     while not bench.scheduler.preemptions:
         bench.step()
-    assert len(young.sequences[0].output) > 1
     had = list(young.sequences[0].output)
-    assert bench.scheduler.running == 1 and bench.scheduler.waiting == 1
+    assert len(had) > 1 and bench.scheduler.running == bench.scheduler.waiting == 1
     bench.end(old)
     (group,) = bench.scheduler.admit()
     assert group.request is young and group.tokens == [2] * 7 + had
+    assert (group.local, group.again) == ("recompute", 7 + len(had))
     while not bench.scheduler.running:
         bench.step()
     assert young.sequences[0].output[: len(had)] == had

@@ -351,3 +351,18 @@ def test_who_has_ended_in_a_step_under_way_takes_no_place_in_the_batch() -> None
     assert not one.blocks
     bench.end(two, *waiting.sequences)
     assert bench.at_rest()
+
+
+def test_a_preempted_prompt_knows_how_much_of_it_was_computed() -> None:
+    bench = Bench(blocks=7, expected_growth_tokens=1, local_prefill_tokens=4)
+    (old,) = bench.decoding([1] * 7)
+    while old.computed < 11:
+        bench.commit(bench.plan())
+    young = bench.submit([2] * 15, max_tokens=8)
+    while not bench.scheduler.preemptions:
+        bench.commit(bench.plan())
+    assert bench.scheduler.running == 1 and young.sequences[0].output == []
+    bench.end(old)
+    (group,) = bench.scheduler.admit()
+    assert group.request is young
+    assert (group.local, group.again, len(group.tokens)) == ("recompute", 4, 15)

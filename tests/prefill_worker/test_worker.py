@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import metrics, tracing
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.client import Client
@@ -71,3 +72,27 @@ async def test_a_chunk_counts_once_though_it_was_cut_and_computed_again(
     assert request.tokens() == request.expected()
     assert spans == [(first, first + 8) for first in range(0, 40, 8)]
     assert prompt_tokens() - before == 40
+
+
+async def test_a_lease_that_nobody_closes_is_counted_when_it_ends(cluster: Cluster) -> None:
+    boot_id = cluster.prefill["prefill-0"].worker.boot_id
+    ended: Any = [metrics.LEASES_EXPIRED, metrics.HANDOFFS.labels("expired")]
+    before = [counter._value.get() for counter in ended]
+    link = cluster.handoff_stream(boot_id)
+    opening = handoff_pb2.OpenHandoff(
+        handoff_id=b"h" * 16,
+        granter_boot_id=boot_id,
+        reader_boot_id=b"r" * 16,
+        request_id="request-0",
+        attempt=1,
+        tokens=range(8),
+        prompt_tokens=8,
+        sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0),
+        choices=[0],
+        lease_ms=100,
+    )
+    await link.send(handoff_pb2.ReaderMessage(open=opening))
+    await link.receive()
+    await link.close()  # and never a word of closing the handoff
+    await cluster.quiet()
+    assert [counter._value.get() for counter in ended] == [value + 1 for value in before]

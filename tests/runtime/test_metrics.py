@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +16,19 @@ OURS = {
     for name, metric in vars(metrics).items()
     if isinstance(metric, (Counter, Gauge, Histogram))
 }
+
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = (
+    "router",
+    "prefill_worker",
+    "decode_worker",
+    "kv_transfer",
+    "engine",
+    "runtime",
+    "deploy",
+)
+OWN = ROOT / "runtime" / "metrics.py"
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -77,3 +92,40 @@ def test_no_metric_is_labelled_by_an_id() -> None:
             "peer",
             "phase",
         }
+
+
+def test_every_metric_and_every_value_of_a_label_is_used_by_the_product() -> None:
+    """What is declared and never counted is rendered as a zero that says: it never happens."""
+    used, words = set(), set()
+    for tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used |= {node.attr} if node.value.id == "metrics" else set()
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words.add(node.value)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                words.add(node.target.id)  # a field, as those of a pool's counts
+    used |= names_within(used)
+    assert len(OURS) > 25 and len(words) > 1000
+    assert set(OURS) - used == set()
+    samples = [s for metric in OURS.values() for family in metric.collect() for s in family.samples]
+    declared = {v for sample in samples for name, v in sample.labels.items() if name != "le"}
+    assert "recomputed" in declared and declared - words == set()
+
+
+def trees() -> list[ast.Module]:
+    """The product's files, without the one that declares the metrics."""
+    paths = [path for folder in PRODUCT for path in (ROOT / folder).glob("*.py") if path != OWN]
+    return [ast.parse(path.read_text(), str(path)) for path in paths]
+
+
+def names_within(used: set[str]) -> set[str]:
+    """Names that those functions of metrics.py use which the product calls."""
+    functions = [n for n in ast.parse(OWN.read_text()).body if isinstance(n, ast.FunctionDef)]
+    return {
+        node.id
+        for function in functions
+        if function.name in used
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name)
+    }

@@ -1,0 +1,138 @@
+"""Prompts computed on a decode worker: their spans are in the request's trace, and are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from baton.proto import worker_pb2
+from baton.runtime import metrics, tracing
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.simulation.client import Client
+from baton.simulation.cluster import Cluster
+
+REASONS = ("placed", "no_candidate", "recompute")
+
+
+def trace_of(number: int) -> dict[str, str]:
+    return {"traceparent": f"00-{number:032x}-00f067aa0ba902b7-01"}
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    told = {}
+    for entry in span.attributes:
+        told[entry.key.removeprefix("baton.")] = (
+            entry.value.string_value
+            if entry.value.HasField("string_value")
+            else entry.value.int_value
+        )
+    return told
+
+
+def counted() -> dict[str, float]:
+    found = {"preemptions": metrics.PREEMPTIONS._value.get()}
+    found |= {kind: metrics.TOKENS.labels(kind)._value.get() for kind in ("prompt", "recomputed")}
+    for reason in REASONS:
+        found[reason] = metrics.LOCAL_PREFILLS.labels(reason)._value.get()
+    return found
+
+
+def since(before: dict[str, float]) -> dict[str, float]:
+    return {name: value - before[name] for name, value in counted().items()}
+
+
+@pytest.fixture
+def spans(collector: tuple[Any, str]) -> Any:
+    """Ends the exporter and gives the spans of that name, in order of their start."""
+    servicer, endpoint = collector
+    tracing.setup("decode-0", endpoint)
+
+    def named(name: str) -> list[Span]:
+        tracing.shutdown(10.0)
+        found = [span for span in servicer.all if span.name == name]
+        return sorted(found, key=lambda span: span.start_time_unix_nano)
+
+    yield named
+    tracing.shutdown()
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """A decode worker with few blocks, alone."""
+    step = StepConfig(local_prefill_tokens=8, expected_growth_tokens=8)
+    handoff = HandoffConfig(mover="memory")
+    made = Cluster(Config(pool=PoolConfig(block_size=4), step=step, handoff=handoff))
+    made.add_decode("decode-0", 40)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("reason", ["placed", "no_candidate"])
+async def test_a_prompt_computed_here_has_a_prefill_workers_spans(
+    cluster: Cluster, spans: Any, reason: str
+) -> None:
+    before = counted()
+    client = Client(cluster, "decode-0")
+    request = client.submit(list(range(20)), local=reason == "placed", trace=trace_of(7))
+    await request.finished()
+    await cluster.quiet()
+    assert request.tokens() == request.expected()
+
+    chunks, (prefill,) = spans("chunk"), spans("prefill")
+    told = [attributes(chunk) for chunk in chunks]
+    assert told == [
+        {"start": start, "end": min(start + 8, 20), "local": reason} for start in (0, 8, 16)
+    ]
+    assert attributes(prefill) == {"cached_tokens": 0, "local": reason}
+    for span in [*chunks, prefill]:
+        assert span.trace_id.hex() == f"{7:032x}"
+        assert span.parent_span_id.hex() == "00f067aa0ba902b7"
+        assert prefill.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.end_time_unix_nano <= prefill.end_time_unix_nano
+    (decode,) = spans("decode")
+    assert prefill.end_time_unix_nano - decode.start_time_unix_nano < 50e6
+    news = since(before)
+    assert news[reason] == 1 and sum(news[other] for other in REASONS) == 1
+    assert (news["prompt"], news["recomputed"], news["preemptions"]) == (20, 0, 0)
+
+
+async def test_what_is_cached_is_told_and_not_counted(cluster: Cluster, spans: Any) -> None:
+    client = Client(cluster, "decode-0")
+    await client.submit(list(range(20)), local=True, max_tokens=1).finished()
+    before = counted()
+    await client.submit(list(range(20)), local=True, max_tokens=1, trace=trace_of(7)).finished()
+    await cluster.quiet()
+    (prefill,) = [span for span in spans("prefill") if span.trace_id.hex() == f"{7:032x}"]
+    assert attributes(prefill)["cached_tokens"] == 16
+    assert since(before)["prompt"] == 4
+
+
+async def test_what_is_computed_again_is_told_and_counted_apart(
+    cluster: Cluster, spans: Any
+) -> None:
+    """Nine sequences outgrow a pool that their credit let in: the youngest make room."""
+    before = counted()
+    client = Client(cluster, "decode-0")
+    requests = [
+        client.submit([i, i + 1, i + 2], max_tokens=60, local=True, trace=trace_of(i + 1))
+        for i in range(9)
+    ]
+    await asyncio.gather(*(request.finished() for request in requests))
+    await cluster.quiet()
+    news = since(before)
+    preempted = cluster.decode["decode-0"].worker.audit()["preemptions"]
+    assert news["preemptions"] == preempted > 0
+    assert news["prompt"] == 9 * 3  # once each, however often they were computed
+    again = [told for chunk in spans("chunk") if (told := attributes(chunk))["local"] != "placed"]
+    assert {told["local"] for told in again} == {"recompute"}
+    assert news["recomputed"] == sum(told["end"] - told["start"] for told in again) > 0
+    prefills = spans("prefill")
+    assert sum(attributes(span)["local"] == "recompute" for span in prefills) == news["recompute"]
+    assert {span.trace_id for span in prefills} == {
+        bytes.fromhex(f"{number + 1:032x}") for number in range(9)
+    }
+    assert all(request.end().end == worker_pb2.LENGTH for request in requests)
