@@ -3,7 +3,8 @@
 `measure` times READs through a mover that is connected already, into own free blocks that the
 caller lends. `loopback` measures this host: two processes of this module, one serving a pool and
 one reading it, with UCX asked to log the protocol that it chose, which names the transport
-for certain. NIXL does not tell it; elsewhere the name is what UCX_TLS leaves possible.
+for certain. NIXL does not tell it; elsewhere the name says what is known: what UCX_TLS leaves
+possible, and whether the bytes that were read came in over TCP.
 
     python -m baton.kv_transfer.preflight          prints one line
 """
@@ -23,7 +24,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from baton.kv_transfer.local_pool import HostPool, place_name
+from baton.kv_transfer import tcp_bytes
+from baton.kv_transfer.local_pool import DRAM, HostPool, place_name
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import BatonError, ReadFailed
@@ -33,6 +35,9 @@ READ_TIMEOUT_S = 10.0
 LOOPBACK_TIMEOUT_S = 60.0
 LOOPBACK_BLOCKS = 16
 LOOPBACK_BLOCK_BYTES = 1 << 20
+
+TO_SEE = "UCX_PROTO_INFO=y shows it"  # in UCX's own log, on the process's output
+_RDMA_DEVICES = "/sys/class/infiniband"
 
 _SHARED_MEMORY = {"cma", "shm", "sm", "sysv", "posix", "mm", "xpmem", "knem"}
 _NETWORKS = {"ib", "rc", "rc_x", "rc_v", "ud", "ud_x", "ud_v", "dc", "dc_x", "srd", "all"}
@@ -70,6 +75,17 @@ def possible_transport(ucx_tls: str) -> str:
     return "tcp" if "tcp" in named else f"UCX_TLS={ucx_tls}"
 
 
+def known_transport(ucx_tls: str, over_tcp: bool | None, here: bool) -> str:
+    """What is known of a transport that UCX chose: `over_tcp` if the bytes read were seen to come
+    in over TCP, or seen not to; `here` if nothing but this host's memory is then left."""
+    if over_tcp:
+        return "tcp"
+    possible = possible_transport(ucx_tls)
+    if over_tcp is None or possible == "tcp":
+        return possible if possible == "tcp" else f"{possible} ({TO_SEE})"
+    return f"{'shared memory' if here else 'not tcp'}, {possible} ({TO_SEE})"
+
+
 def chosen_transport(ucx_log: str) -> str | None:
     """The transport of large READs in what UCX_PROTO_INFO=y logs; None if it is not there."""
     tables = ucx_log.split("remote memory read by ucp_get")[1:]
@@ -96,9 +112,10 @@ async def measure(
     peer, mine = mover.peer(boot_id), mover.describe()
     size = peer.block_bytes * len(own)
     loop = asyncio.get_running_loop()
-    seconds = []
+    seconds: list[float] = []
+    over_tcp: set[bool | None] = set()
     for _ in range(ROUNDS + 1):
-        begun = loop.time()
+        before, begun = tcp_bytes.received(), loop.time()
         read = mover.read(boot_id, remote, own)
         done, _ = await asyncio.wait({read.landed}, timeout=READ_TIMEOUT_S)
         if not done:
@@ -106,11 +123,23 @@ async def measure(
             raise PreflightFailed(late, read.settled)
         read.landed.result()
         seconds.append(loop.time() - begun)
+        arrived = tcp_bytes.since(before)
+        if arrived is None or size / 2 <= arrived < size:
+            over_tcp.add(None)
+        else:
+            over_tcp.add(arrived >= size)
     gbps = size / statistics.median(seconds[1:]) / 1e9
-    name = transport or possible_transport(os.environ.get("UCX_TLS", ""))
+    name = transport or _name(mover, peer, over_tcp.pop() if len(over_tcp) == 1 else None)
     places = (place_name(pool.memory, pool.device_id) for pool in (peer, mine))
     memory = " to ".join(places)
     return PreflightReport(name, gbps, seconds[0] * 1e3, size, gbps < floor_gbps, memory)
+
+
+def _name(mover: Mover, peer: PeerPool, over_tcp: bool | None) -> str:
+    if mover.kind != NixlMover.kind:
+        return f"the {mover.kind} mover"
+    here = {peer.memory, mover.describe().memory} == {DRAM} and not os.path.exists(_RDMA_DEVICES)
+    return known_transport(os.environ.get("UCX_TLS", ""), over_tcp, here)
 
 
 class PreflightFailed(ReadFailed):

@@ -48,6 +48,83 @@ def test_nothing_is_named_that_is_not_known(tls: str, name: str) -> None:
     assert preflight.possible_transport(tls) == name
 
 
+UCX = "a transport of UCX's choice"
+SEE = "(UCX_PROTO_INFO=y shows it)"
+
+
+@pytest.mark.parametrize(
+    ("tls", "over_tcp", "here", "name"),
+    [
+        ("", True, True, "tcp"),
+        ("", False, True, f"shared memory, a transport of UCX's choice {SEE}"),
+        ("", False, False, f"not tcp, a transport of UCX's choice {SEE}"),
+        ("", None, True, f"a transport of UCX's choice {SEE}"),
+        ("tcp,cma", True, True, "tcp"),
+        ("tcp,cma", False, True, f"shared memory, UCX_TLS=tcp,cma {SEE}"),
+        ("rc", None, False, f"UCX_TLS=rc {SEE}"),
+        ("tcp", None, True, "tcp"),
+    ],
+)
+def test_what_was_seen_is_told_and_how_to_see_the_rest(
+    tls: str, over_tcp: bool | None, here: bool, name: str
+) -> None:
+    assert preflight.known_transport(tls, over_tcp, here) == name
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, arrivals: list[int | None]) -> None:
+    """So many bytes come in over TCP during each READ."""
+    rounds = iter(arrivals)
+    monkeypatch.setattr(preflight.tcp_bytes, "since", lambda before: next(rounds))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "told"),
+    [
+        ([256] * 6, "tcp"),
+        ([300, 256, 256, 1000, 256, 256], "tcp"),
+        ([256] * 5 + [0], UCX),  # other bytes than the READ's: nothing is known
+        ([0] * 5 + [256], UCX),
+        ([130] * 6, UCX),
+        ([None] * 6, UCX),
+        ([0] * 6, "shared memory"),
+        ([40] * 6, "shared memory"),  # a little talk beside it
+    ],
+)
+def test_tcp_is_named_where_every_reads_bytes_came_in_over_it(
+    lab: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    arrivals: list[int | None],
+    told: str,
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    monkeypatch.setattr(preflight, "_RDMA_DEVICES", str(tmp_path / "none"))
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+    stage.reader.kind = "nixl"
+    scale = lab.BLOCK_BYTES / 256
+    counting(monkeypatch, [None if n is None else int(n * scale) for n in arrivals])
+
+    async def main() -> str:
+        await stage.reader.connect(stage.granter.describe())
+        return (await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)).transport
+
+    named, _ = lab.on_virtual_time(main)
+    assert named.startswith(told)
+    (tmp_path / "none").mkdir()
+    counting(monkeypatch, [0] * 6)
+    assert lab.on_virtual_time(main)[0].startswith("not tcp")
+
+
+def test_pools_of_one_process_are_no_transport_of_ucx(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+
+    async def main() -> str:
+        await stage.reader.connect(stage.granter.describe())
+        return (await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)).transport
+
+    assert lab.on_virtual_time(main)[0] == "the memory mover"
+
+
 def test_a_slow_pair_is_called_degraded(lab: Any) -> None:
     stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
 
@@ -117,6 +194,20 @@ def test_a_pool_survives_its_line_of_json() -> None:
     pool = PeerPool(b"\xff" * 16, "nixl", b"\x00meta", 1 << 47, 4096, 3)
     fields = asdict(pool) | {"boot_id": pool.boot_id.hex(), "metadata": pool.metadata.hex()}
     assert preflight.described(json.dumps(fields)) == pool
+
+
+@pytest.mark.parametrize("tls", ["tcp", "tcp,cma"])
+async def test_a_reader_sees_by_itself_whether_its_bytes_came_over_tcp(
+    monkeypatch: pytest.MonkeyPatch, tls: str
+) -> None:
+    pytest.importorskip("nixl")
+    monkeypatch.setenv("UCX_TLS", tls)
+    monkeypatch.setattr(preflight, "possible_transport", lambda tls: "a guess")
+    report = await preflight.read_from_child(8, 1 << 20, preflight.on_host())
+    if tls == "tcp":
+        assert report.transport == "tcp"
+    else:
+        assert report.transport.startswith(("shared memory, a guess", "not tcp, a guess"))
 
 
 async def test_this_host_is_measured_over_the_named_transport(

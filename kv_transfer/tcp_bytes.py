@@ -1,0 +1,53 @@
+"""What came in over TCP: the kernel's count of bytes for each TCP socket of this process.
+
+UCX does not tell which transport it chose for a READ, and over the wrong one it is a hundred
+times slower. But the bytes of a READ over TCP arrive at a socket of the process that reads:
+counting them shows whether TCP carried it. Knows no UCX; Linux alone tells the counts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+_SOCKETS = "/proc/self/fd"
+_RECEIVED_AT = 128  # of tcpi_bytes_received, a u64 of struct tcp_info (Linux 4.1 and later)
+
+
+def received() -> dict[str, int] | None:
+    """Bytes that each open TCP socket has received so far, by its inode; None where the system
+    does not count them."""
+    counts: dict[str, int] = {}
+    try:
+        descriptors = os.listdir(_SOCKETS)
+    except OSError:
+        return None
+    for descriptor in descriptors:
+        try:
+            name = os.readlink(f"{_SOCKETS}/{descriptor}")
+            info = _tcp_info(int(descriptor)) if name.startswith("socket:") else b""
+        except OSError:
+            continue  # closed meanwhile, or of another family
+        if info:
+            if len(info) < _RECEIVED_AT + 8:
+                return None
+            (counts[name],) = struct.unpack_from("=Q", info, _RECEIVED_AT)
+    return counts
+
+
+def since(before: dict[str, int] | None) -> int | None:
+    """Bytes that have come in since `before`, as `received` gave it; None if it is not known."""
+    now = received()
+    if before is None or now is None:
+        return None
+    return sum(count - before.get(name, 0) for name, count in now.items())
+
+
+def _tcp_info(descriptor: int) -> bytes:
+    """Raises OSError if the socket is not TCP's."""
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        return borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    finally:
+        borrowed.detach()
