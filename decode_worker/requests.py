@@ -13,9 +13,17 @@ from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.engine.batch import Drawn
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import metrics, tracing
-from baton.runtime.errors import BatonError, DeadlineExceeded, HandoffError
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.errors import (
+    BatonError,
+    DeadlineExceeded,
+    Draining,
+    EngineError,
+    HandoffError,
+)
 from baton.runtime.wire import ModelLimits
+
+log = logs.get(__name__)
 
 
 class Requests:
@@ -87,6 +95,17 @@ class Requests:
             self._end_without_token(sequence, worker_pb2.CANCELLED)
 
     def fail(self, sequence: Sequence, error: BatonError) -> None:
+        if sequence.ended:
+            return
+        say = log.info if isinstance(error, Draining) else log.warning
+        (log.error if isinstance(error, EngineError) else say)(
+            "request failed",
+            request_id=sequence.request.request_id,
+            attempt=sequence.request.attempt,
+            choice=sequence.choice,
+            code=error.code,
+            detail=str(error),
+        )
         failure = worker_pb2.Failure(code=error.code, detail=str(error), retryable=error.retryable)
         self._end_without_token(sequence, worker_pb2.FAILED, failure)
 

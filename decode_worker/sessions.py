@@ -162,6 +162,7 @@ class RouterSession:
         emit: Callable[[worker_pb2.Output], None],
         error: BatonError,
     ) -> None:
+        log.info("request refused", request_id=submit.request_id, code=error.code)
         for choice in submit.choices:
             emit(
                 worker_pb2.Output(

@@ -246,7 +246,8 @@ class DecodeWorker:
             request.cached_tokens = max(request.cached_tokens, group.held * self._pool.block_size)
             metrics.PREFIX_CACHED_TOKENS.inc(group.held * self._pool.block_size)
             if group.phase is Phase.FETCHING:
-                fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))
+                with logs.bind_request(request.request_id, attempt=request.attempt):
+                    fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))
                 fetch.add_done_callback(partial(self._fetch_ended, group))
             else:
                 local_prefills.begun(group, now_wall)
@@ -271,7 +272,6 @@ class DecodeWorker:
             metrics.BROKEN_SLICES.inc()
             self._requests.fail(sequence, EngineError("the model's numbers are not finite"))
         for sequence, reason in outcome.failed:
-            log.error("a slice was not computed", detail=str(reason))
             self._requests.fail(sequence, reason)
         self._after_ends()
         times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s

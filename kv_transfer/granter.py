@@ -64,12 +64,13 @@ Send = Callable[[handoff_pb2.GranterMessage], Coroutine[Any, Any, None]]
 @dataclass(frozen=True, slots=True)
 class GrantReport:
     """`refused`: not admitted, nothing was pinned; `failure` says why, there or in a handoff
-    that was ended after the granter's own failure."""
+    that was ended after the granter's own failure. `request_id` is empty where no opening came."""
 
     end: Literal["closed", "expired", "refused"]
     offered_blocks: int = 0
     seconds: float = 0.0
     failure: Exception | None = None
+    request_id: str = ""
 
 
 async def grant(
@@ -107,19 +108,18 @@ async def _serve(
     config: HandoffConfig,
     sums: SumCache | None,
 ) -> GrantReport:
-    started = _now()
+    started, request_id = _now(), ""
     try:
-        opening = await _opening(link, boot_id, config)
-        received = _now()
+        opening = await _opening(link, config)
+        request_id, received = opening.request_id, _now()
+        _check(opening, boot_id)
         prompt = admit(opening)
     except LinkClosed as error:
         return GrantReport("refused", failure=error)
-    except Exception as error:  # the reader is told before it goes on
+    except Exception as error:  # ends this handoff; the reader is told
         await _last_word(link.send, error)
         await link.close()
-        if not isinstance(error, BatonError):
-            raise
-        return GrantReport("refused", seconds=_now() - started, failure=error)
+        return GrantReport("refused", 0, _now() - started, error, request_id)
     mover.hold_progress()
     try:
         return await _Handoff(link, opening, received, prompt, mover, boot_id, config, sums).run()
@@ -128,10 +128,8 @@ async def _serve(
         prompt.end()
 
 
-async def _opening(
-    link: GranterLink, boot_id: bytes, config: HandoffConfig
-) -> handoff_pb2.OpenHandoff:
-    """The first message. Raises HandoffError if it is none that this worker can serve."""
+async def _opening(link: GranterLink, config: HandoffConfig) -> handoff_pb2.OpenHandoff:
+    """The first message. Raises HandoffError if it does not come in time, or is another."""
     try:
         async with asyncio.timeout(config.lease_s):
             message = await link.receive()
@@ -139,7 +137,11 @@ async def _opening(
         raise HandoffError(f"no opening came in {config.lease_s:g} s") from None
     if message.WhichOneof("kind") != "open":
         raise HandoffError("a handoff begins with its opening")
-    opening = message.open
+    return message.open
+
+
+def _check(opening: handoff_pb2.OpenHandoff, boot_id: bytes) -> None:
+    """Raises HandoffError if this worker cannot serve it."""
     if opening.granter_boot_id != boot_id:
         raise HandoffError(
             f"the handoff is for worker {opening.granter_boot_id.hex()}; this one's boot id is "
@@ -147,7 +149,6 @@ async def _opening(
         )
     if opening.lease_ms == 0 or not opening.tokens or len(opening.handoff_id) != 16:
         raise HandoffError("the opening lacks a lease, tokens or a handoff id of 16 bytes")
-    return opening
 
 
 class _Handoff:
@@ -197,7 +198,8 @@ class _Handoff:
         await asyncio.gather(*tasks[1:], return_exceptions=True)
         await self._hang_up(tasks[0])
         end: Literal["closed", "expired"] = "closed" if self._closed.is_set() else "expired"
-        return GrantReport(end, self._offered, _now() - started, self._failure)
+        seconds, name = _now() - started, self._opening.request_id
+        return GrantReport(end, self._offered, seconds, self._failure, name)
 
     async def _hang_up(self, listener: asyncio.Task[None]) -> None:
         if not self._closed.is_set() and not listener.done():

@@ -20,7 +20,7 @@ from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk
 from baton.engine.probe import OVERDUE_S, Probe
 from baton.engine.step_pipeline import Over, StepPipeline
-from baton.kv_transfer.granter import grant
+from baton.kv_transfer.granter import GrantReport, grant
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.sum_cache import SumCache
 from baton.prefill_worker.intake import to_prompt
@@ -30,7 +30,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
-from baton.runtime.errors import Draining, EngineError, WorkerLost
+from baton.runtime.errors import BatonError, Draining, EngineError, Overloaded, WorkerLost
 from baton.runtime.links import Link, LinkClosed
 from baton.runtime.watermark import Watermark
 from baton.runtime.wire import ModelLimits
@@ -104,8 +104,7 @@ class PrefillWorker:
             metrics.HANDOFFS.labels(report.end).inc()
             if report.end == "expired":
                 metrics.LEASES_EXPIRED.inc()
-            if report.end != "closed":
-                log.warning("handoff over", end=report.end, why=str(report.failure or ""))
+            _tell(report)
         finally:
             self._open_handoffs -= 1
             if not self._open_handoffs:
@@ -281,3 +280,20 @@ class PrefillWorker:
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s
+
+
+def _tell(report: GrantReport) -> None:
+    """One event for each handoff: the reader alone may know that one has failed."""
+    failure = report.failure
+    harmless = failure is None or isinstance(failure, Draining | Overloaded | LinkClosed)
+    unknown = failure is not None and not isinstance(failure, BatonError)
+    say = log.info if harmless and report.end != "expired" else log.warning
+    (log.error if unknown else say)(
+        "handoff over",
+        request_id=report.request_id,
+        end=report.end,
+        offered_blocks=report.offered_blocks,
+        seconds=round(report.seconds, 4),
+        why=str(failure or ""),
+        exc_info=failure if unknown else None,
+    )

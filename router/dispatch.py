@@ -348,7 +348,8 @@ class Dispatcher:
         try:
             link.send(worker_pb2.RouterMessage(cancel=cancel))
         except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
-            log.info("cancel not sent", worker_id=link.worker_id, reason=str(error))
+            name = submission.generation.request_id
+            log.info("cancel not sent", request_id=name, worker_id=link.worker_id, why=str(error))
         link.settle(submission.wire_id)
 
     def _of(self, generation: Generation) -> list[Submission]:

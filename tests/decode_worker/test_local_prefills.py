@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton.proto import worker_pb2
 from baton.runtime import metrics, tracing
-from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.runtime.config import Config, PoolConfig, StepConfig
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
 
@@ -64,8 +64,7 @@ def spans(collector: tuple[Any, str]) -> Any:
 async def cluster() -> AsyncIterator[Cluster]:
     """A decode worker with few blocks, alone."""
     step = StepConfig(local_prefill_tokens=8, expected_growth_tokens=8)
-    handoff = HandoffConfig(mover="memory")
-    made = Cluster(Config(pool=PoolConfig(block_size=4), step=step, handoff=handoff))
+    made = Cluster(Config(pool=PoolConfig(block_size=4), step=step))
     made.add_decode("decode-0", 40)
     yield made
     await made.close()

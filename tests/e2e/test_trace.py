@@ -53,6 +53,64 @@ async def test_all_phases_of_a_request_are_in_one_trace(
         assert span.start_time_unix_nano >= request.start_time_unix_nano - 5_000_000
 
 
+async def test_a_prompt_computed_on_the_decode_worker_has_the_same_phases(
+    make_cluster: Callable[..., Any], collector: tuple[Any, str]
+) -> None:
+    servicer, endpoint = collector
+    cluster = make_cluster(
+        "router.placement=local",
+        f"telemetry.otlp_endpoint={endpoint}",
+        "step.local_prefill_tokens=64",
+    ).start(1, 1)
+    body = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
+    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        answer = await client.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+    async with asyncio.timeout(20):
+        while not set(servicer.spans) >= PHASES - {"handoff", "fetch"}:
+            await asyncio.sleep(0.1)
+    spans = servicer.all
+    assert {span.trace_id.hex() for span in spans} == {TRACE}
+    assert servicer.services == {"baton-router", "baton-decode-0"}
+    assert not {"handoff", "fetch"} & {span.name for span in spans}
+    computed = [span for span in spans if span.name in ("prefill", "chunk")]
+    for span in computed:
+        told = {entry.key: entry.value for entry in span.attributes}
+        assert told["baton.local"].string_value == "placed"
+    assert sum(span.name == "chunk" for span in computed) >= 3
+    first = servicer.spans["prefill"]
+    assert first.end_time_unix_nano <= servicer.spans["decode"].start_time_unix_nano + 50_000_000
+
+
+async def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(
+    make_cluster: Callable[..., Any], corrupting: list[str]
+) -> None:
+    """Of the reads, the first and the eleventh are spoiled: the latter is a request's own."""
+    cluster = make_cluster("router.placement=disaggregated", "step.chunk_tokens=16")
+    cluster.start(1, 1, command=corrupting)
+    body = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    cluster.quiet(10.0)
+    events = {
+        name: [json.loads(line) for line in (cluster.folder / f"{name}.log").open()]
+        for name in ("router", "decode-0", "prefill-0")
+    }
+    request_id = answer.headers["x-request-id"]
+    mine = {
+        name: {event["event"] for event in told if event.get("request_id") == request_id}
+        for name, told in events.items()
+    }
+    assert "request ended" in mine["router"]
+    assert "blocks had wrong checksums and were read again" in mine["decode-0"]
+    assert "handoff over" in mine["prefill-0"]
+    (contact,) = [e for e in events["decode-0"] if e["event"] == "peer can be read"]
+    assert contact["transport"].startswith(("tcp", "shared memory, ", "not tcp, "))
+
+
 async def test_no_prompt_text_is_in_spans_or_logs(
     make_cluster: Callable[..., Any], collector: tuple[Any, str]
 ) -> None:

@@ -1,0 +1,153 @@
+"""A handoff that fails is found by its request's id in the logs of both workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from baton.kv_transfer.memory_mover import Fate
+from baton.proto import handoff_pb2
+from baton.runtime import logs
+from baton.runtime.errors import Overloaded
+from baton.simulation.client import Client
+from baton.simulation.cluster import Cluster
+
+TOKEN = 48_613  # of every prompt here; no log may hold it
+Events = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def events(capsys: pytest.CaptureFixture[str]) -> Iterator[Events]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    logs.setup("both", "debug")
+
+    def read() -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        for event in found:
+            del event["timestamp"]
+            assert str(TOKEN) not in str(event)
+        return found
+
+    yield read
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+async def cluster(make_cluster: Callable[..., Cluster]) -> AsyncIterator[Cluster]:
+    made = make_cluster()
+    yield made
+    await made.quiet()
+
+
+def corrupt(cluster: Cluster) -> None:
+    cluster.exchange.decide = lambda attempt: Fate(corrupt=0)
+
+
+def stuck(cluster: Cluster) -> None:
+    cluster.exchange.decide = lambda attempt: Fate(stuck=attempt.number <= 1)
+
+
+def engine(cluster: Cluster) -> None:
+    cluster.prefill["prefill-0"].engine.fail_steps = 1
+
+
+def stray(cluster: Cluster) -> None:
+    """An error that nobody has foreseen."""
+    worker = cluster.prefill["prefill-0"].worker
+
+    def admit(opening: handoff_pb2.OpenHandoff) -> Any:
+        raise KeyError("odd")
+
+    worker.admit = admit  # type: ignore[method-assign]
+
+
+def busy(cluster: Cluster) -> None:
+    worker, refused = cluster.prefill["prefill-0"].worker, []
+    admit = worker.admit
+
+    def ask(opening: handoff_pb2.OpenHandoff) -> Any:
+        if not refused:
+            refused.append(opening.request_id)
+            raise Overloaded("full")
+        return admit(opening)
+
+    worker.admit = ask  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("fault", "heard", "granted"),
+    [
+        (corrupt, "handoff failed", {"end": "closed", "level": "info"}),
+        (stuck, "blocks quarantined", {"end": "expired", "level": "warning"}),
+        (engine, "handoff failed", {"end": "closed", "level": "warning"}),
+        (stray, "handoff failed", {"end": "refused", "level": "error"}),
+        (busy, "prefill worker is busy", {"end": "refused", "level": "info"}),
+    ],
+)
+async def test_a_failed_handoff_is_found_by_its_request_on_both_workers(
+    cluster: Cluster,
+    events: Events,
+    fault: Callable[[Cluster], None],
+    heard: str,
+    granted: dict[str, str],
+) -> None:
+    fault(cluster)
+    client = Client(cluster, "decode-0")
+    request = client.submit([TOKEN] * 22)
+    await request.finished()
+    async with asyncio.timeout(5):  # a lease may have to run out
+        while cluster.prefill["prefill-0"].worker.audit()["open_handoffs"]:
+            await asyncio.sleep(0.01)
+    cluster.exchange.release_stuck()
+    assert request.tokens() == request.expected()
+    await cluster.quiet()
+    told = events()
+    decode = [e for e in told if e["component"].startswith("baton.decode_worker")]
+    prefill = [e for e in told if e["component"].startswith("baton.prefill_worker")]
+    assert heard in {event["event"] for event in decode}
+    assert {event["request_id"] for event in decode} == {"request-0"}
+    ends = [e for e in prefill if e["event"] == "handoff over"]
+    assert {event["request_id"] for event in ends} == {"request-0"}
+    assert any(granted.items() <= event.items() for event in ends)
+    assert ("KeyError" in str(ends)) == (fault is stray)  # with its traceback
+
+
+async def test_two_requests_under_way_are_told_apart(cluster: Cluster, events: Events) -> None:
+    """Every READ of the second one is spoiled; the first one has nothing to tell but its end."""
+    client = Client(cluster, "decode-0")
+    first = client.submit([TOKEN] * 22)
+    second = client.submit([TOKEN, *[1] * 400])
+    corrupted = set(cluster.decode["decode-0"].worker._scheduler.granted[1].blocks)
+    cluster.exchange.decide = lambda attempt: Fate(
+        corrupt=0 if corrupted & set(attempt.local) else None
+    )
+    await first.finished()
+    await second.finished()
+    await cluster.quiet()
+    told = events()
+    failed = [e["request_id"] for e in told if e["event"] == "handoff failed"]
+    assert failed == ["request-1"]
+    assert sorted(e["request_id"] for e in told if e["event"] == "handoff over") == [
+        "request-0",
+        "request-1",
+    ]
+
+
+async def test_a_request_that_fails_on_its_decode_worker_is_named(
+    cluster: Cluster, events: Events
+) -> None:
+    cluster.decode["decode-0"].engine.fail_steps = 1
+    request = Client(cluster, "decode-0").submit([TOKEN] * 9, local=True, n=2)
+    await request.finished()
+    failed = [event for event in events() if event["event"] == "request failed"]
+    assert [(e["request_id"], e["choice"]) for e in failed] == [("request-0", 0), ("request-0", 1)]
+    assert {(e["code"], e["level"]) for e in failed} == {("EngineError", "error")}
