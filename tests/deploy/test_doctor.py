@@ -78,7 +78,9 @@ def examined(tmp_path: Path, *absent: str) -> tuple[int, dict[str, dict[str, str
         check=False,
     )
     assert done.stderr == ""
-    return done.returncode, {finding["name"]: finding for finding in json.loads(done.stdout)}
+    found = json.loads(done.stdout)
+    assert all(finding["remedy"] for finding in found if finding["level"] != "ok"), found
+    return done.returncode, {finding["name"]: finding for finding in found}
 
 
 def told(found: dict[str, dict[str, str]], name: str, level: str) -> str:

@@ -303,6 +303,20 @@ async def test_large_bodies_are_refused(router: Any, fast_config: Any) -> None:
         assert (await running.complete(max_tokens=1)).status_code == 200
 
 
+async def test_the_default_limit_is_8_mib_to_the_byte(router: Any) -> None:
+    limit = 8 << 20
+    start, end = b'{"model": "tiny", "prompt": "', b'"}'
+    async with router() as running:
+        for route in (CHAT, COMPLETE):
+            over = start + b"a" * (limit + 1 - len(start) - len(end)) + end
+            refused = await running.http.post(route, content=over)
+            assert refused.status_code == 413
+            assert str(limit) in check_error(refused)["message"]
+            whole = b"{" + b" " * (limit - 2) + b"}"
+            assert (await running.http.post(route, content=whole)).status_code == 400
+        assert (await running.complete(max_tokens=1)).status_code == 200
+
+
 async def test_an_endless_body_is_refused_as_soon_as_the_limit_is_passed(
     router: Any, fast_config: Any
 ) -> None:
