@@ -6,8 +6,8 @@
 
 The limit is a share of what is being served, and a floor. While moves get on, one more waits for
 its turn, a burst of losses is paced and none is refused. Once those that failed fill the limit,
-one more is refused at once. So a fleet that fails everything is asked at most
-1 + share * (what is served at once) / HOLD_S times as often as clients ask. Pure: time is given.
+one more is refused at once. So a fleet that fails everything gets at most as many moves as the
+limit in any HOLD_S, beside what clients ask. Pure: time is given.
 """
 
 from __future__ import annotations

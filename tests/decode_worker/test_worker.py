@@ -200,3 +200,25 @@ async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
     await request.finished()
     assert request.tokens() == request.expected()
     assert node.worker.load().overdue_ms == 0
+
+
+async def test_a_deadline_ends_a_handoff_and_its_prompt_on_the_prefill_worker(
+    cluster: Cluster,
+) -> None:
+    prefill = cluster.prefill["prefill-0"]
+    hanging = asyncio.Event()
+
+    async def hang(batch: StepBatch) -> object:
+        await hanging.wait()
+        return await run(batch)
+
+    run, prefill.engine.run = prefill.engine.run, hang
+    request = Client(cluster, "decode-0").submit(list(range(60)), deadline_ms=100)
+    await asyncio.sleep(0.05)
+    assert prefill.worker.audit()["open_handoffs"] == 1
+    await request.finished()
+    assert request.end().failure.code == "DeadlineExceeded" and not request.tokens()
+    await asyncio.sleep(0.1)  # for the prefill worker to hear of it
+    hanging.set()  # the steps under way end; of the rest nothing is computed
+    await cluster.quiet(1.0)
+    assert prefill.engine.steps <= 2
