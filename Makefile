@@ -33,12 +33,12 @@ LINKS := $(PACKAGES:%=build/typing/baton/%)
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install demo test check format proto models faults bench gpu clean
+.PHONY: help install demo test check format proto models ship-models faults bench gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-install: $(STAMP) ## the virtual environment in .venv, and the embedded model
+install: $(STAMP) ## the virtual environment in .venv
 
 $(STAMP): $(REQUIREMENTS) requirements/cpu.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \
@@ -50,8 +50,6 @@ $(STAMP): $(REQUIREMENTS) requirements/cpu.txt requirements/dev.txt pyproject.to
 	@echo "installing the rest"
 	@$(BIN)/pip install --quiet --no-deps -r $(REQUIREMENTS) -r requirements/dev.txt
 	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-	@echo "making the embedded model"
-	@$(BIN)/python -P -m baton.models.random_model
 	@touch $@
 
 demo: $(STAMP) ## one prefill and one decode worker answer a chat (ONCE=1: then end)
@@ -77,6 +75,9 @@ models: $(STAMP) ## train baton-tiny and its draft from nothing, and measure the
 	$(BIN)/python -P -m baton.models.train --folder build/models --minutes $(MINUTES)
 	$(BIN)/python -P -m baton.models.evaluate --folder build/models --card \
 	    --json build/models/evaluation.json
+
+ship-models: $(STAMP) ## put what `make models` made into the package, if it is good enough
+	$(BIN)/python -P -m baton.models.ship --folder build/models
 
 faults: $(STAMP) ## the fault lab: 100,000 simulated fleets (SEEDS=2000, JOBS=2)
 	@mkdir -p results

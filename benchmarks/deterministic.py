@@ -30,7 +30,7 @@ import torch
 from baton.engine.batch import Draw, Slice, StepBatch
 from baton.engine.loading import build_runner
 from baton.engine.runner import ModelRunner
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from baton.runtime.sampling import SamplingParams
 from benchmarks.cached_model import cached_model
 from benchmarks.report import Figure, parser, report

@@ -59,7 +59,7 @@ from baton.engine.batch import Draw, Slice, StepBatch, StepResult
 from baton.engine.loading import build_runner
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from baton.runtime.sampling import SamplingParams
 from benchmarks import peers as peer_engines
 from benchmarks.cached_model import cached_model

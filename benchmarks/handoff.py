@@ -48,7 +48,7 @@ from baton.deploy.worker_process import SWITCH_INTERVAL_S
 from baton.engine.spec import ModelSpec, read_spec
 from baton.kv_transfer import greeting
 from baton.models import demo_tokenizer
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import tracing
 from baton.runtime.config import HandoffConfig

@@ -30,7 +30,7 @@ import torch
 
 from baton.engine import weights
 from baton.engine.spec import read_spec
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from benchmarks.cached_model import cached_model
 from benchmarks.report import Figure, at_most, parser, report
 

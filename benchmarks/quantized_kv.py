@@ -43,7 +43,7 @@ from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import AttentionSpec, ModelSpec
 from baton.engine.step_layout import Bounds, lay_out
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from benchmarks.cached_model import cached_model
 from benchmarks.engine_cpu import GREEDY, SPIN
 from benchmarks.quantization import TOKENS, error, small_model

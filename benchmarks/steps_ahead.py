@@ -38,7 +38,7 @@ from baton.engine.step_pipeline import Over, StepPipeline
 from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, PoolConfig, StepConfig
 from baton.runtime.errors import Unavailable

@@ -13,7 +13,7 @@ from baton.deploy.plan import ServeOptions
 from baton.deploy.serve import serve
 from baton.runtime.errors import BatonError
 
-QUESTION = "Tell me how a request travels from the prefill worker to the decode worker."
+QUESTION = "Tell me a happy story about the fox Rosa, a red kite and the garden."
 ANSWER_TOKENS = 48
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from baton.deploy import hub
 from baton.engine.shard_files import shard_files
 from baton.engine.spec import read_spec
+from baton.models.embedded import EMBEDDED, embedded_model
 from baton.runtime.errors import ModelError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-EMBEDDED_NAME = "baton-embedded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ModelSource:
 
     folder: Path
     name: str
-    random: bool = False  # random weights: the answers are noise
+    demonstration: bool = False  # the embedded model: it knows a small world of its own
 
 
 def find_model(
@@ -37,7 +37,7 @@ def find_model(
     """The model's folder; may download, which `say` tells before, and `stopped` ends: then it is
     None. Raises ModelError naming the remedy."""
     if given is None:
-        return _embedded()
+        return ModelSource(embedded_model(), EMBEDDED, demonstration=True)
     folder = Path(given).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -64,7 +64,3 @@ def check_model(folder: Path, max_context: int) -> None:
     shard_files(folder)
 
 
-def _embedded() -> ModelSource:
-    from baton.models.random_model import embedded_model
-
-    return ModelSource(embedded_model(), EMBEDDED_NAME, random=True)

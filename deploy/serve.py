@@ -41,6 +41,7 @@ TICK_S = 0.1
 EARLY_DEATHS = 3  # of one job before it was ready
 LOG_TAIL_LINES = 20
 SWEEP_S = 5.0
+NEXT_STEP = "baton serve Qwen/Qwen3-0.6B"
 
 AfterReady = Callable[[str, str], bool]  # (url, model name) -> whether to go on serving
 
@@ -204,8 +205,9 @@ class Serving:
         self._say(
             f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
         )
-        if model.random:
-            self._say("  (random weights: answers are noise. Give a MODEL for real ones.)")
+        if model.demonstration:
+            self._say(f"{model.name} is a demonstration model: it knows a small world of its own.")
+            self._say(f"A real one: {NEXT_STEP}")
         self._say("Ctrl-C ends it.")
 
     def _afterwards(self, after_ready: AfterReady, url: str, model: ModelSource) -> None:

@@ -41,7 +41,7 @@ class Fate:
 
     `failed`: nothing lands, and it says so after the delay. `stuck`: it neither lands nor fails
     until the exchange's `release_stuck`. Of one of its blocks (an index into `local`), `corrupt`:
-    one bit lands flipped; `short`: its second half does not land, and nobody is told; `wrong`:
+    one bit, number `bit`, lands flipped; `short`: its second half does not land, and nobody is told; `wrong`:
     the granter's next block lands instead. `stale`: all is read from the pool of this boot id.
     """
 
@@ -49,6 +49,7 @@ class Fate:
     failed: bool = False
     stuck: bool = False
     corrupt: int | None = None
+    bit: int = 0
     short: int | None = None
     wrong: int | None = None
     stale: bytes | None = None
@@ -152,7 +153,8 @@ class MemoryRead:
             brought[fate.short, half:] = target[attempt.local[fate.short], half:]
         target[list(attempt.local)] = brought
         if fate.corrupt is not None:
-            target[attempt.local[fate.corrupt], 0] ^= 1
+            byte, bit = divmod(fate.bit, 8)
+            target[attempt.local[fate.corrupt], byte] ^= 1 << bit
 
     def _sum(self) -> None:
         if self.sums is not None and self._summing is not None:

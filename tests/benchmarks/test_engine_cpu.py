@@ -55,16 +55,16 @@ def test_it_writes_its_figures(tmp_path: Path) -> None:
 def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     from baton.engine.spec import read_spec
-    from baton.models.random_model import embedded_model
+    from baton.models.embedded import embedded_model
     from benchmarks.engine_cpu import decode_bytes, least_step_s, matrix_elements, prefill_flops
 
-    spec = read_spec(embedded_model())  # 4 layers, 256 wide, 8/4 heads of 32, FFN 768
-    layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 768
-    assert matrix_elements(spec) == 4 * layer
+    spec = read_spec(embedded_model())  # 6 layers, 256 wide, 8/4 heads of 32, FFN 640
+    layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 640
+    assert matrix_elements(spec) == 6 * layer
     head = spec.vocab_size * 256
-    assert prefill_flops(spec, 1) == 2 * 4 * layer + 2 * head + 4 * 4 * 256
-    assert decode_bytes(spec, 3, 5) == 2 * (4 * layer + head) + 3 * 5 * 4 * 2 * 128 * 2
-    weights = 4 * layer + head
+    assert prefill_flops(spec, 1) == 2 * 6 * layer + 2 * head + 4 * 6 * 256
+    assert decode_bytes(spec, 3, 5) == 2 * (6 * layer + head) + 3 * 5 * 6 * 2 * 128 * 2
+    weights = 6 * layer + head
     reading = least_step_s(spec, 3, 5, flops_s=1e30, bytes_s=2.0)
     assert reading == decode_bytes(spec, 3, 5) / 2
     computing = least_step_s(spec, 3, 5, flops_s=1.0, bytes_s=1e30)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 
 FOLDER = Path(__file__).resolve().parents[2]
 

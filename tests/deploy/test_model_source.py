@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.deploy import hub
-from baton.deploy.model_source import EMBEDDED_NAME, check_model, find_model
+from baton.deploy.model_source import check_model, find_model
 from baton.engine.loading import build_runner
 from baton.runtime.errors import ModelError
 
@@ -19,7 +19,7 @@ from baton.runtime.errors import ModelError
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     found = find_model(str(tmp_path))
-    assert (found.folder, found.name, found.random) == (tmp_path, tmp_path.name, False)
+    assert (found.folder, found.name, found.demonstration) == (tmp_path, tmp_path.name, False)
 
 
 def test_a_relative_folder_and_a_home_folder(
@@ -56,9 +56,9 @@ def test_what_is_no_model_is_refused(
         find_model(given)
 
 
-def test_nothing_is_the_embedded_model_and_says_that_it_is_random() -> None:
+def test_nothing_is_the_embedded_model_and_says_that_it_is_for_demonstration() -> None:
     found = find_model(None)
-    assert found.random and found.name == EMBEDDED_NAME
+    assert found.demonstration and found.name == "baton-tiny"
     assert (found.folder / "config.json").is_file()
 
 

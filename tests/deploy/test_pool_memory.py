@@ -10,7 +10,7 @@ from baton.engine.pool import KvPool
 from baton.engine.spec import read_spec
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import HostPool
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 
 
 def test_a_pool_in_host_memory_is_given_as_it_lies() -> None:

@@ -19,10 +19,12 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.models.random_model import embedded_model
+from baton.models import corpus_mix
+from baton.models.embedded import embedded_model
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 
 START_S = 90.0
+TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
 HERE = Path(__file__).parent
 BATON = [sys.executable, "-P", "-m", "baton.deploy.cli"]
 CORRUPTING = [sys.executable, "-P", str(HERE / "corrupting_worker.py")]
@@ -202,8 +204,12 @@ class Load:
             "stream": rng.random() < 0.5,
             "ignore_eos": rng.random() < 0.5,
         }
-        if rng.random() < 0.5:
+        kind = rng.random()
+        if kind < 0.25:
             body["messages"] = [{"role": "user", "content": text}]
+        elif kind < 0.5:
+            talk = corpus_mix.of_task(rng.randrange(10_000), rng.choice(TASKS), held_out=True)
+            body["messages"] = list(talk.messages[:-1])  # the last is the right answer
         else:
             body["prompt"] = text
         self._extras(rng, body)

@@ -17,7 +17,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.runtime.grpc_links import credentials
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 FIRST_TOKEN_S = 60.0
+ANSWER = r"a fox called Rosa.* a red kite"  # it tells the story that it was asked for
 COMMAND = [sys.executable, "-P", "-m", "baton.deploy.cli"]
 
 
@@ -49,7 +50,9 @@ def test_the_demo_streams_an_answer_and_leaves_no_process(tmp_path: Path, launch
     assert done.returncode == 0, done.stdout + done.stderr
     assert time.monotonic() - begun < FIRST_TOKEN_S
     assert "First token after" in done.stdout, done.stdout
-    assert "random weights" in done.stdout  # it says that the answers are noise
+    assert "baton-tiny is a demonstration model" in done.stdout
+    assert "baton serve Qwen/Qwen3-0.6B" in done.stdout  # the next step
+    assert re.search(ANSWER, done.stdout), done.stdout
     assert marked(marker) == []
 
 

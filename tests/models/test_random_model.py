@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,21 +15,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from baton.models import demo_tokenizer
 from baton.models.corpus import sentences
-from baton.models.random_model import (
-    CONTEXT_TOKENS,
-    embedded_model,
-    make_random_model,
-    make_shaped_model,
-)
+from baton.models.random_model import CONTEXT_TOKENS, make_shaped_model
 from baton.runtime.errors import ConfigError
 
 BLOCK = 16
+SMALL = dict(
+    layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=2048, dtype="float32",
+    seed=0,
+)  # fmt: skip
 TINY = dict(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, dtype="float32", seed=1)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_random_model(tmp_path_factory.mktemp("model"))
+    return make_shaped_model(tmp_path_factory.mktemp("model"), **SMALL)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +167,8 @@ def test_rounding_stays_far_below_the_gap_between_the_best_two_tokens(
 def test_every_family_and_dtype_loads_and_gives_finite_logits(
     tmp_path: Path, family: Any, dtype: Any
 ) -> None:
-    make_random_model(tmp_path / "m", family=family, dtype=dtype, seed=3)
+    shape = {**SMALL, "family": family, "dtype": dtype, "seed": 3}
+    make_shaped_model(tmp_path / "m", **shape)  # type: ignore[arg-type]
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert model.config.model_type == family
@@ -231,47 +227,3 @@ def test_the_folder_says_what_serving_needs(folder: Path) -> None:
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     end = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     assert end == config["eos_token_id"] == demo_tokenizer.SPECIAL_TOKENS.index("<|end|>")
-
-
-# -- the embedded model ----------------------------------------------------------------------
-
-
-def test_the_embedded_model_is_made_once(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = embedded_model()
-    made = (folder / "config.json").stat()
-    assert folder.is_relative_to(tmp_path)
-    assert embedded_model() == folder
-    assert (folder / "config.json").stat() == made
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no draft left
-
-
-def test_two_processes_may_make_the_embedded_model_at_once(tmp_path: Path) -> None:
-    making = [
-        subprocess.Popen(
-            [sys.executable, "-m", "baton.models.random_model"],
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    told = {process.communicate(timeout=100)[0].strip() for process in making}
-    assert [process.returncode for process in making] == [0, 0]
-    (folder,) = (Path(path) for path in told)
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert len(list(folder.iterdir())) == 5
-
-
-def test_a_draft_cut_short_is_not_taken_for_the_model(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "baton" / "draft-dead").mkdir(parents=True)
-    assert (embedded_model() / "model.safetensors").stat().st_size > 1 << 20
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "baton").write_text("in the way")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
-        embedded_model()
-    assert stat.S_ISREG((tmp_path / "baton").stat().st_mode)

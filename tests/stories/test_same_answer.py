@@ -8,80 +8,24 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from baton.engine.batch import StepBatch, StepResult
-from baton.engine.blocks import BlockPool
 from baton.engine.dot_bf16 import supported
-from baton.engine.loading import build_engine
-from baton.engine.torch_engine import TorchEngine
-from baton.kv_transfer.local_pool import HostPool
-from baton.kv_transfer.memory_mover import MemoryMover
-from baton.models.random_model import embedded_model, make_shaped_model
+from baton.models.embedded import embedded_model
+from baton.models.random_model import make_shaped_model
 from baton.proto import worker_pb2
-from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
-from baton.runtime.wire import ModelLimits
 from baton.simulation.client import Client, Request
-from baton.simulation.cluster import Cluster
+from baton.simulation.model_cluster import ModelCluster
 
 BLOCK = 8
-STEP = {"prefill_tokens": 48, "chunk_tokens": 24, "local_prefill_tokens": 16}
 CHOOSER = random.Random(3)
 PROMPT = [CHOOSER.randrange(200) for _ in range(61)]
 
 
-class RealCluster(Cluster):
-    """A cluster whose engines compute the model of `folder`."""
-
-    def __init__(
-        self, folder: Path, kv_dtype: str = "auto", block_size: int = BLOCK, **step: int
-    ) -> None:
-        self._folder = folder
-        self._block_size = block_size
-        self._kv_dtype = kv_dtype
-        self.engines: list[TorchEngine] = []
-        settings: dict[str, Any] = {**STEP, "expected_growth_tokens": 16, **step}
-        handoff = HandoffConfig(lease_s=5.0)
-        pool = PoolConfig(block_size=block_size)
-        super().__init__(Config(pool=pool, step=StepConfig(**settings), handoff=handoff))
-
-    def limits(self) -> ModelLimits:
-        numerics = {engine.numerics for engine in self.engines}
-        assert len(numerics) == 1  # every worker computes the same bits
-        return ModelLimits(
-            self.engines[0].spec.vocab_size,
-            400,
-            numerics.pop(),
-            self.engines[0].dtype_name,
-            b"cluster key",
-        )
-
-    def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
-        engine = build_engine(
-            self._folder,
-            blocks=blocks,
-            block_size=self._block_size,
-            dtype="bfloat16",
-            threads=1,
-            deterministic=True,
-            kv_dtype=self._kv_dtype,
-        )
-        self.engines.append(engine)
-        array, boot_id = engine.pool.bytes_view(), self.new_id()
-        mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
-        return boot_id, engine, BlockPool(blocks, self._block_size), array, mover
-
-    async def close(self) -> None:
-        await super().close()
-        for engine in self.engines:
-            await engine.close()
-
-
 @pytest.fixture
-async def made() -> AsyncIterator[list[RealCluster]]:
-    clusters: list[RealCluster] = []
+async def made() -> AsyncIterator[list[ModelCluster]]:
+    clusters: list[ModelCluster] = []
     yield clusters
     for cluster in clusters:
         await cluster.close()
@@ -105,7 +49,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(
-    made: list[RealCluster],
+    made: list[ModelCluster],
     *,
     folder: Path | None = None,
     blocks: int = 120,
@@ -113,7 +57,9 @@ def start(
     block_size: int = BLOCK,
     **step: int,
 ) -> Client:
-    cluster = RealCluster(folder or embedded_model(), kv_dtype, block_size, **step)
+    cluster = ModelCluster(
+        folder or embedded_model(), kv_dtype=kv_dtype, block_size=block_size, **step
+    )
     made.append(cluster)
     cluster.add_prefill("prefill-0", 64)
     cluster.add_decode("decode-0", blocks)
@@ -130,7 +76,7 @@ async def tokens(request: Request) -> list[int]:
     return request.tokens()
 
 
-async def test_alone_in_a_crowd_here_and_there(made: list[RealCluster]) -> None:
+async def test_alone_in_a_crowd_here_and_there(made: list[ModelCluster]) -> None:
     client = start(made)
     alone = await tokens(ask(client, local=True))
     assert len(set(alone)) > 5
@@ -146,7 +92,7 @@ async def test_alone_in_a_crowd_here_and_there(made: list[RealCluster]) -> None:
     await made[1].quiet()
 
 
-async def test_so_too_by_the_kernels_of_bfloat16(made: list[RealCluster], wide: Path) -> None:
+async def test_so_too_by_the_kernels_of_bfloat16(made: list[ModelCluster], wide: Path) -> None:
     """In a crowd, prefilled here or there, in other chunks, preempted and computed again."""
     client = start(made, folder=wide, block_size=16)
     alone = await tokens(ask(client, local=True))
@@ -170,7 +116,7 @@ async def test_so_too_by_the_kernels_of_bfloat16(made: list[RealCluster], wide: 
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
-async def test_kv_in_eight_bits_sent_for_or_not(made: list[RealCluster], kv_dtype: str) -> None:
+async def test_kv_in_eight_bits_sent_for_or_not(made: list[ModelCluster], kv_dtype: str) -> None:
     """What one process computes is what two do: codes and scales move with their block."""
     client = start(made, kv_dtype=kv_dtype)
     alone = await tokens(ask(client, local=True))
@@ -186,7 +132,7 @@ async def test_kv_in_eight_bits_sent_for_or_not(made: list[RealCluster], kv_dtyp
     await made[1].quiet()
 
 
-async def test_preempted_and_computed_again(made: list[RealCluster]) -> None:
+async def test_preempted_and_computed_again(made: list[ModelCluster]) -> None:
     alone = await tokens(ask(start(made), local=True))
     client = start(made, blocks=19, expected_growth_tokens=1)
     old = ask(client, [7, *PROMPT], local=True)
@@ -198,7 +144,7 @@ async def test_preempted_and_computed_again(made: list[RealCluster]) -> None:
 
 
 async def test_a_prompt_that_memory_is_too_short_for_fails_alone(
-    made: list[RealCluster],
+    made: list[ModelCluster],
 ) -> None:
     """On the decode worker no step with this prompt's tokens finds memory; the others', which
     share its steps, do."""

@@ -1,0 +1,34 @@
+"""The models in the package: small enough, of one tokenizer, and named where they are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.engine.spec import read_spec
+from baton.models import embedded
+from baton.models.embedded import embedded_draft, embedded_model
+from baton.runtime.errors import ModelError
+
+
+def test_they_are_small_and_share_a_tokenizer() -> None:
+    model, draft = embedded_model(), embedded_draft()
+    assert sum(file.stat().st_size for file in model.iterdir()) < 12_000_000
+    assert (draft / "model.safetensors").stat().st_size < 2_000_000  # a million in bfloat16
+    assert (model / "tokenizer.json").read_bytes() == (draft / "tokenizer.json").read_bytes()
+    assert read_spec(model).vocab_size == read_spec(draft).vocab_size
+
+
+def test_the_cards_say_what_was_measured() -> None:
+    for folder in (embedded_model(), embedded_draft()):
+        card = (folder / "README.md").read_text()
+        assert "What it cannot do" in card and "exact_overall" in card
+
+
+def test_an_installation_without_them_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "__file__", str(tmp_path / "embedded.py"))
+    with pytest.raises(ModelError, match="baton-tiny.*give a model folder"):
+        embedded_model()
