@@ -1,19 +1,24 @@
 """Random-weight models of any shape as Hugging Face folders, for benchmarks and tests.
 
 They answer with noise, but real noise: every part of serving is exercised, and a wrong KV
-block changes the answer. Written without transformers or torch.
+block changes the answer. The tokenizer is baton-tiny's. Written without transformers or torch.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-from baton.models import demo_tokenizer, random_weights
+from tokenizers import Tokenizer
+
+from baton.models import random_weights, tiny_tokenizer
+from baton.models.embedded import embedded_model
 from baton.models.random_weights import Family, Shape, WeightDtype
 from baton.runtime.errors import ConfigError
 
 CONTEXT_TOKENS = 2048
+_WORD = re.compile(r"Ġ[A-Za-z]{2,}|[.,;:!?]")  # Ġ stands for a space in byte-level BPE
 _ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
@@ -37,24 +42,25 @@ def make_shaped_model(
     `vocab` may exceed the tokenizer's entries; the ids above are never drawn. All of it is
     held in memory once while it is written. Raises ConfigError for sizes that do not fit.
     """
-    if vocab < demo_tokenizer.TOKENIZER_ENTRIES:
-        raise ConfigError(f"vocab is {vocab}: give {demo_tokenizer.TOKENIZER_ENTRIES} or more")
+    tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
+    entries = tokenizer.get_vocab_size()
+    if vocab < entries:
+        raise ConfigError(f"vocab is {vocab}: give {entries} or more")
     if heads % kv_heads:
         raise ConfigError(f"heads is {heads}: give a multiple of kv_heads ({kv_heads})")
     folder.mkdir(parents=True, exist_ok=True)
     shape = Shape(family, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context)
-    tokenizer = demo_tokenizer.train()
-    demo_tokenizer.write(tokenizer, folder, context)
-    special = len(demo_tokenizer.SPECIAL_TOKENS)
+    tiny_tokenizer.write(tokenizer, folder, context)
+    words = sorted(i for entry, i in tokenizer.get_vocab().items() if _WORD.fullmatch(entry))
     random_weights.write_weights(
         folder / "model.safetensors",
         shape,
         dtype,
         seed,
-        said=demo_tokenizer.word_ids(tokenizer),
-        known=range(special, demo_tokenizer.TOKENIZER_ENTRIES),
+        said=words,
+        known=range(len(tiny_tokenizer.SPECIAL_TOKENS), entries),
     )
-    end, pad = (tokenizer.token_to_id(t) for t in (demo_tokenizer.END, demo_tokenizer.PAD))
+    end, pad = (tokenizer.token_to_id(t) for t in (tiny_tokenizer.END, tiny_tokenizer.PAD))
     ends = {"eos_token_id": end, "pad_token_id": pad}
     _write_json(folder / "generation_config.json", {**ends, "do_sample": True})
     _write_json(folder / "config.json", {**_config(shape, dtype), **ends})

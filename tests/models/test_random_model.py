@@ -13,14 +13,14 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from baton.models import demo_tokenizer
+from baton.models import tiny_tokenizer
 from baton.models.corpus import sentences
 from baton.models.random_model import CONTEXT_TOKENS, make_shaped_model
 from baton.runtime.errors import ConfigError
 
 BLOCK = 16
 SMALL = dict(
-    layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=2048, dtype="float32",
+    layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=4096, dtype="float32",
     seed=0,
 )  # fmt: skip
 TINY = dict(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, dtype="float32", seed=1)
@@ -176,14 +176,14 @@ def test_every_family_and_dtype_loads_and_gives_finite_logits(
     assert 2e6 < sum(weight.numel() for weight in model.parameters()) < 8e6
     logits = model(torch.arange(100, 132)[None]).logits.float()
     assert logits.isfinite().all()
-    words = logits[0, :, 300:].std()
+    words = logits[0, :, 300:3600].std()  # ids that the tokenizer has
     assert 1.0 < float(words) < 6.0
     assert float(logits[..., :6].max()) < float(logits.max()) - 10  # special tokens
 
 
 def test_bfloat16_is_float32_rounded_to_the_nearest(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
-        make_shaped_model(tmp_path / dtype, vocab=2048, **{**TINY, "dtype": dtype})  # type: ignore[arg-type]
+        make_shaped_model(tmp_path / dtype, vocab=4096, **{**TINY, "dtype": dtype})  # type: ignore[arg-type]
     with (
         safe_open(tmp_path / "float32/model.safetensors", "pt") as exact,
         safe_open(tmp_path / "bfloat16/model.safetensors", "pt") as rounded,
@@ -196,7 +196,7 @@ def test_bfloat16_is_float32_rounded_to_the_nearest(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_files_and_another_seed_others(tmp_path: Path) -> None:
     one, same, other = (
-        make_shaped_model(tmp_path / name, vocab=2048, **{**TINY, "seed": seed})  # type: ignore[arg-type]
+        make_shaped_model(tmp_path / name, vocab=4096, **{**TINY, "seed": seed})  # type: ignore[arg-type]
         for name, seed in (("one", 5), ("same", 5), ("other", 6))
     )
     for file in one.iterdir():
@@ -206,19 +206,19 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(tmp_path: Pa
 
 @torch.no_grad()
 def test_ids_above_the_tokenizer_are_never_drawn(tmp_path: Path) -> None:
-    folder = make_shaped_model(tmp_path / "m", vocab=3000, context=64, **TINY)  # type: ignore[arg-type]
+    folder = make_shaped_model(tmp_path / "m", vocab=5000, context=64, **TINY)  # type: ignore[arg-type]
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert (model.config.vocab_size, model.config.max_position_embeddings) == (3000, 64)
-    share = model(torch.arange(2900, 2964)[None]).logits.softmax(-1)[..., 2048:].sum(-1)
+    assert (model.config.vocab_size, model.config.max_position_embeddings) == (5000, 64)
+    share = model(torch.arange(4900, 4964)[None]).logits.softmax(-1)[..., 4096:].sum(-1)
     assert float(share.max()) < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [({"vocab": 2047}, "2048 or more"), ({"kv_heads": 3}, "multiple of")]
+    ("change", "told"), [({"vocab": 2048}, "give 3688 or more"), ({"kv_heads": 3}, "multiple of")]
 )
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, change: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        make_shaped_model(tmp_path / "m", **{**TINY, "vocab": 2048, **change})
+        make_shaped_model(tmp_path / "m", **{**TINY, "vocab": 4096, **change})
 
 
 def test_the_folder_says_what_serving_needs(folder: Path) -> None:
@@ -226,4 +226,4 @@ def test_the_folder_says_what_serving_needs(folder: Path) -> None:
     assert config["max_position_embeddings"] == CONTEXT_TOKENS
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     end = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    assert end == config["eos_token_id"] == demo_tokenizer.SPECIAL_TOKENS.index("<|end|>")
+    assert end == config["eos_token_id"] == tiny_tokenizer.SPECIAL_TOKENS.index("<|end|>")

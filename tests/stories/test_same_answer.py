@@ -42,7 +42,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kv_heads=2,
         head_dim=64,
         ffn=192,
-        vocab=2048,
+        vocab=4096,
         dtype="bfloat16",
         seed=5,
     )
