@@ -41,8 +41,9 @@ class Fate:
 
     `failed`: nothing lands, and it says so after the delay. `stuck`: it neither lands nor fails
     until the exchange's `release_stuck`. Of one of its blocks (an index into `local`), `corrupt`:
-    one bit, number `bit`, lands flipped; `short`: its second half does not land, and nobody is told; `wrong`:
-    the granter's next block lands instead. `stale`: all is read from the pool of this boot id.
+    bit number `bit` lands flipped; `short`: its second half does not land, and nobody is told;
+    `wrong`: the granter's next block lands instead. `stale`: all is read from the pool of this
+    boot id.
     """
 
     delay_s: float = 0.0
