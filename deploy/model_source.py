@@ -62,5 +62,3 @@ def check_model(folder: Path, max_context: int) -> None:
     `max_context` as in `worker.max_context`."""
     read_spec(folder, max_context)
     shard_files(folder)
-
-

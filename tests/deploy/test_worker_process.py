@@ -26,7 +26,7 @@ from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool, Hold
 from baton.engine.loading import build_engine
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.models.random_model import embedded_model
+from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
 from baton.router.dialer import GrpcDialer
 from baton.runtime.config import Config, WorkerConfig

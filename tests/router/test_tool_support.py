@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.models import demo_tokenizer, tiny_tokenizer
+from baton.models import tiny_tokenizer
 from baton.router.chat_template import ChatTemplate
 from baton.router.tool_calls import FORMS
 from baton.router.tool_support import ToolSupport, support_of
@@ -36,11 +36,9 @@ def test_the_form_is_the_one_that_the_template_prints(
     )
 
 
-def test_our_own_models() -> None:
+def test_our_own_model() -> None:
     tiny = support_of(ChatTemplate(tiny_tokenizer.CHAT_TEMPLATE, {}))
     assert tiny == ToolSupport(tools=True, calls=True, calls_alone=True, form=FORMS["hermes"])
-    demo = support_of(ChatTemplate(demo_tokenizer.CHAT_TEMPLATE, {}))
-    assert demo == ToolSupport(tools=True, calls=True, calls_alone=True, form=FORMS["llama"])
 
 
 def test_a_form_that_is_not_known(tool_templates: dict[str, str]) -> None:
