@@ -33,13 +33,15 @@ TESTS = FOLDER / "tests" / "engine"
 SCRIPTS: dict[str, tuple[float, list[str]]] = {  # limit in seconds, file and arguments
     "kernel_parity": (65, ["triton_parity.py"]),
     "attention_parity": (32, ["attention_parity.py"]),
+    "codes_parity": (30, ["codes_parity.py"]),
     "latent_parity": (18, ["latent_parity.py"]),
 }
 ENGINE_PARITY_S = 40.0
-HANDOFF_S, CHECKSUM_S, WORKERS_S = 25.0, 20.0, 60.0
+HANDOFF_S, CHECKSUM_S, WORKERS_S = 25.0, 20.0, 54.0
 ORDER = (
     "kernel_parity",
     "attention_parity",
+    "codes_parity",
     "latent_parity",
     "engine_parity",
     "ceilings",
@@ -127,11 +129,11 @@ def _limit(part: str) -> float:
         return fixed[part]
     return {
         "ceilings": 25.0,
-        "llama_prefill": 50.0,
-        "llama_decode": 50.0,
+        "llama_prefill": 47.0,
+        "llama_decode": 47.0,
         "qwen_decode": 50.0,
-        "attention": 60.0,
-        "transformers_floor": 40.0,
+        "attention": 54.0,
+        "transformers_floor": 28.0,
     }[part]
 
 
@@ -202,17 +204,18 @@ def _function(part: str) -> Callable[[Any], list[Figure]]:
 
 
 def _engine_parity(given: Any) -> list[Figure]:
-    """Greedy and drawn tokens of a small float32 model: graphs and kernels against the CPU."""
+    """Greedy and drawn tokens of small float32 models: graphs and kernels against the CPU, with
+    KV in eight bits too."""
     from benchmarks.gpu_small_model import write_small_model
 
     equal = []
     with TemporaryDirectory() as folder:
-        for qk_norm in (False, True):
+        for qk_norm, kv_dtype in ((False, "auto"), (True, "auto"), (False, "int8")):
             model = Path(folder) / f"model{qk_norm:d}"
             write_small_model(model, qk_norm)
             line = [sys.executable, "-P", str(TESTS / "device_story.py"), str(model)]
             line += [f"--device={given.device.type}", f"--steps={2 if given.dry else 24}"]
-            line += ["--sized"] if qk_norm else []
+            line += [f"--kv-dtype={kv_dtype}", *(["--sized"] if qk_norm else [])]
             done = subprocess.run(line, stdout=subprocess.PIPE, text=True, timeout=300)
             if done.returncode not in (0, 1) or not done.stdout:
                 raise RuntimeError(f"{line} ended with {done.returncode}")

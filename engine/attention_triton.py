@@ -35,12 +35,12 @@ _KINDS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_readable(pool: KvPool) -> None:
-    """Raise ConfigError unless this folder's kernels read the pool's kind of number."""
-    if pool.tensor.dtype not in _KINDS:
+    """Raise ConfigError unless this folder's kernels compute in the pool's kind of number."""
+    if pool.dtype not in _KINDS:
         kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _KINDS)
         raise ConfigError(
-            f"the KV pool is of {pool.tensor.dtype}: these kernels read {kinds}; "
-            "set worker.dtype or pool.dtype to one of them"
+            f"the KV pool is of {pool.dtype}: these kernels read {kinds}, or codes of them; "
+            "set worker.dtype to one of them"
         )
 
 
@@ -73,8 +73,8 @@ class TritonAttention:
         self._pool = pool
         self._spec = spec
         self._group = heads // kv_heads
-        self._tiles = device_tiles(self._group, dim, pool.tensor.dtype)
-        self._decode_tiles = decode_tiles(self._group, dim, pool.tensor.dtype)
+        self._tiles = device_tiles(self._group, dim, pool.dtype)
+        self._decode_tiles = decode_tiles(self._group, dim, pool.dtype)
         self._buffers: DecodeBuffers | None = None
         if not deterministic:
             shape = DecodeShape(kv_heads, heads, dim, self._decode_tiles.tokens)
@@ -83,8 +83,8 @@ class TritonAttention:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
         """As `Attention.write`; a row whose block is negative is padding and writes nothing."""
-        step = self._prepared(layout).arrays
-        triton_kv_write.write(keys, values, self._layer(layer), step.blocks, step.slots)
+        step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
+        triton_kv_write.write(keys, values, kv, step.blocks, step.slots, scales)
 
     def rotate_and_write(
         self,
@@ -96,17 +96,17 @@ class TritonAttention:
         layout: StepLayout,
     ) -> Tensor:
         """As `Attention.rotate_and_write`, in one pass."""
-        step = self._prepared(layout).arrays
-        kv = self._layer(layer)
+        step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
         return triton_kv_write.rotate_and_write(
-            queries, keys, values, angles, kv, step.blocks, step.slots
+            queries, keys, values, angles, kv, step.blocks, step.slots, scales
         )
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         """As `Attention.attend`; a row of length 0 is padding, and its result is 0."""
-        step, kv, spec = self._prepared(layout), self._layer(layer), self._spec
+        step, (kv, scales), spec = self._prepared(layout), self._layer(layer), self._spec
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         features: dict[str, Any] = {"window": spec.windows[layer], "soft_cap": spec.soft_cap}
+        features["scales"] = scales
         rows = step.arrays.lengths.shape[0]
         most = rows if self._buffers is None else self._buffers.limits.rows
         for first in range(0, rows, max(most, 1)):
@@ -121,8 +121,10 @@ class TritonAttention:
         prefill_attention(out, queries, kv, step.plan, spec.scale, tiles=self._tiles, **features)
         return out
 
-    def _layer(self, layer: int) -> Tensor:  # [block, kv_head, k|v, token, dim]
-        return self._pool.tensor.select(2, layer)
+    def _layer(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """[block, kv_head, k|v, token, dim]; of codes the scales [block, kv_head, k|v, token]."""
+        kv, scales = self._pool.tensor.select(2, layer), self._pool.scales
+        return kv, scales if scales is None else scales.select(2, layer)
 
     def _prepared(self, layout: StepLayout) -> _Step:
         """The arrays of `layout`, made when its first layer asks."""

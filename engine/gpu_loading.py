@@ -24,6 +24,7 @@ import torch
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.divided_step import is_out_of_memory
+from baton.engine.kv_codes import KvCodes
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool, block_bytes, blocks_for
 from baton.engine.quantization import Made
@@ -50,6 +51,7 @@ class GpuOptions:
     memory_fraction: float
     most_rows: int
     step_tokens: int
+    codes: KvCodes | None = None  # what the pool holds, None: plain numbers
 
 
 class Memory(Protocol):
@@ -101,6 +103,7 @@ def gpu_runner(
             "(requirements/cuda.txt), or set worker.device to cpu"
         ) from error
     spec = read_spec(folder, options.max_context)
+    block_bytes(spec, options.block_size, dtype, options.codes)  # raises before weights are read
     with _room_for_weights(device), torch.cuda.device(device):
         memory = CudaMemory(device)
         before = memory.held()
@@ -109,7 +112,7 @@ def gpu_runner(
         weights_bytes = memory.held() - before
 
         def make_pool(blocks: int) -> KvPool:
-            return KvPool(spec, blocks, options.block_size, dtype, device)
+            return KvPool(spec, blocks, options.block_size, dtype, device, options.codes)
 
         build = partial(
             device_runner,
@@ -155,7 +158,8 @@ def sized_runner(
             fraction = options.memory_fraction
             beside = memory_beside_pool(spec, options, make_pool, build, memory)
             free = memory.free()  # kernels that were loaded meanwhile stay
-            blocks = blocks_for(spec, size, dtype, int(fraction * (free - beside)))
+            budget = int(fraction * (free - beside))
+            blocks = blocks_for(spec, size, dtype, budget, options.codes)
         runner = build(make_pool(blocks))
     except Exception as error:
         if not is_out_of_memory(error):
@@ -165,10 +169,9 @@ def sized_runner(
             "buffers and graphs; lower pool.blocks, pool.memory_fraction, worker.max_context or "
             "step.max_sequences"
         ) from error
-    each = block_bytes(spec, size, dtype)
-    sizes = blocks, each, size, runner.max_context
-    kind = runner.pool.kind
-    runner.memory = MemoryPlan(weights_bytes, free, fraction, *sizes, kind, beside)
+    pool = runner.pool
+    sizes = blocks, pool.block_bytes, size, runner.max_context
+    runner.memory = MemoryPlan(weights_bytes, free, fraction, *sizes, pool.kind, beside)
     return runner
 
 
@@ -187,7 +190,7 @@ def memory_beside_pool(
     runner.run(_largest_step(tokens, blocks, spec.vocab_size))
     own = memory.held() - held
     unseen = free - memory.free() - own
-    taken = own - pool.tensor.nbytes + min(max(unseen, 0), UNSEEN_MOST)
+    taken = own - pool.memory.nbytes + min(max(unseen, 0), UNSEEN_MOST)
     del runner, pool
     memory.release()
     return max(taken, 0)

@@ -74,11 +74,10 @@ def build_engine(
     if chosen.type == "cuda":
         from baton.engine.gpu_loading import GpuOptions, gpu_runner
 
-        _check_for_gpu(deterministic, backend, kv_dtype)
+        _check_for_gpu(deterministic, backend)
         kind = _dtype(folder, read_spec(folder, max_context), dtype)
-        options = GpuOptions(
-            blocks, block_size, max_context, memory_fraction, most_rows, step_tokens
-        )
+        sizes = blocks, block_size, max_context, memory_fraction, most_rows, step_tokens
+        options = GpuOptions(*sizes, _codes(kv_dtype))
         on_gpu = gpu_runner(folder, chosen, kind, options, _made(quantization), progress)
         return TorchEngine(on_gpu, threads=threads, device=chosen)
     runner = build_runner(
@@ -97,15 +96,11 @@ def build_engine(
     return TorchEngine(runner, threads=threads)
 
 
-def _check_for_gpu(deterministic: bool, backend: str, kv_dtype: str) -> None:
+def _check_for_gpu(deterministic: bool, backend: str) -> None:
     if deterministic or backend != "auto":
         raise ConfigError(
             "worker.deterministic and other attention backends are for a CPU: set "
             "worker.device to cpu, or leave them as they are"
-        )
-    if kv_dtype != "auto":
-        raise ConfigError(
-            f"pool.kv_dtype is {kv_dtype!r}: the kernels of a GPU do not read it yet; give auto"
         )
 
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.engine.triton_codes import codes_name, scale_strides, stored_bytes
 from baton.engine.triton_tile import (
     INTERPRETED,
     NOTHING,
@@ -125,21 +126,25 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     weights_out,  # float32 [rows, heads, capacity]
     queries,  # [rows, heads, DIM]
     kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
+    scales,  # of CODES, float32 [block, kv_head, k|v, token]; else None
     tables,
     lengths,  # int32 [rows]; 0: the row is padding, its result is 0
     stride_query_row, stride_query_head,
     stride_block, stride_head, stride_kv, stride_token, stride_table,
+    stride_scale_block, stride_scale_head, stride_scale_kv,
     scale, capacity,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MERGED: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, CODES: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row)
     oldest, first, each, count = split_of(length, tl.num_programs(2), SPLIT_TOKENS, TOKENS, WINDOW)
     table = tables + row * stride_table
     keys = kv + head.to(tl.int64) * stride_head
+    if CODES != "":
+        scales = scales + head.to(tl.int64) * stride_scale_head
 
     lanes = tl.arange(0, ROWS)  # the heads of the group
     dims = tl.arange(0, DIM_PAD)
@@ -155,8 +160,9 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             tl.zeros([ROWS, DIM_PAD], tl.float32),
             tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32),
             query, positions, low, tl.minimum(low + each, length), oldest,
-            keys, keys + stride_kv, table, stride_block, stride_token, scale,
-            DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED)
+            keys, keys + stride_kv, scales, table,
+            stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
+            DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED, CODES)
         total = tl.where(total > 0, total, 1.0)
         mixed = (mixed / total[:, None]).to(mixed_out.dtype.element_ty)
         tl.store(mixed_out + (slot + split)[:, None] * DIM + dims[None, :], mixed, mask=live)
@@ -214,14 +220,16 @@ def decode_attention(
     partials: Partials,
     scale: float,
     *,
+    scales: Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
     tiles: Tiles | None = None,
 ) -> None:
     """Fill `out` [rows, heads, dim], contiguous, with the attention of `queries`, same shape.
 
-    `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `tables` int32
-    [rows, blocks] and `lengths` int32 [rows] count the row's own token, whose KV is written.
+    `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `scales` float32 [block,
+    kv_head, k|v, token] where that is codes; `tables` int32 [rows, blocks] and `lengths` int32
+    [rows] count the row's own token, whose KV is written.
     `partials` holds at least as many rows and splits. `window` in tokens, 0: none.
     """
     rows, heads, dim = queries.shape
@@ -234,12 +242,14 @@ def decode_attention(
         out if splits.direct else partials.mixed,
         partials.weights,
         queries,
-        kv,
+        stored_bytes(kv),
+        scales,
         tables,
         lengths,
         *queries.stride()[:2],
         *kv.stride()[:4],
         tables.stride(0),
+        *scale_strides(scales),
         scale,
         1 if splits.direct else partials.mixed.shape[2],
         **constants,
@@ -247,6 +257,7 @@ def decode_attention(
         SOFT_CAP=soft_cap,
         MERGED=not splits.direct,
         INTERPRETED=INTERPRETED,
+        CODES=codes_name(kv),
         **options(tiles),
     )
     if not splits.direct:

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
+from baton.engine.triton_codes import codes_name, scale_strides, stored_bytes
 from baton.engine.triton_tile import (
     INTERPRETED,
     NOTHING,
@@ -84,15 +85,17 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     out,  # [rows, heads, DIM]
     queries,  # [rows, heads, DIM]
     kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
+    scales,  # of CODES, float32 [block, kv_head, k|v, token]; else None
     tables,  # int32 [sequences, longest table]
     tiles,  # of the plan; or SINGLE: int32 [rows], the lengths of sequences of one row each
     stride_out_row, stride_out_head, stride_query_row, stride_query_head,
     stride_block, stride_head, stride_kv, stride_token, stride_table,
+    stride_scale_block, stride_scale_head, stride_scale_kv,
     scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINGLE: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, CODES: tl.constexpr,
 ):
     head, index = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS
     if SINGLE:
@@ -121,22 +124,27 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         clear_low = tl.cdiv(tl.maximum(end - WINDOW, 0), TOKENS) * TOKENS
         clear_low = tl.minimum(clear_low, clear_high)
     keys = kv + head.to(tl.int64) * stride_head
+    if CODES != "":
+        scales = scales + head.to(tl.int64) * stride_scale_head
     best = tl.full([ROWS], NOTHING, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
     if WINDOW > 0:
         mixed, best, total = attend_stretch(
             mixed, best, total, query, start + token, low, clear_low, oldest,
-            keys, keys + stride_kv, table, stride_block, stride_token, scale,
-            DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED)
+            keys, keys + stride_kv, scales, table,
+            stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
+            DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED, CODES)
     mixed, best, total = attend_stretch(
         mixed, best, total, query, start + token, clear_low, clear_high, oldest,
-        keys, keys + stride_kv, table, stride_block, stride_token, scale,
-        DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, False, PRECISION, INTERPRETED)
+        keys, keys + stride_kv, scales, table,
+        stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
+        DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, False, PRECISION, INTERPRETED, CODES)
     mixed, best, total = attend_stretch(
         mixed, best, total, query, start + token, clear_high, end, oldest,
-        keys, keys + stride_kv, table, stride_block, stride_token, scale,
-        DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED)
+        keys, keys + stride_kv, scales, table,
+        stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
+        DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED, CODES)
     at = row[:, None] * stride_out_row + query_head[:, None] * stride_out_head + dims[None, :]
     total = tl.where(total > 0, total, 1.0)  # zero for a row of length 0: it is padding
     tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=live)
@@ -150,17 +158,19 @@ def prefill_attention(
     plan: PrefillPlan,
     scale: float,
     *,
+    scales: Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
     tiles: Tiles | None = None,
 ) -> None:
     """Fill the plan's rows of `out` [rows, heads, dim] with the attention of `queries`.
 
-    `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `plan` was made with the
-    same `tiles` (default: `prefill_tiles`). `window` in tokens, the own one included; 0: none.
+    `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `scales` float32 [block,
+    kv_head, k|v, token] where that is codes; `plan` was made with the same `tiles` (default:
+    `prefill_tiles`). `window` in tokens, the own one included; 0: none.
     """
     if plan.tiles.shape[0]:
-        _launch(out, queries, kv, plan.tables, plan.tiles, scale, window, soft_cap, tiles)
+        _launch(out, queries, kv, scales, plan.tables, plan.tiles, scale, window, soft_cap, tiles)
 
 
 def single_attention(
@@ -171,6 +181,7 @@ def single_attention(
     lengths: Tensor,
     scale: float,
     *,
+    scales: Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
     tiles: Tiles | None = None,
@@ -178,13 +189,14 @@ def single_attention(
     """`prefill_attention` of one row per sequence: int32 `tables` [rows, blocks] and `lengths`
     [rows], its own token included; 0: padding, whose result is 0. The same bits as that row in
     a chunk would get, which `decode_attention` does not promise and is faster for."""
-    _launch(out, queries, kv, tables, lengths, scale, window, soft_cap, tiles)
+    _launch(out, queries, kv, scales, tables, lengths, scale, window, soft_cap, tiles)
 
 
 def _launch(
     out: Tensor,
     queries: Tensor,
     kv: Tensor,
+    scales: Tensor | None,
     tables: Tensor,
     found: Tensor,
     scale: float,
@@ -200,19 +212,22 @@ def _launch(
     prefill_kernel[(found.shape[0] * kv_heads,)](
         out,
         queries,
-        kv,
+        stored_bytes(kv),
+        scales,
         tables,
         found,
         *out.stride()[:2],
         *queries.stride()[:2],
         *kv.stride()[:4],
         tables.stride(0),
+        *scale_strides(scales),
         scale,
         **prefill_constants(tiles, kv_heads, group, dim, size, queries.dtype),
         WINDOW=window,
         SOFT_CAP=soft_cap,
         SINGLE=found.dim() == 1,
         INTERPRETED=INTERPRETED,
+        CODES=codes_name(kv),
         **options(tiles),
     )
 

@@ -4,7 +4,8 @@ Softmax is computed online (Milakov and Gimelshein 2018, arXiv:1805.02867), tile
 FlashAttention (Dao et al. 2022, arXiv:2205.14135), in powers of two. Sums and products are
 kept in float32. Tiles of KV begin at multiples of their size, counted from the sequence's
 first token, so a row meets the same tiles in the same order however its tokens are cut into
-chunks. Knows no launch; owns nothing.
+chunks. Of KV in eight bits, the scales of keys multiply scores, and those of values weights.
+Knows no launch; owns nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
+from baton.engine.triton_codes import plain, unit
 
 # Triton's interpreter multiplies bfloat16 matrices wrongly: there, operands are widened first.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -101,9 +104,12 @@ def attend_stretch(  # type: ignore[no-untyped-def]
     oldest,  # no row attends to a token before it; its block may be gone
     keys,  # pointer to [block, ., token, dim] of one head and layer
     values,
+    scales,  # pointer to [block, ., token] of the same head's keys; None: numbers are no codes
     table,  # pointer to the sequence's block table
     stride_block,  # int64: a pool has more than 2^31 elements
     stride_token,
+    stride_scale_block,
+    stride_scale_kv,  # from a key's scale to its value's
     scale,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
@@ -114,6 +120,7 @@ def attend_stretch(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr,  # whether some row may not attend to some token of the stretch
     PRECISION: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     dims = tl.arange(0, DIM_PAD)
     for begin in range(low, high, TOKENS):
@@ -136,9 +143,20 @@ def attend_stretch(  # type: ignore[no-untyped-def]
         else:
             key = tl.load(keys + cells)
             value = tl.load(values + cells)
+        if CODES != "":
+            near = scales + blocks.to(tl.int64) * stride_scale_block + tokens % BLOCK_SIZE
+            if MASKED:
+                key_scales = unit(tl.load(near, mask=held, other=0.0), CODES)
+                value_scales = tl.load(near + stride_scale_kv, mask=held, other=0.0)
+            else:
+                key_scales = unit(tl.load(near), CODES)
+                value_scales = tl.load(near + stride_scale_kv)
+            value_scales = unit(value_scales, CODES)
         scores = tl.zeros([query.shape[0], TOKENS], tl.float32)
-        key = tl.trans(key.to(query.dtype))
+        key = tl.trans(plain(key, query.dtype, CODES, INTERPRETED))
         scores = product(query, key, scores, PRECISION, INTERPRETED)
+        if CODES != "":
+            scores = scores * key_scales[None, :]
         scores = logits(scores, scale, SOFT_CAP)
         if MASKED:
             seen = held[None, :] & (tokens[None, :] <= positions[:, None])
@@ -146,7 +164,12 @@ def attend_stretch(  # type: ignore[no-untyped-def]
                 seen = seen & (tokens[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(seen, scores, NOTHING)
         best, total, shrink, weights = weigh(best, total, scores)
-        value = value.to(query.dtype)
+        value = plain(value, query.dtype, CODES, INTERPRETED)
+        if CODES != "":
+            if query.dtype == tl.float16:  # too narrow for weights times scales
+                value = (value.to(tl.float32) * value_scales[:, None]).to(tl.float16)
+            else:
+                weights = weights * value_scales[None, :]
         weights = weights.to(query.dtype)
         mixed = product(weights, value, mixed * shrink[:, None], PRECISION, INTERPRETED)
     return mixed, best, total

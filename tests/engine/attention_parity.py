@@ -318,7 +318,7 @@ class Pool(KvPool):
     """As much of one as attention looks at."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.block_size = tensor, tensor.shape[-2]
+        self.tensor, self.dtype, self.block_size = tensor, tensor.dtype, tensor.shape[-2]
         self.codes = self.scales = None
 
 

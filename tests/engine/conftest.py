@@ -392,6 +392,13 @@ def attention_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict
 
 
 @pytest.fixture(scope="session")
+def codes_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of `codes_parity`."""
+    script = PARITY.with_name("codes_parity.py")
+    return checked_by_interpreter(script, tmp_path_factory.mktemp("triton") / "codes.json")
+
+
+@pytest.fixture(scope="session")
 def latent_checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Of `latent_parity`."""
     script = PARITY.with_name("latent_parity.py")

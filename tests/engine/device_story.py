@@ -21,6 +21,7 @@ from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.device_runner import device_runner
 from baton.engine.gpu_loading import Build, CudaMemory, GpuOptions, sized_runner
+from baton.engine.kv_codes import CODES
 from baton.engine.loading import build_runner
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
@@ -91,11 +92,12 @@ class Counted:
     def release(self) -> None: ...
 
 
-def sized(spec: ModelSpec, build: Build, device: torch.device) -> CudaRunner:
+def sized(spec: ModelSpec, build: Build, device: torch.device, kv_dtype: str) -> CudaRunner:
     """A runner whose pool is sized as `build_engine` sizes it, from memory for `BLOCKS` or so."""
     memory = CudaMemory(device) if device.type == "cuda" else Counted()
-    options = GpuOptions(0, SIZE, 128, 0.01, 8, 4)
-    size = partial(KvPool, spec, block_size=SIZE, dtype=torch.float32, device=device)
+    codes = CODES.get(kv_dtype)
+    options = GpuOptions(0, SIZE, 128, 0.01, 8, 4, codes)
+    size = partial(KvPool, spec, block_size=SIZE, dtype=torch.float32, device=device, codes=codes)
     runner = sized_runner(spec, torch.float32, options, lambda n: size(n), build, memory, 1)
     assert runner.memory is not None and runner.memory.beside_bytes > 0
     assert runner.pool.blocks >= BLOCKS
@@ -108,6 +110,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--sized", action="store_true", help="the pool by measured memory")
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *CODES))
     given = parser.parse_args()
     device = torch.device(given.device)
     spec = read_spec(given.folder)
@@ -115,12 +118,19 @@ def main() -> int:
     buckets = (4,) if given.device == "cpu" else (1, 2, 8)
     build = partial(device_runner, spec, weights, most_rows=8, buckets=buckets, max_context=128)
     if given.sized:
-        ours = sized(spec, build, device)
+        ours = sized(spec, build, device, given.kv_dtype)
     else:
-        ours = build(KvPool(spec, BLOCKS, SIZE, torch.float32, device))
-    ours.pool.tensor.fill_(float("nan"))
+        codes = CODES.get(given.kv_dtype)
+        ours = build(KvPool(spec, BLOCKS, SIZE, torch.float32, device, codes))
+    unwritten = ours.pool.tensor if ours.pool.scales is None else ours.pool.scales
+    unwritten.fill_(float("nan"))
     plain: ModelRunner = build_runner(
-        given.folder, blocks=BLOCKS, block_size=SIZE, dtype="float32", backend="torch"
+        given.folder,
+        blocks=BLOCKS,
+        block_size=SIZE,
+        dtype="float32",
+        backend="torch",
+        kv_dtype=given.kv_dtype,
     )
     lengths = [9, 20, 2] if given.device == "cpu" else [9, 30, 2, 77, 16]
     found = tokens(ours, lengths, given.steps, spec.vocab_size)

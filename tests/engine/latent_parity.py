@@ -119,7 +119,7 @@ def one_row_off(check: Check) -> Check:
 
 def _pool(tensor: Tensor) -> Any:
     """As much of a `KvPool` as attention looks at."""
-    return SimpleNamespace(tensor=tensor, block_size=tensor.shape[-2])
+    return SimpleNamespace(tensor=tensor, dtype=tensor.dtype, block_size=tensor.shape[-2])
 
 
 def error(out: Tensor, truth: Tensor) -> float:

@@ -18,7 +18,8 @@ SPEC = AttentionSpec(0.25, (0, 8))
 
 
 def pool(dtype=torch.bfloat16, kv_heads=2, dim=16):
-    return SimpleNamespace(tensor=torch.zeros(12, kv_heads, 2, 2, 8, dim).to(dtype))
+    tensor = torch.zeros(12, kv_heads, 2, 2, 8, dim).to(dtype)
+    return SimpleNamespace(tensor=tensor, dtype=dtype, scales=None)
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from baton.engine import gpu_loading
+from baton.engine import gpu_loading, loading
 from baton.engine.batch import StepResult
 from baton.engine.gpu_loading import GpuOptions, memory_beside_pool, sized_runner
+from baton.engine.kv_codes import FP8_E4M3, INT8
 from baton.engine.pool import KvPool, block_bytes
 from baton.engine.quantization import MADE
 from baton.engine.spec import read_spec
@@ -23,7 +24,8 @@ KIND = torch.float32
 class Device:
     """A device whose memory is counted: living pools, runners, and what a step once took."""
 
-    def __init__(self, spec, total, beside, kernels=0):
+    def __init__(self, spec, total, beside, kernels=0, codes=None):
+        self.codes = codes
         self.spec, self.total, self.beside, self.kernels = spec, total, beside, kernels
         self.pools, self.runners = weakref.WeakSet(), weakref.WeakSet()
         self.cached = 0  # of a step, until released
@@ -37,7 +39,7 @@ class Device:
         return self.total - self.held() - self.loaded - self.others
 
     def held(self):
-        pools = sum(pool.tensor.nbytes for pool in self.pools)
+        pools = sum(pool.memory.nbytes for pool in self.pools)
         return pools + self.beside * len(self.runners) + self.cached
 
     def release(self):
@@ -46,7 +48,7 @@ class Device:
 
     def make_pool(self, blocks):
         self.log.append(f"pool {blocks}")
-        pool = KvPool(self.spec, blocks, 16, KIND, torch.device("cpu"))
+        pool = KvPool(self.spec, blocks, 16, KIND, torch.device("cpu"), self.codes)
         self.pools.add(pool)
         return pool
 
@@ -98,6 +100,18 @@ def test_the_pool_is_sized_after_all_else_was_measured(spec):
     plan = runner.memory
     assert (plan.weights_bytes, plan.free_bytes, plan.fraction) == (7 * MIB, 100 * MIB, 0.5)
     assert (plan.beside_bytes, plan.blocks) == (25 * MIB, runner.pool.blocks)
+
+
+@pytest.mark.parametrize("codes", [INT8, FP8_E4M3])
+def test_a_pool_in_eight_bits_is_sized_by_its_codes_and_scales(spec, codes):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB, codes=codes)
+    runner = sized(spec, device, codes=codes)
+    each = block_bytes(spec, 16, KIND, codes)
+    assert each < block_bytes(spec, 16, KIND) / 3
+    assert runner.pool.blocks == (100 - 25) * MIB // 2 // each
+    plan = runner.memory
+    assert (plan.block_bytes, plan.beside_bytes) == (each, 25 * MIB)
+    assert plan.kind == f"{codes.name} of float32"
 
 
 def test_nothing_of_the_measurement_is_left(spec):
@@ -232,6 +246,30 @@ def test_other_errors_of_loading_stay_what_they_are(qwen3, monkeypatch):
     monkeypatch.setattr(gpu_loading, "load_weights", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         loaded(qwen3.folder)
+
+
+def test_latent_attention_in_eight_bits_is_refused_before_weights_are_read(references):
+    pytest.importorskip("triton")
+    folder = references("deepseek-v2").folder
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*latent attention.*give auto"):
+        gpu_loading.gpu_runner(folder, GPU, KIND, options(codes=INT8), MADE[0], None)
+
+
+@pytest.mark.parametrize(("name", "codes"), [("auto", None), ("fp8_e4m3", FP8_E4M3)])
+def test_a_gpu_is_told_what_its_pool_holds(qwen3, monkeypatch, name, codes):
+    told = []
+
+    def remember(*given):
+        told.append(given[3])
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(loading, "chosen_device", lambda name: GPU)
+    monkeypatch.setattr(gpu_loading, "gpu_runner", remember)
+    with pytest.raises(ZeroDivisionError):
+        loading.build_engine(qwen3.folder, blocks=7, device="cuda:1", kv_dtype=name)
+    assert (told[0].codes, told[0].blocks) == (codes, 7)
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int2'"):
+        loading.build_engine(qwen3.folder, device="cuda:1", kv_dtype="int2")
 
 
 def test_a_worker_without_triton_is_told(qwen3, monkeypatch):

@@ -20,7 +20,7 @@ BOUNDS = Bounds(40, 8, 9, 300)
 
 def make(kind=torch.float32, **how):
     stored = torch.zeros(40, 1, 2, 8, SPEC.width).to(kind)
-    pool = SimpleNamespace(tensor=stored, block_size=8)
+    pool = SimpleNamespace(tensor=stored, dtype=stored.dtype, block_size=8)
     return TritonLatentAttention(pool, SPEC, 3, 0.25, DecodeLimits(16, 300), **how)
 
 

@@ -37,6 +37,6 @@ def test_all_kernels_compile_and_fit(tmp_path, capability):
             continue
         # Keys and values pass the registers by, 16 bytes at a time; products are the matrix
         # units' own: on Hopper, of whole warpgroups where the rows suffice.
-        assert row["wide_copies"] >= 8
+        assert row["wide_copies"] >= (4 if " kv," in row["case"] else 8)  # of half the bytes
         grouped = capability == 90 and row["kernel"] == "prefill_kernel"
         assert row["group_products" if grouped else "products"] >= 8

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from baton.engine.draw_rules import DrawRules
+from baton.engine.kv_codes import CODES
+from baton.engine.pool import KvPool
 from baton.engine.triton_checksum import block_checksums
 from baton.engine.triton_decode import Splits, decode_attention, new_partials
 from baton.engine.triton_experts import expert_matmul
@@ -119,34 +122,54 @@ def _checksums() -> None:
     block_checksums(pool, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 8)
 
 
-def _prefill(kv_heads: int, group: int, dim: int, dtype: torch.dtype, **features: Any) -> None:
-    pool = torch.empty(2, kv_heads, 1, 2, 16, dim, dtype=dtype)
+def _stored(
+    kv_heads: int, dim: int, dtype: torch.dtype, codes: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A layer of a pool and its scales."""
+    spec: Any = SimpleNamespace(kv_heads=kv_heads, layers=1, head_dim=dim, latent=None)
+    pool = KvPool(spec, 2, 16, dtype, codes=CODES.get(codes))
+    return pool.tensor.select(2, 0), None if pool.scales is None else pool.scales.select(2, 0)
+
+
+def _prefill(
+    kv_heads: int, group: int, dim: int, dtype: torch.dtype, codes: str = "", **features: Any
+) -> None:
+    kv, scales = _stored(kv_heads, dim, dtype, codes)
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     tables = torch.zeros(1, 1, dtype=torch.int32)
     tiles = device_tiles(group, dim, dtype)
     plan = plan_prefill([Chunk(0, 3, 0, 0)], tables, group, tiles)
-    prefill_attention(queries, queries, pool.select(2, 0), plan, 0.1, tiles=tiles, **features)
+    features |= {"scales": scales, "tiles": tiles}
+    prefill_attention(queries, queries, kv, plan, 0.1, **features)
 
 
 def _decode(
-    kv_heads: int, group: int, dim: int, dtype: torch.dtype, splits: Splits, **features: Any
+    kv_heads: int,
+    group: int,
+    dim: int,
+    dtype: torch.dtype,
+    splits: Splits,
+    codes: str = "",
+    **features: Any,
 ) -> None:
-    pool = torch.empty(2, kv_heads, 1, 2, 16, dim, dtype=dtype)
+    kv, scales = _stored(kv_heads, dim, dtype, codes)
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     tables, lengths = torch.zeros(3, 1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     partials = new_partials(3, kv_heads * group, splits.capacity(100, 64), dim, _CPU)
-    kv = pool.select(2, 0)
+    features["scales"] = scales
     decode_attention(queries, queries, kv, tables, lengths, splits, partials, 0.1, **features)
 
 
-def _write(kv_heads: int, group: int, dim: int, turning: int, dtype: torch.dtype) -> None:
-    pool = torch.empty(2, kv_heads, 1, 2, 16, dim, dtype=dtype).select(2, 0)
+def _write(
+    kv_heads: int, group: int, dim: int, turning: int, dtype: torch.dtype, codes: str = ""
+) -> None:
+    kv, scales = _stored(kv_heads, dim, dtype, codes)
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     angles = torch.empty(3, 1, turning, dtype=dtype)
     places = torch.zeros(3, dtype=torch.int64)
     keys = queries[:, :kv_heads]
-    rotate_and_write(queries, keys, keys, (angles, angles), pool, places, places)
-    write(keys, keys, pool, places, places)
+    rotate_and_write(queries, keys, keys, (angles, angles), kv, places, places, scales)
+    write(keys, keys, kv, places, places, scales)
 
 
 def _latent(heads: int, splits: Splits) -> None:
@@ -179,6 +202,12 @@ CASES: dict[str, Callable[[], None]] = {
     "latent, deepseek v3": partial(_latent, 128, Splits(4)),
     "write, llama3 8b": partial(_write, 8, 4, 128, 128, _BF16),
     "write, a part turns": partial(_write, 4, 7, 96, 24, torch.float32),
+    "int8 kv, prefill": partial(_prefill, 8, 4, 128, _BF16, "int8"),
+    "int8 kv, decode": partial(_decode, 8, 4, 128, _BF16, Splits(4), "int8"),
+    "int8 kv, write": partial(_write, 8, 4, 128, 128, _BF16, "int8"),
+    "fp8 kv, prefill": partial(_prefill, 8, 2, 256, _BF16, "fp8_e4m3", **_CAPPED),
+    "fp8 kv, decode": partial(_decode, 2, 7, 64, torch.float16, Splits(4, 512), "fp8_e4m3"),
+    "fp8 kv, write": partial(_write, 4, 7, 96, 24, torch.float32, "fp8_e4m3"),
 }
 
 
