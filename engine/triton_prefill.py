@@ -78,12 +78,22 @@ def plan_prefill(chunks: Sequence[Chunk], tables: Tensor, group: int, tiles: Til
     return PrefillPlan(found.to(tables.device, non_blocking=True), tables)
 
 
+@triton.jit
+def rows_of(tiles, index, SINGLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of a tile: its row in the block tables, its first query row, how many, and the position
+    of the first."""
+    if SINGLE:
+        return index, index, 1, tl.load(tiles + index) - 1
+    else:
+        tile = tiles + index * 4
+        return tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+
+
 # fmt: off
 # A value of its own kind for each batch would be compiled while clients wait.
 @triton.jit(do_not_specialize=["stride_table"])
 def prefill_kernel(  # type: ignore[no-untyped-def]
-    out,  # [rows, heads, DIM]
-    queries,  # [rows, heads, DIM]
+    out, queries,  # [rows, heads, DIM]
     kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
     scales,  # of CODES, float32 [block, kv_head, k|v, token]; else None
     tables,  # int32 [sequences, longest table]
@@ -98,12 +108,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, CODES: tl.constexpr,
 ):
     head, index = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS
-    if SINGLE:
-        sequence, first_row, count, start = index, index, 1, tl.load(tiles + index) - 1
-    else:
-        tile = tiles + index * 4
-        sequence, first_row = tl.load(tile), tl.load(tile + 1)
-        count, start = tl.load(tile + 2), tl.load(tile + 3)
+    sequence, first_row, count, start = rows_of(tiles, index, SINGLE)
     table = tables + sequence.to(tl.int64) * stride_table
 
     lanes = tl.arange(0, ROWS)  # a lane is a token and one of the group's heads
@@ -126,8 +131,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     keys = kv + head.to(tl.int64) * stride_head
     if CODES != "":
         scales = scales + head.to(tl.int64) * stride_scale_head
-    best = tl.full([ROWS], NOTHING, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    best, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
     if WINDOW > 0:
         mixed, best, total = attend_stretch(

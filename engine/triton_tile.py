@@ -93,51 +93,67 @@ def weigh(best, total, scores):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def load_scales(  # type: ignore[no-untyped-def]
+    place,  # pointers [tokens] to the scales of keys
+    stride_kv,
+    held,  # bool [tokens]: the others are 0
+    MASKED: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Scales of a tile's keys, and of its values, float32 [tokens]."""
+    if MASKED:
+        keys = tl.load(place, mask=held, other=0.0)
+        values = tl.load(place + stride_kv, mask=held, other=0.0)
+    else:
+        keys, values = tl.load(place), tl.load(place + stride_kv)
+    return unit(keys, CODES), unit(values, CODES)
+
+
+@triton.jit
+def scaled(weights, value, scales, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`weights` [rows, tokens] and `value` [tokens, dim], one of them times `scales` [tokens].
+    KIND is what they are multiplied in."""
+    if KIND == tl.float16:  # too narrow for weights times scales
+        return weights, (value.to(tl.float32) * scales[:, None]).to(tl.float16)
+    else:
+        return weights * scales[None, :], value
+
+
+# fmt: off
+@triton.jit
 def attend_stretch(  # type: ignore[no-untyped-def]
     mixed,  # float32 [rows, DIM_PAD]: values so far, weighted
     best,  # float32 [rows]: highest score so far, as an exponent of two
     total,  # float32 [rows]: sum of weights so far
     query,  # [rows, DIM_PAD], zero beyond DIM
     positions,  # int32 [rows]: of the rows' tokens
-    low,  # the stretch is [low, high), `low` a multiple of TOKENS
-    high,
+    low, high,  # the stretch is [low, high), `low` a multiple of TOKENS
     oldest,  # no row attends to a token before it; its block may be gone
-    keys,  # pointer to [block, ., token, dim] of one head and layer
-    values,
+    keys, values,  # pointers to [block, ., token, dim] of one head and layer
     scales,  # pointer to [block, ., token] of the same head's keys; None: numbers are no codes
     table,  # pointer to the sequence's block table
     stride_block,  # int64: a pool has more than 2^31 elements
-    stride_token,
-    stride_scale_block,
-    stride_scale_kv,  # from a key's scale to its value's
+    stride_token, stride_scale_block, stride_scale_kv,
     scale,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,  # whether some row may not attend to some token of the stretch
-    PRECISION: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-    CODES: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, CODES: tl.constexpr,
 ):
     dims = tl.arange(0, DIM_PAD)
     for begin in range(low, high, TOKENS):
         tokens = begin + tl.arange(0, TOKENS)
+        held = (tokens >= oldest) & (tokens < high)
         if MASKED:
-            held = (tokens >= oldest) & (tokens < high)
             blocks = tl.load(table + tokens // BLOCK_SIZE, mask=held, other=0)
         else:
             blocks = tl.load(table + tokens // BLOCK_SIZE)
         places = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token
         cells = places[:, None] + dims[None, :]
-        if MASKED:
-            there = held[:, None] & (dims < DIM)[None, :]
-            key = tl.load(keys + cells, mask=there, other=0.0)
-            value = tl.load(values + cells, mask=there, other=0.0)
-        elif DIM != DIM_PAD:
+        if MASKED or DIM != DIM_PAD:
             there = (dims < DIM)[None, :]
+            if MASKED:
+                there = held[:, None] & there
             key = tl.load(keys + cells, mask=there, other=0.0)
             value = tl.load(values + cells, mask=there, other=0.0)
         else:
@@ -145,13 +161,7 @@ def attend_stretch(  # type: ignore[no-untyped-def]
             value = tl.load(values + cells)
         if CODES != "":
             near = scales + blocks.to(tl.int64) * stride_scale_block + tokens % BLOCK_SIZE
-            if MASKED:
-                key_scales = unit(tl.load(near, mask=held, other=0.0), CODES)
-                value_scales = tl.load(near + stride_scale_kv, mask=held, other=0.0)
-            else:
-                key_scales = unit(tl.load(near), CODES)
-                value_scales = tl.load(near + stride_scale_kv)
-            value_scales = unit(value_scales, CODES)
+            key_scales, value_scales = load_scales(near, stride_scale_kv, held, MASKED, CODES)
         scores = tl.zeros([query.shape[0], TOKENS], tl.float32)
         key = tl.trans(plain(key, query.dtype, CODES, INTERPRETED))
         scores = product(query, key, scores, PRECISION, INTERPRETED)
@@ -166,10 +176,8 @@ def attend_stretch(  # type: ignore[no-untyped-def]
         best, total, shrink, weights = weigh(best, total, scores)
         value = plain(value, query.dtype, CODES, INTERPRETED)
         if CODES != "":
-            if query.dtype == tl.float16:  # too narrow for weights times scales
-                value = (value.to(tl.float32) * value_scales[:, None]).to(tl.float16)
-            else:
-                weights = weights * value_scales[None, :]
+            weights, value = scaled(weights, value, value_scales, query.dtype)
         weights = weights.to(query.dtype)
         mixed = product(weights, value, mixed * shrink[:, None], PRECISION, INTERPRETED)
     return mixed, best, total
+# fmt: on

@@ -111,7 +111,7 @@ def test_a_pool_in_eight_bits_is_sized_by_its_codes_and_scales(spec, codes):
     assert runner.pool.blocks == (100 - 25) * MIB // 2 // each
     plan = runner.memory
     assert (plan.block_bytes, plan.beside_bytes) == (each, 25 * MIB)
-    assert plan.kind == f"{codes.name} of float32"
+    assert plan.kv == f"{codes.name} of float32"
 
 
 def test_nothing_of_the_measurement_is_left(spec):
