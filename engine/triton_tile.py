@@ -110,10 +110,10 @@ def load_scales(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def scaled(weights, value, scales, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def scaled(weights, value, scales, kind: tl.constexpr):  # type: ignore[no-untyped-def]
     """`weights` [rows, tokens] and `value` [tokens, dim], one of them times `scales` [tokens].
-    KIND is what they are multiplied in."""
-    if KIND == tl.float16:  # too narrow for weights times scales
+    `kind` is what they are multiplied in."""
+    if kind == tl.float16:  # too narrow for weights times scales
         return weights, (value.to(tl.float32) * scales[:, None]).to(tl.float16)
     else:
         return weights * scales[None, :], value
