@@ -31,6 +31,7 @@ class Ask:
     max_tokens: int
     choices: int = 1
     temperature: float = 0.0
+    penalty: float = 1.0  # of repetition: draws then hang on prompt and output, apart
     seed: int = 1
     stops: tuple[int, ...] = ()
     salt: bytes = b""
@@ -41,7 +42,10 @@ class Ask:
 
     def request(self) -> GenerationRequest:
         sampling = worker_pb2.Sampling(
-            temperature=self.temperature, top_p=1.0, repetition_penalty=1.0, seed=self.seed
+            temperature=self.temperature,
+            top_p=1.0,
+            repetition_penalty=self.penalty,
+            seed=self.seed,
         )
         return GenerationRequest(
             prompt=self.prompt,
@@ -54,7 +58,9 @@ class Ask:
 
     def expected(self, choice: int) -> list[int]:
         """All tokens of a choice, as a run without faults gives them."""
-        params = SamplingParams(temperature=self.temperature, seed=self.seed)
+        params = SamplingParams(
+            temperature=self.temperature, repetition_penalty=self.penalty, seed=self.seed
+        )
         tokens = expected_output(
             self.prompt, self.max_tokens, params, choice=choice, slabs=SLABS, vocab_size=VOCAB
         )

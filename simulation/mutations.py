@@ -7,9 +7,9 @@ lab; `baton faults --mutation NAME` runs seeds until one of them breaks a promis
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from baton.decode_worker.handoffs import Handoffs
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.sequences import Sequence
 from baton.decode_worker.sessions import RouterSessions
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease, ReaderLease
@@ -127,6 +128,10 @@ def _drawn_again(_: Any) -> Any:
     return lambda self, group: [s for s in group.sequences if not s.ended]
 
 
+def _all_is_prompt(before: Any) -> Any:
+    return lambda self: replace(before(self), prompt_tokens=self.length)
+
+
 def _another_seed(before: Any) -> Any:
     def build(submission: Submission, *more: Any) -> Any:
         message = before(submission, *more)
@@ -147,7 +152,7 @@ def _published_at_once(before: Any) -> Any:
 
 
 def _without_parents(before: Any) -> Any:
-    def chain(key: bytes, parent: bytes, tokens: Sequence[int], size: int) -> list[bytes]:
+    def chain(key: bytes, parent: bytes, tokens: list[int], size: int) -> list[bytes]:
         starts = range(0, len(tokens) - size + 1, size)
         return [before(key, parent, tokens[at : at + size], size)[0] for at in starts]
 
@@ -245,6 +250,9 @@ MUTATIONS: dict[str, Break] = {
         "a failed handoff's first tokens are drawn anew", DecodeScheduler, "_undrawn", _drawn_again
     ),
     "another-seed": Break("a retry draws otherwise", placing, "build_submit", _another_seed),
+    "forget-where-output-begins": Break(
+        "penalties take the output for the prompt", Sequence, "draw", _all_is_prompt
+    ),
     "publish-unread-blocks": Break(
         "blocks are cached before they are read", Holdings, "reserve", _published_at_once
     ),

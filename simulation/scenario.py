@@ -167,6 +167,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
             max_tokens=LONG if leaves else max_tokens,
             choices=dice.choice([1, 1, 1, 1, 2, 3]),
             temperature=dice.choice([0.0, 1.0]),
+            penalty=1.5 if dice.random() < 0.25 else 1.0,
             seed=dice.randrange(1 << 32),
             stops=tuple(range(50)) if dice.random() < 0.2 else (),
             salt=dice.choice([b"", b"", b"tenant"]),

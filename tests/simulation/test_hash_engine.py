@@ -86,6 +86,21 @@ async def test_draws_hang_on_seed_and_choice_only_with_a_temperature() -> None:
     assert len(set(tokens_drawn[:4])) == 1 and len(set(tokens_drawn[4:])) == 4
 
 
+async def test_with_a_penalty_draws_hang_on_the_history_and_where_the_output_begins() -> None:
+    tokens = [1, 2, 3]
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.5)
+    draws = tuple(
+        Draw(0, 3, params, history, prompt_tokens)
+        for history, prompt_tokens in (([1, 2, 3], 3), ([1, 2, 3], 2), ([1, 2, 4], 3))
+    )
+    engine, _ = make()
+    (drawn,) = await run(engine, Slice(tokens, 0, [0], draws))
+    assert len(set(drawn)) == 3
+    whole = expected(tokens, 3, params)
+    assert whole[0] == drawn[0]
+    assert expected([*tokens, whole[0]], 2, params) != whole[1:]  # then it is of the prompt
+
+
 async def test_a_failing_step_and_a_broken_slice_happen_once() -> None:
     engine, _ = make()
     engine.fail_steps = 1

@@ -37,6 +37,13 @@ def test_choices_differ_with_a_temperature_and_seeds_too() -> None:
     assert ask(temperature=1.0, seed=2).expected(0) != drawn[0]
 
 
+def test_a_penalty_makes_draws_hang_on_the_history() -> None:
+    plain, penalised = ask(), ask(penalty=1.5)
+    assert plain.request().sampling.repetition_penalty == 1.0
+    assert penalised.request().sampling.repetition_penalty == 1.5
+    assert plain.expected(0) != penalised.expected(0) == ask(penalty=1.5).expected(0)
+
+
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_history_has_a_place_for_each_choice_and_keeps_every_end(choices: int) -> None:
     history = History(ask(choices=choices), 12)
