@@ -25,6 +25,7 @@ BLOCK = 4
 PAIR_S = 0.1  # two faults come within this time
 LONG = 60  # tokens: with a prompt, the smallest pool of a decode worker
 SLOW_READS = 0.25  # of the seeds
+TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
 BUSY_STEPS = 12  # the first one, so many steps after a request at most
 SLOW_BUSY = (8, 22)  # so many small READs: after a first contact's, while the handoff's go on
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
@@ -82,17 +83,18 @@ class Scenario:
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed, always the same. In some, READs are slow beside the lease, and
-    what is cut is the way between a reader and its granter, while READs go on."""
+    what is cut is the way between a reader and its granter, while READs go on; in some, outputs
+    are long and pools small, so that sequences are preempted."""
     dice = random.Random(seed)
-    slow = dice.random() < SLOW_READS
+    slow, tight = dice.random() < SLOW_READS, dice.random() < TIGHT
     routers = tuple(f"r{n}" for n in range(dice.choice([1, 1, 1, 2, 2, 3])))
-    prefill = {f"p{n}": dice.choice([16, 32, 64]) for n in range(dice.choice([1, 1, 2, 2, 3, 4]))}
-    decode = {
-        f"d{n}": dice.choice([24, 40, 80]) for n in range(dice.choice([1, 2, 2, 2, 3, 3, 4, 5]))
-    }
+    prefills = dice.choice([1, 1, 2]) if slow else dice.choice([1, 1, 2, 2, 3, 4])
+    decodes = dice.choice([1, 2]) if slow or tight else dice.choice([1, 2, 2, 2, 3, 3, 4, 5])
+    prefill = {f"p{n}": dice.choice([16, 32, 64]) for n in range(prefills)}
+    decode = {f"d{n}": 24 if tight else dice.choice([24, 40, 80]) for n in range(decodes)}
     step_s = dice.choice([0.001, 0.003, 0.01])
     read_s = dice.choice([0.02, 0.04]) if slow else dice.choice([0.0, 0.001, 0.01])
-    asks = _asks(dice, routers)
+    asks = _asks(dice, routers, tight=tight)
     after_s = dice.uniform(*SLOW_BUSY) * read_s if slow else dice.uniform(0, BUSY_STEPS) * step_s
     first_s = dice.choice(asks[3:]).at_s + after_s
     fleet = _Fleet(routers, tuple(prefill), tuple(decode))
@@ -105,7 +107,7 @@ def draw(seed: int) -> Scenario:
         decode=decode,
         events=tuple(sorted([*asks, *faults], key=lambda event: event.at_s)),
         step_s=step_s,
-        delay_s=dice.choice([0.0002, 0.001, 0.01]),
+        delay_s=dice.choice([0.0002, 0.001, 0.01, 0.03]),
         read_s=read_s,
         one_sided=dice.random() < 0.5,
         own_fabric=slow or dice.random() < 0.5,
@@ -151,7 +153,7 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
     )
 
 
-def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
+def _asks(dice: random.Random, routers: tuple[str, ...], *, tight: bool) -> list[Event]:
     # of few kinds of blocks: the same block follows different ones
     kinds = [[dice.randrange(100) for _ in range(BLOCK)] for _ in range(3)]
     prefixes = [sum((dice.choice(kinds) for _ in range(6)), []) for _ in range(3)]
@@ -159,7 +161,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
     for _ in range(dice.randint(5, 8)):
         prompt = list(dice.choice(prefixes))[: dice.randint(1, 24)]
         prompt += [dice.randrange(100) for _ in range(dice.choice([0, 1, 3, 8]))]
-        max_tokens = dice.choice([1, 2, 4, 6, 6, 8, 8, 12, 12, LONG])
+        max_tokens = dice.choice([8, 12, LONG] if tight else [1, 2, 4, 6, 6, 8, 8, 12, 12, LONG])
         leaves = dice.random() < 0.15
         ask = Ask(
             router=dice.choice(routers),
@@ -171,7 +173,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...]) -> list[Event]:
             seed=dice.randrange(1 << 32),
             stops=tuple(range(50)) if dice.random() < 0.2 else (),
             salt=dice.choice([b"", b"", b"tenant"]),
-            deadline_s=dice.choice([0.02, 0.2, 1.0, 4.0]) if dice.random() < 0.2 else 20.0,
+            deadline_s=dice.choice([0.02, 0.2, 0.5, 2.0]) if dice.random() < 0.25 else 20.0,
             leaves_s=dice.uniform(0, 0.2) if leaves else None,
             enough=dice.randint(1, max_tokens) if dice.random() < 0.1 else None,
             reads_s=dice.choice([0.01, 0.2]) if dice.random() < 0.1 else 0.0,
