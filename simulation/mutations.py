@@ -185,16 +185,6 @@ def _ticket_lost(_: Any) -> Any:
     return ticket
 
 
-def _lost_on_preemption(before: Any) -> Any:
-    def preempt(self: DecodeScheduler) -> None:
-        youngest = max(self._running, key=lambda s: s.request.arrived_s)
-        if youngest.output:
-            youngest.output.pop()
-        before(self)
-
-    return preempt
-
-
 def _first_boot_again(before: Any) -> Any:
     def started(self: World, name: str, *more: Any) -> Any:
         old = self.workers.get(name)
@@ -269,12 +259,6 @@ MUTATIONS: dict[str, Break] = {
         "choices write into one block", Holdings, "take_copies", _always([])
     ),
     "lose-tickets": Break("an admission is never given back", Admission, "ticket", _ticket_lost),
-    "lose-a-token-on-preemption": Break(
-        "a preempted sequence goes one back",
-        DecodeScheduler,
-        "_preempt_youngest",
-        _lost_on_preemption,
-    ),
     "forget-a-cancel": Break(
         "workers hear of no cancel", Dispatcher, "_tell_cancel", _always(None)
     ),

@@ -36,7 +36,6 @@ CAUGHT_BY = {
     "decode-before-the-blocks": 0,
     "shared-last-block": 0,
     "lose-tickets": 0,
-    "lose-a-token-on-preemption": 77,
     "forget-a-cancel": 1,
     "ignore-a-cancel": 1,
     "forget-deadlines": 7,
