@@ -1,7 +1,7 @@
 """What the lab is worth: each deliberate break of the product is caught, and leaves no trace.
 
-The seeds below each catch one; `baton faults --mutation NAME` finds them again after a change of
-the scenarios, and must need less than 500.
+The seeds below each caught one; they are tried first, since the others take half a minute.
+`baton faults --mutation NAME` finds them again after a change of the scenarios.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from baton.simulation import lab, mutations
 from baton.simulation.mutations import MUTATIONS
 from baton.simulation.scenario import draw
 
+WITHIN = 500
 CAUGHT_BY = {
     "skip-checksums": 5,
     "never-pin": 0,
@@ -56,14 +57,17 @@ def quiet_logs() -> Iterator[None]:
 def test_there_are_enough_of_them_and_each_has_its_seed() -> None:
     assert len(MUTATIONS) >= 25
     assert set(CAUGHT_BY) == set(MUTATIONS)
-    assert all(seed < 500 for seed in CAUGHT_BY.values())
+    assert all(seed < WITHIN for seed in CAUGHT_BY.values())
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_break_is_caught_and_without_it_all_is_well(name: str) -> None:
-    seed = CAUGHT_BY[name]
     owner, attribute = MUTATIONS[name].owner, MUTATIONS[name].name
     before = owner.__dict__[attribute]
-    assert lab.run(draw(seed), mutations.named(name)).breaches
+    broken = mutations.named(name)
+    # any change of the product makes other runs of the same seeds: then others are tried
+    seeds = (CAUGHT_BY[name], *range(WITHIN))
+    caught = next((seed for seed in seeds if lab.run(draw(seed), broken).breaches), None)
+    assert caught is not None, f"{name} is not caught within {WITHIN} seeds"
     assert owner.__dict__[attribute] is before
-    assert lab.run(draw(seed)).breaches == []
+    assert lab.run(draw(caught)).breaches == []
