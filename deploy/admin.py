@@ -111,7 +111,8 @@ class AdminServer:
         except (OSError, OverflowError) as error:
             failure = ConfigError(
                 f"the admin port {self._host}:{self._port} cannot be used ({error}): "
-                "set worker.admin_port to a free one, or to 0"
+                "set worker.admin_port to a free one, or to 0, and worker.host to an address of "
+                "this machine"
             )
             failure.__cause__ = error
             started.set_exception(failure)
