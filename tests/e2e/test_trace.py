@@ -96,7 +96,9 @@ async def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(
     assert answer.status_code == 200, answer.text
     cluster.quiet(10.0)
     events = {
-        name: [json.loads(line) for line in (cluster.folder / f"{name}.log").open()]
+        name: [
+            json.loads(line) for line in (cluster.folder / f"{name}.log").read_text().splitlines()
+        ]
         for name in ("router", "decode-0", "prefill-0")
     }
     request_id = answer.headers["x-request-id"]
