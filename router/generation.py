@@ -18,6 +18,8 @@ from baton.router.placement import Numbers
 from baton.runtime.errors import BatonError
 
 Finish = Literal["stop", "length"]
+PATIENCE_S = 1.0  # with a client that takes nothing out of a full buffer
+MOST_BUFFERS = 8  # filled before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Generation:
         self.error: BatonError | None = None
         self._buffer: deque[OutputToken] = deque()
         self._limit = buffer * request.choices
+        self._full_s: float | None = None  # since when nothing was taken out of a full buffer
         self._wake = asyncio.Event()
 
     @property
@@ -67,8 +70,9 @@ class Generation:
         return any(choice.accepted for choice in self.choices)
 
     def put(self, output: OutputToken) -> bool:
-        """Accept an output. False: the buffer is full, the client is too slow."""
-        if len(self._buffer) >= self._limit:
+        """Accept an output. False: the buffer is full, and the client is too slow. A worker that
+        comes back sends all that it kept at once; the client needs time to take it."""
+        if len(self._buffer) >= self._limit and self._too_slow():
             return False
         choice = self.choices[output.choice]
         if output.token is not None:
@@ -78,6 +82,12 @@ class Generation:
         self._buffer.append(output)
         self._wake.set()
         return True
+
+    def _too_slow(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        if self._full_s is None:
+            self._full_s = now_s
+        return now_s - self._full_s >= PATIENCE_S or len(self._buffer) >= MOST_BUFFERS * self._limit
 
     def end(self, error: BatonError | None = None) -> None:
         """No output will follow. Only the first end counts."""
@@ -97,6 +107,7 @@ class Generation:
         if self._buffer:
             outputs = list(self._buffer)
             self._buffer.clear()
+            self._full_s = None
             return outputs
         if self.error is not None:
             raise self.error

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from opentelemetry.context import Context
 
+import baton.router.generation as generation_module
 from baton.proto import worker_pb2
 from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
@@ -185,9 +186,9 @@ async def test_cancel_is_told_in_the_same_tick() -> None:
 
 async def test_a_full_buffer_ends_the_request_after_what_was_accepted() -> None:
     scene = Scene()
-    generation = await scene.start(max_tokens=100)
-    scene.give(*(output(index, index) for index in range(20)))
-    assert len(await generation.next()) == 16
+    generation = await scene.start(max_tokens=200)
+    scene.give(*(output(index, index) for index in range(8 * 16 + 1)))
+    assert len(await generation.next()) == 8 * 16
     with pytest.raises(Cancelled, match="too slowly"):
         await generation.next()
     assert scene.link().cancels() == [("r", 1)]
@@ -413,6 +414,22 @@ async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing() -> 
     await scene.settle_down()
     await scene.dispatcher.close()
     assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
+
+
+async def test_what_a_worker_kept_may_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the buffer holds, before the client had a turn; then it must be taken in time."""
+    monkeypatch.setattr(generation_module, "PATIENCE_S", 0.05)
+    scene = Scene()
+    generation = await scene.start(max_tokens=200)
+    scene.give(*(output(index, index) for index in range(100)))
+    assert [each.token for each in await generation.next()] == list(range(100))
+    scene.give(*(output(index, index) for index in range(100, 117)))
+    await asyncio.sleep(0.06)
+    scene.give(output(117, 117))
+    assert generation.over
+    with pytest.raises(Cancelled, match="too slowly"):
+        while True:
+            await generation.next()
 
 
 async def test_close_ends_everything() -> None:
