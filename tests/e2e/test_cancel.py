@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-LONG = " ".join(f"word {n}" for n in range(450))
+LONG = " ".join(f"word {n}" for n in range(300))
 
 
 def body(**more: Any) -> dict[str, Any]:
