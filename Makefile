@@ -33,7 +33,7 @@ LINKS := $(PACKAGES:%=build/typing/baton/%)
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install demo test check format proto models ship-models faults bench gpu clean
+.PHONY: help install demo test check format proto models ship faults bench gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -76,7 +76,7 @@ models: $(STAMP) ## train baton-tiny and its draft from nothing, and measure the
 	$(BIN)/python -P -m baton.models.evaluate --folder build/models --card \
 	    --json build/models/evaluation.json
 
-ship-models: $(STAMP) ## put what `make models` made into the package, if it is good enough
+ship: $(STAMP) ## put what `make models` made into the package, if it is good enough
 	$(BIN)/python -P -m baton.models.ship --folder build/models
 
 faults: $(STAMP) ## the fault lab: 100,000 simulated fleets (SEEDS=2000, JOBS=2)

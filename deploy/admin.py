@@ -108,7 +108,7 @@ class AdminServer:
             server = await asyncio.start_server(
                 self._accept, self._host, self._port, limit=HEAD_BYTES
             )
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:  # the last: no host name
             failure = ConfigError(
                 f"the admin port {self._host}:{self._port} cannot be used ({error}): "
                 "set worker.admin_port to a free one, or to 0, and worker.host to an address of "

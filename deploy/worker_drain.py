@@ -34,24 +34,31 @@ class Drainable(Protocol):
 
 
 class Course:
-    """What the process is told: the role to have, or to end. Told once more to end, it drains no
-    longer. Signals and the admin port call this."""
+    """What the process is told: the role to have, to drain and end, or by a signal to end. After
+    a second signal it drains no longer. Signals and the admin port call this."""
 
     def __init__(self, role: Role) -> None:
         self.role: Role | None = role  # None: end
         self.told = asyncio.Event()
         self.hurried = asyncio.Event()
+        self._signalled = False
 
     def begin(self) -> Role | None:
         """The role to serve from now on; None: to end."""
         self.told.clear()
         return self.role
 
-    def end(self) -> None:
-        if self.role is None:
-            self.hurried.set()
+    def drain(self) -> None:
+        """An order: as often as it comes, the worker drains and ends."""
         self.role = None
         self.told.set()
+
+    def end(self) -> None:
+        """A signal."""
+        if self._signalled:
+            self.hurried.set()
+        self._signalled = True
+        self.drain()
 
     def change(self, role: Role) -> None:
         if self.role not in (None, role):

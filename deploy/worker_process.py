@@ -134,7 +134,7 @@ class WorkerProcess:
             self._audit,
             trouble=self._trouble,
             orders={
-                "/drain": self._course.end,
+                "/drain": self._course.drain,
                 "/role/prefill": partial(self._course.change, "prefill"),
                 "/role/decode": partial(self._course.change, "decode"),
             },
@@ -184,11 +184,12 @@ class WorkerProcess:
             await served.finish()
             await served.server.stop(grace=SERVER_GRACE_S)
             self._worker = None
-            unsettled = pool.counts().quarantined + pool.counts().leased
+            counts = pool.counts()
+            unsettled = counts.quarantined + counts.leased + counts.pinned
             await mover.close()
         if unsettled and self._course.role is not None:
             raise EngineError(
-                f"READs into {unsettled} blocks have not ended: the role cannot change, and the "
+                f"READs of {unsettled} blocks have not ended: the role cannot change, and the "
                 "worker restarts; look for peers that stall"
             )
 

@@ -61,7 +61,9 @@ class Probe:
             self.failure = f"the last step failed: {outcome}"
             return probing
         self.failure = ""
-        if probing:
+        if not probing:
+            self._wanted = False  # this step has shown what a probe would
+        else:
             self.pause_s = max(PROBE_S, IDLE_TIMES * outcome.device_s)
             if outcome.broken:
                 self.failure = "the numbers of a probe are not finite"

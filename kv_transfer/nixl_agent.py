@@ -12,6 +12,7 @@ nothing for certain (docs/decisions.md), so an abandoned READ is polled on and i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -323,7 +324,8 @@ def _keep_apart(number: int, of: int) -> None:
     idles, for as long as the kernel takes to see it. Fewer CPUs than threads: nothing is bound."""
     cpus = sorted(os.sched_getaffinity(0))
     if 1 < of <= len(cpus):
-        os.sched_setaffinity(0, cpus[number::of])
+        with contextlib.suppress(OSError):  # where that is not allowed it is only slower
+            os.sched_setaffinity(0, cpus[number::of])
 
 
 def _every_block(base: int, block_bytes: int, blocks: int, device: int) -> NDArray[np.uint64]:

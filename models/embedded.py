@@ -1,7 +1,7 @@
 """The models that come with the package, as Hugging Face folders: baton-tiny, which is served
 where no model is given, and the draft that goes with it.
 
-`make models` trains them, `make ship-models` puts them here. Knows nothing of what is in them.
+`make models` trains them, `make ship` puts them here. Knows nothing of what is in them.
 """
 
 from __future__ import annotations

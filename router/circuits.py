@@ -23,6 +23,7 @@ from baton.runtime import metrics
 STRIKES = 5.0  # a failure is one; a served request takes half of one away
 OPEN_S = 5.0
 OPEN_MOST_S = 300.0
+MOST_DOUBLINGS = 20
 PROBE_S = 30.0  # then another request may probe
 SLOW_FACTOR = 5.0  # times the fellows' median step
 SLOW_MS = 20.0  # and more than so much above it: short steps differ by what else the host does
@@ -148,7 +149,7 @@ class Circuits:
     def _open(self, circuit: _Circuit, now_s: float, reason: Reason) -> None:
         again = circuit.reason is not None or now_s < circuit.probation_s
         circuit.openings = circuit.openings + 1 if again else 1
-        open_s = min(OPEN_S * 2 ** (circuit.openings - 1), OPEN_MOST_S)
+        open_s = min(OPEN_S * 2 ** min(circuit.openings - 1, MOST_DOUBLINGS), OPEN_MOST_S)
         circuit.reason, circuit.opened_s = reason, now_s
         circuit.until_s = now_s + open_s * self._rng.uniform(1.0, 1.2)
         circuit.probe_s = circuit.slow_s = None

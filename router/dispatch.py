@@ -42,6 +42,7 @@ from baton.runtime.links import LinkClosed
 
 PLACE_WAIT_S = 15.0  # for a worker to appear: longer than a worker's restart
 PLACE_RETRY_S = 0.05
+STOPPING = "the router stops: ask again"
 BUSY_PAUSE_S = 0.25  # before a request that a client sees the tokens of asks a full worker again
 
 log = logs.get(__name__)
@@ -60,6 +61,7 @@ class Dispatcher:
         self._budget = MoveBudget(config.move_share, config.move_floor)
         self._submissions: dict[str, Submission] = {}
         self._placing: set[asyncio.Task[None]] = set()
+        self._stopping = False
 
     def __len__(self) -> int:
         return len(self._submissions)
@@ -74,6 +76,8 @@ class Dispatcher:
         """Place and submit; `deadline_s` is on the loop's clock. Raises Unavailable, Overloaded,
         InvalidRequest or DeadlineExceeded if no worker can take it (in time); then no worker
         has heard of it. If cancelled, the request ends."""
+        if self._stopping:
+            raise Unavailable(STOPPING)
         generation = Generation(
             request_id, request, self._config.stream_buffer_messages, deadline_s
         )
@@ -110,9 +114,10 @@ class Dispatcher:
         self._end_if_done(generation)
 
     def end_all(self) -> None:
-        """Fail every request: the router stops."""
+        """Fail every request, those to come included: the router stops."""
+        self._stopping = True
         for submission in list(self._submissions.values()):
-            self.cancel(submission.generation, Unavailable("the router stops: ask again"))
+            self.cancel(submission.generation, Unavailable(STOPPING))
 
     async def close(self) -> None:
         """Fail what is left, and wait for the tasks of this dispatcher."""
@@ -319,6 +324,8 @@ class Dispatcher:
         until_s = _now() + self.place_wait_s
         error: BatonError | None = None
         while True:
+            if submission.generation.over:
+                raise submission.generation.error or Unavailable(STOPPING)
             if _now() >= deadline_s:
                 raise passed("placing", str(error or ""))
             error = self._placer.try_place(submission)

@@ -68,6 +68,10 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self._expect_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_open:  # trailers after a chunked body are dropped: nobody reads them
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._head_open = False
         self._head_bytes = 0

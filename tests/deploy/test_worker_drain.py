@@ -67,6 +67,19 @@ async def test_told_twice_it_waits_no_longer() -> None:
     assert worker.story == ["drain 7", "loop ended"]
 
 
+async def test_an_order_to_drain_given_again_or_before_a_signal_hurries_nothing() -> None:
+    worker = Worker()
+    course, serving = start(worker)
+    await asyncio.sleep(0.01)
+    for told in (course.drain, course.drain, course.end):
+        told()
+        await asyncio.sleep(0.01)
+        assert worker.story == ["drain 7"] and not serving.done()
+    course.end()  # the second signal
+    await asyncio.wait_for(serving, 5)
+    assert worker.story == ["drain 7", "loop ended"]
+
+
 async def test_a_loop_that_fails_is_raised_and_not_drained() -> None:
     worker = Worker()
     _, serving = start(worker)

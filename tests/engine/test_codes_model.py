@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+import baton.engine.loading as loading
 from baton.engine.attention import TorchAttention
 from baton.engine.attention_codes import CodesAttention
 from baton.engine.batch import Slice, StepBatch

@@ -102,7 +102,9 @@ async def test_a_devices_pool_is_described_as_such(monkeypatch: pytest.MonkeyPat
     class Agent:
         metadata = b"m"
 
-        def __init__(self, pool: DevicePool, name: str, pieces: Pieces) -> None:
+        def __init__(
+            self, pool: DevicePool, name: str, pieces: Pieces, share: tuple[int, int]
+        ) -> None:
             self.names.append(name)
 
         names: list[str] = []

@@ -203,11 +203,10 @@ def test_what_admission_raises_is_told_and_nothing_is_pinned(lab: Any, error: Ex
         await stage.ended()
         if isinstance(error, BatonError):
             assert type(caught.value) is type(error)
-            assert (await serving).end == "refused"
-        else:  # a fault of the worker's own: told without its text, and raised there
+        else:  # a fault of the worker's own: told without its text; the worker logs it whole
             assert caught.value.code == "EngineError" and "bug" not in str(caught.value)
-            with pytest.raises(KeyError):
-                await serving
+        report = await serving
+        assert report.end == "refused" and report.failure is error
 
     lab.on_virtual_time(main)
     assert stage.granter.holds == 0

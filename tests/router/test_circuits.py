@@ -191,3 +191,12 @@ def test_whatever_happens_two_thirds_stay_and_everyone_comes_back(
         getattr(circuits, event)(boot(number), now_s)
         assert len(circuits.passed_over(FLEET, now_s)) <= 2
     assert circuits.passed_over(FLEET, now_s + OPEN_MOST_S * 1.2) == frozenset()
+
+
+def test_a_worker_that_fails_for_ever_is_passed_over_for_ever() -> None:
+    circuits, now_s = opened(), 0.0
+    for _ in range(1100):  # opened again at each end, as long as a power of two would grow
+        circuits._open(circuits._circuits[A], now_s, "failing")
+        assert circuits.passed_over(FLEET, now_s) == {A}
+        now_s += 1.2 * OPEN_MOST_S
+    assert circuits.passed_over(FLEET, now_s) == frozenset()

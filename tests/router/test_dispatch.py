@@ -432,6 +432,18 @@ async def test_what_a_worker_kept_may_come_at_once(monkeypatch: pytest.MonkeyPat
             await generation.next()
 
 
+async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker() -> None:
+    scene = Scene()
+    scene.link().up = False
+    waiting = asyncio.create_task(scene.start())
+    await asyncio.sleep(0.02)
+    scene.dispatcher.end_all()
+    for starting in (waiting, asyncio.create_task(scene.start())):
+        with pytest.raises(Unavailable, match="stops"):
+            await asyncio.wait_for(starting, 2)
+    assert len(scene.dispatcher) == 0
+
+
 async def test_close_ends_everything() -> None:
     scene = Scene()
     generation = await scene.start()

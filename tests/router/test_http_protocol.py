@@ -116,3 +116,13 @@ async def test_connections_are_bounded_and_health_is_not(router: Any, fast_confi
         head, _ = await ask(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert b" 200 " in head
         idle[1][1].close()
+
+
+async def test_trailers_are_dropped(talk: Any) -> None:
+    body = b'{"model":"tiny","prompt":"a","max_tokens":1}'
+    status, _ = await talk(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Request-Deadline: no\r\n\r\n"
+        % (len(body), body)
+    )
+    assert status == 200
