@@ -36,6 +36,7 @@ from baton.runtime.errors import InvalidRequest, NotFound
 LONGEST_NAME = 200  # characters of a field's path in an answer
 MOST_VALUES = 1 << 20  # of a body: commas, and quotation marks, outside its strings
 MOST_CONTAINERS = 1 << 16  # lists and objects: each costs more than a number does
+MOST_ARGUMENT_VALUES = 1 << 15  # commas and brackets in all arguments of calls
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Shape = TypeVar("_Shape", bound=Body)
 _Number = TypeVar("_Number", int, float)
@@ -60,6 +61,7 @@ def parse(body: bytes, shape: type[_Shape]) -> _Shape:
         raise InvalidRequest("the body must be a JSON object")
     if issubclass(shape, Generation):
         _drop_neutral(found, shape)
+    _check_arguments(found.get("messages"))
     try:
         return shape.model_validate(found)
     except ValidationError as error:
@@ -82,6 +84,25 @@ def _check_counts(body: bytes) -> None:
     if containers > MOST_CONTAINERS:
         raise InvalidRequest(
             f"the body holds {containers} lists and objects, at most {MOST_CONTAINERS} are read"
+        )
+
+
+def _check_arguments(messages: Any) -> None:
+    """Arguments of calls are JSON in a string, which is parsed too: what stands there counts, for
+    all calls together."""
+    values = 0
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            text = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(text, str):
+                values += text.count(",") + text.count("[") + text.count("{")
+    if values > MOST_ARGUMENT_VALUES:
+        raise InvalidRequest(
+            f"messages: the arguments of calls hold over {MOST_ARGUMENT_VALUES} values in all: "
+            "send fewer",
+            "messages",
         )
 
 

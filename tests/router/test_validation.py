@@ -245,3 +245,19 @@ def test_what_stands_in_a_string_is_not_counted(text: str) -> None:
 def test_as_many_tokens_as_are_read_are_read() -> None:
     made = completion_of(b"[" + b"1," * (MOST_VALUES - 10) + b"1]")
     assert isinstance(made.prompt, list) and len(made.prompt) == MOST_VALUES - 9
+
+
+def test_arguments_of_calls_are_counted_before_they_are_parsed() -> None:
+    def body(calls: int, values: int) -> bytes:
+        text = "{" + ",".join(f'"k{n}":[]' for n in range(values)) + "}"
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+        messages = [{"role": "assistant", "content": None, "tool_calls": [call] * calls}]
+        return orjson.dumps({"model": "m", "messages": messages})
+
+    with pytest.raises(InvalidRequest, match="arguments of calls hold over 32768") as caught:
+        parse(body(100, 5000), ChatRequest)  # 5 MB, a million values
+    assert caught.value.field == "messages"
+    assert len(parse(body(2, 500), ChatRequest).messages) == 1
+    for odd in ("x", [1], [{"tool_calls": 1}], [{"tool_calls": [{"function": {"arguments": 1}}]}]):
+        with pytest.raises(InvalidRequest):
+            parse(orjson.dumps({"model": "m", "messages": odd}), ChatRequest)
