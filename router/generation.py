@@ -71,8 +71,9 @@ class Generation:
 
     def put(self, output: OutputToken) -> bool:
         """Accept an output. False: the buffer is full, and the client is too slow. A worker that
-        comes back sends all that it kept at once; the client needs time to take it."""
-        if len(self._buffer) >= self._limit and self._too_slow():
+        comes back sends all that it kept at once; the client needs time to take it.
+        An end without a token always has room."""
+        if output.token is not None and len(self._buffer) >= self._limit and self._too_slow():
             return False
         choice = self.choices[output.choice]
         if output.token is not None:

@@ -24,11 +24,13 @@ SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets a
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. `_head_bytes` counts what came since the last complete head."""
+    """One connection. `_head_bytes` counts what came since the last complete head, `_tail_bytes`
+    what came since then that was no body."""
 
     _surplus = False
     _head_open = True
     _head_bytes = 0
+    _tail_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -50,7 +52,10 @@ class BoundedHttp(HttpToolsProtocol):
         if self._surplus and not data.startswith(ALWAYS):
             self._turn_away()
             return
+        self._tail_bytes += len(data)
         super().data_received(data)
+        if not self._head_open and self._tail_bytes > HEAD_BYTES:
+            self.transport.close()  # trailers without end: nobody waits for them
         if self._head_open and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
@@ -74,9 +79,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_open = False
-        self._head_bytes = 0
+        self._head_bytes = self._tail_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._tail_bytes = 0
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", "this is not a valid HTTP/1.1 request")

@@ -432,6 +432,16 @@ async def test_what_a_worker_kept_may_come_at_once(monkeypatch: pytest.MonkeyPat
             await generation.next()
 
 
+async def test_an_end_without_a_token_has_room_in_a_full_buffer() -> None:
+    scene = Scene()
+    generation = await scene.start(max_tokens=200)
+    for token in range(8 * 16):
+        assert generation.put(OutputToken(0, token))
+    assert not generation.put(OutputToken(0, 1))
+    assert generation.put(OutputToken(0, None, finish="length"))
+    assert (await generation.next())[-1].finish == "length"
+
+
 async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker() -> None:
     scene = Scene()
     scene.link().up = False

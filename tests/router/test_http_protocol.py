@@ -126,3 +126,23 @@ async def test_trailers_are_dropped(talk: Any) -> None:
         % (len(body), body)
     )
     assert status == 200
+
+
+async def test_trailers_without_end_close_the_connection(router: Any) -> None:
+    async with router() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"1\r\na\r\n0\r\n"
+        )
+        try:
+            async with asyncio.timeout(20):
+                while True:
+                    writer.write(b"X-Filler: " + b"a" * 8000 + b"\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        except ConnectionError:
+            pass  # cut off, as it should be
+        finally:
+            writer.close()
