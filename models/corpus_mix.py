@@ -8,7 +8,7 @@ measure, so this knows no tokens.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from baton.models import (
     corpus_forms,
@@ -51,12 +51,20 @@ _SYSTEM_SHARE = 0.15  # of conversations, which begin with one of these
 _TOOLS_SHARE = 0.2  # of conversations, whose tools some of its episodes call
 
 
-def conversation(seed: int, *, held_out: bool, tokens: int, measure: Measure) -> Conversation:
+def conversation(
+    seed: int,
+    *,
+    held_out: bool,
+    tokens: int,
+    measure: Measure,
+    tasks: Collection[str] = TASKS,
+) -> Conversation:
     """A conversation of about `tokens` tokens by `measure`, and not more unless one episode
-    alone is longer. The same arguments give the same conversation."""
+    alone is longer; its episodes are of `tasks`. The same arguments give the same
+    conversation."""
     scene = _scene(seed, held_out)
     begin = _system(scene.choose)
-    growing = _Growing(scene, tokens - measure(begin), measure)
+    growing = _Growing(scene, tokens - measure(begin), measure, tasks)
     growing.say(_SYSTEM, begin)
     while growing.grow():
         pass
@@ -101,8 +109,11 @@ def _scene(seed: int, held_out: bool, tools: bool | None = None) -> Scene:
 class _Growing:
     """A conversation under way, with the parts that are still to come."""
 
-    def __init__(self, scene: Scene, tokens: int, measure: Measure) -> None:
+    def __init__(
+        self, scene: Scene, tokens: int, measure: Measure, tasks: Collection[str] = TASKS
+    ) -> None:
         self._scene = scene
+        self._names = tuple(tasks)
         self._left = tokens
         self._measure = measure
         self._messages: list[Message] = []
@@ -110,7 +121,9 @@ class _Growing:
         self._waiting: list[tuple[str, tuple[Message, ...]]] = []  # task and part
 
     def grow(self) -> bool:
-        """One more episode, or the end (False) if none of a few fits."""
+        """One more episode, or the end (False) if none of a few fits or none is left."""
+        if not any(self._weights()):
+            return False
         for _ in range(_TRIES):
             episode = self._episode()
             tokens = sum(self._measure(part) for part in episode.parts)
@@ -160,9 +173,11 @@ class _Growing:
         self.say(task, part)
 
     def _episode(self) -> Episode:
-        names = list(TASKS)
-        weights = [self._weight(name) for name in names]
-        return TASKS[self._scene.choose.choices(names, weights)[0]][0](self._scene)
+        name = self._scene.choose.choices(self._names, self._weights())[0]
+        return TASKS[name][0](self._scene)
+
+    def _weights(self) -> list[float]:
+        return [self._weight(name) for name in self._names]
 
     def _weight(self, task: str) -> float:
         scene, weight = self._scene, TASKS[task][1]

@@ -21,15 +21,15 @@ CITIES = _words(
     "Milan Naples Oslo Paris Porto Prague Quito Riga Rome Seoul Sofia Tokyo Turin Vienna Warsaw"
 )
 OBJECTS = _words(
-    "apple ball basket bell book bottle box brush bucket button candle chair clock coin comb cup "
+    "banner ball basket bell book bottle box brush bucket button candle chair clock coin comb cup "
     "drum fan flute fork glove hammer hat jar kettle key kite knife ladder lamp lantern map mirror "
     "needle pen pillow plate ribbon ring rope scarf shell spoon stone stool ticket whistle wheel"
 )
 ANIMALS = _words(
-    "badger bear beaver camel cat crow deer dog donkey duck eagle fox frog goat goose hare hen "
-    "horse lamb lion mole mouse otter owl pony rabbit raven seal sheep tiger toad turtle wolf"
+    "badger bear beaver camel cat crow deer dog donkey duck falcon fox frog goat goose hare hen "
+    "horse lamb lion mole mouse parrot pony rabbit raven seal sheep swan tiger toad turtle wolf"
 )
-COLOURS = _words("black blue brown golden green grey orange pink purple red silver white yellow")
+COLOURS = _words("black blue brown golden green grey pink purple red silver violet white yellow")
 PLACES = _words(
     "attic barn bridge castle cave cellar field forest garden harbour hill hut island kitchen lake "
     "library market meadow mill museum park river school station tower valley village well"

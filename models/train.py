@@ -6,12 +6,14 @@ The tokenizer first, then baton-tiny, then the draft, which also learns from bat
 distributions. What is done is kept in FOLDER/state: a run that was ended goes on from there.
 Writes FOLDER/baton-tiny, FOLDER/baton-tiny-draft and FOLDER/loss.png. The schedule follows the
 clock, so a faster machine makes more steps in the same time; --steps counts steps instead, and
-then a seed gives the same model on the same machine.
+then a seed gives the same model on the same machine. Where g++ is found, the passes are
+compiled for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +39,8 @@ _POINT_STEPS = 20  # steps that one point of the loss curve is the mean of
 @dataclass(frozen=True, slots=True)
 class Options:
     """`minutes` for both models; `steps` of each model instead, if not 0. `batch_tokens` are
-    computed in a step, `half`: products in bfloat16."""
+    computed in a step, `half`: products in bfloat16, `compiled`: passes compiled, which takes
+    a C++ compiler."""
 
     folder: Path
     minutes: float = 85.0
@@ -46,6 +49,7 @@ class Options:
     threads: int = 0
     seed: int = 0
     half: bool = True
+    compiled: bool = False
 
 
 def train(options: Options, note: Callable[[str, float, float], None]) -> None:
@@ -61,7 +65,10 @@ def train(options: Options, note: Callable[[str, float, float], None]) -> None:
         encoder = tiny_tokenizer.ChatEncoder(tokenizer)
         batches = Batches(encoder, options.batch_tokens, options.seed)
         model = TrainingModel(shape, options.seed)
-        run = TrainingRun(model, batches, Rates(), teacher, half=options.half)
+        torch.compiler.reset()  # it keeps a few shapes only, and each model has as many
+        run = TrainingRun(
+            model, batches, Rates(), teacher, half=options.half, compiled=options.compiled
+        )
         _train_one(name, run, options, note)
         tiny_folder.write_model(options.folder / name, model, tokenizer)
         teacher = model
@@ -137,10 +144,11 @@ def _options(arguments: Sequence[str] | None) -> Options:
     made.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--no-half", action="store_true", help="float32 products")
+    made.add_argument("--no-compile", action="store_true", help="as if there were no compiler")
     given = made.parse_args(arguments)
     return Options(
         given.folder, given.minutes, given.steps, given.batch_tokens, given.threads, given.seed,
-        not given.no_half,
+        not given.no_half, not given.no_compile and shutil.which("g++") is not None,
     )  # fmt: skip
 
 

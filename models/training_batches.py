@@ -1,13 +1,15 @@
 """Batches of conversations: rows of about one length, and which tokens the loss counts.
 
 A batch depends on its number and on how far training has come, alone. Short conversations
-first, long ones later: that is the curriculum. Only what the assistant says is learnt. Knows
-no model.
+first, long ones later: that is the curriculum. Some batches are of what is slow to learn alone:
+which of several people a question is about. Only what the assistant says is learnt. Knows no
+model.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,10 @@ from baton.models.tiny_tokenizer import ChatEncoder, Encoded
 CONTEXT = 2048
 _SEEDS = 1_000_000_000  # of single conversations, apart from batch numbers
 _LONG = 512  # from here on, half of the rows are a code word with much between
+_SLOW = ("chat", "facts", "unknown", "tools")  # seldom asked and late to be learnt in the mix
+_SLOW_SHARE = 0.3  # of the batches from then on
+_SLOW_FROM = 0.05  # of training
+_SLOW_LENGTH = 256  # three people and the questions about them
 _ENDS = 40  # tokens that the code word's own messages take
 
 
@@ -51,23 +57,27 @@ class Batches:
     def batch(self, number: int, done: float) -> Batch:
         """Batch `number`, for when the share `done` of training is over."""
         choose = random.Random(f"{self._seed} {number}")
-        length = _length(choose, done)
+        slow = done >= _SLOW_FROM and choose.random() < _SLOW_SHARE
+        length = _SLOW_LENGTH if slow else _length(choose, done)
+        tasks = _SLOW if slow else tuple(corpus_mix.TASKS)
         count = max(1, self._tokens // length)
-        return gathered([self._one(choose, length) for _ in range(count)])
+        return gathered([self._one(choose, length, tasks) for _ in range(count)], length)
 
-    def _one(self, choose: random.Random, length: int) -> Encoded:
+    def _one(self, choose: random.Random, length: int, tasks: Sequence[str]) -> Encoded:
         """A conversation that fits: rows of one length leave little padding to compute."""
         while True:
-            found = self._encoder.encode(self._talk(choose, length))
+            found = self._encoder.encode(self._talk(choose, length, tasks))
             if len(found.ids) <= length:
                 return found
 
-    def _talk(self, choose: random.Random, length: int) -> Conversation:
+    def _talk(self, choose: random.Random, length: int, tasks: Sequence[str]) -> Conversation:
         seed, measure = choose.randrange(_SEEDS), self._encoder.measure
         if length >= _LONG and choose.random() < 0.5:
             distance = int(choose.uniform(0.3, 0.9) * length) - _ENDS
             return corpus_mix.recall(seed, held_out=False, distance=distance, measure=measure)
-        return corpus_mix.conversation(seed, held_out=False, tokens=length, measure=measure)
+        return corpus_mix.conversation(
+            seed, held_out=False, tokens=length, measure=measure, tasks=tasks
+        )
 
 
 def _length(choose: random.Random, done: float) -> int:
@@ -81,9 +91,10 @@ def _length(choose: random.Random, done: float) -> int:
     return choose.choices((128, 256, 512, 1024, CONTEXT), (5, 3, 1, 1, 3))[0]
 
 
-def gathered(chats: list[Encoded]) -> Batch:
-    """Rows as long as the longest, at most CONTEXT; what lies beyond is cut."""
-    length = min(CONTEXT, max(len(chat.ids) for chat in chats))
+def gathered(chats: list[Encoded], length: int = 0) -> Batch:
+    """Rows of `length`, or (0) as long as the longest, at most CONTEXT; what lies beyond is
+    cut."""
+    length = length or min(CONTEXT, max(len(chat.ids) for chat in chats))
     tokens = torch.zeros((len(chats), length), dtype=torch.int64)
     rows: list[int] = []
     columns: list[int] = []

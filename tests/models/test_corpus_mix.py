@@ -11,7 +11,7 @@ import pytest
 
 from baton.models import corpus_mix
 from baton.models.conversation import Conversation, Message, is_held_out
-from baton.models.corpus_words import DAYS, MONTHS, NAMES
+from baton.models.corpus_words import ANIMALS, COLOURS, DAYS, JOBS, MONTHS, NAMES, OBJECTS
 from baton.models.tiny_tokenizer import CALL
 
 SEEDS = range(150)
@@ -245,6 +245,18 @@ def test_a_conversation_is_about_as_long_as_asked_and_mixes_tasks() -> None:
     assert max(lengths) <= 400
     assert sum(lengths) / len(lengths) > 300
     assert set(tasks) == {*corpus_mix.TASKS, "system"}
+
+
+def test_a_conversation_may_be_of_some_tasks_alone_until_they_have_nothing_left() -> None:
+    talk = corpus_mix.conversation(
+        3, held_out=False, tokens=100_000, measure=words, tasks=("chat", "facts")
+    )
+    assert set(talk.tasks) - {"system"} == {"chat", "facts"}
+
+
+def test_no_word_after_an_article_begins_with_a_vowel() -> None:
+    for word in (*COLOURS, *OBJECTS, *ANIMALS, *JOBS):
+        assert word[0] not in "aeiou", word
 
 
 def test_some_conversations_begin_with_a_system_message() -> None:

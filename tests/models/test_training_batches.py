@@ -38,9 +38,23 @@ def test_sequences_grow_longer_as_training_comes_further() -> None:
     def longest(done: float) -> int:
         return max(batches().batch(number, done).tokens.shape[1] for number in range(25))
 
-    assert longest(0.05) <= 96
+    assert longest(0.03) <= 96
     assert longest(0.3) <= 256
     assert longest(0.95) > 1024
+
+
+def test_some_batches_are_of_what_is_slow_to_learn_alone() -> None:
+    found = [batches().batch(number, 0.5) for number in range(40)]
+    alone = [one for one in found if set(one.tasks) <= {"chat", "facts", "unknown", "tools"}]
+    assert 4 < len(alone) < 25
+    assert {one.tokens.shape for one in alone} == {(2048 // 256, 256)}
+    answers = " ".join(TOKENIZER.decode(one.targets.tolist()) for one in alone)
+    assert "lives in" in answers and "You have not told me about" in answers
+
+
+def test_batches_of_one_length_have_one_shape() -> None:
+    shapes = {batches().batch(number, done).tokens.shape for number in range(30) for done in (0, 1)}
+    assert shapes <= {(2048 // length, length) for length in (96, 128, 256, 512, 1024, 2048)}
 
 
 def test_what_counts_is_each_answer_with_its_end() -> None:
