@@ -122,9 +122,9 @@ class _Growing:
 
     def grow(self) -> bool:
         """One more episode, or the end (False) if none of a few fits or none is left."""
-        if not any(self._weights()):
-            return False
         for _ in range(_TRIES):
+            if not any(self._weights()):
+                return False
             episode = self._episode()
             tokens = sum(self._measure(part) for part in episode.parts)
             if tokens <= self._left or not self._begun():

@@ -248,10 +248,11 @@ def test_a_conversation_is_about_as_long_as_asked_and_mixes_tasks() -> None:
 
 
 def test_a_conversation_may_be_of_some_tasks_alone_until_they_have_nothing_left() -> None:
-    talk = corpus_mix.conversation(
-        3, held_out=False, tokens=100_000, measure=words, tasks=("chat", "facts")
-    )
-    assert set(talk.tasks) - {"system"} == {"chat", "facts"}
+    for seed in range(40):
+        talk = corpus_mix.conversation(
+            seed, held_out=False, tokens=700, measure=words, tasks=("chat", "facts")
+        )
+        assert set(talk.tasks) - {"system"} == {"chat", "facts"}
 
 
 def test_no_word_after_an_article_begins_with_a_vowel() -> None:
