@@ -1,17 +1,11 @@
-"""Real processes: a router and workers as `baton serve` starts them, with NIXL and gRPC between
-them, on ports that the system gives. A `Cluster` starts, kills, pauses and audits them."""
+"""Real processes (chaos/cluster.py starts them), loads for them, and what comes back."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import re
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,169 +14,13 @@ import httpx
 import pytest
 
 from baton.models import corpus_mix
-from baton.models.embedded import embedded_model
-from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 
-START_S = 90.0
-TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
 HERE = Path(__file__).parent
-BATON = [sys.executable, "-P", "-m", "baton.deploy.cli"]
-CORRUPTING = [sys.executable, "-P", str(HERE / "corrupting_worker.py")]
+sys.path.append(str(HERE.parents[1]))  # chaos/ is no part of the package
+from chaos.cluster import Cluster  # noqa: E402
 
-
-class Cluster:
-    """One router and its workers; `settings` are `section.key=value`."""
-
-    def __init__(self, folder: Path, settings: tuple[str, ...] = ()) -> None:
-        self.folder = folder
-        self.settings = ("pool.blocks=640", "worker.dtype=float32", "worker.threads=1", *settings)
-        self.url = ""
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._environment = os.environ | {
-            "BATON_TOKEN": "a secret of this test",
-            "OMP_WAIT_POLICY": "passive",
-            "GOMP_SPINCOUNT": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-
-    def start(self, prefill: int, decode: int, *, command: list[str] | None = None) -> Cluster:
-        """Start all, and wait until a request could be served."""
-        for role, count in (("prefill", prefill), ("decode", decode)):
-            for number in range(count):
-                self.start_worker(role, f"{role}-{number}", command=command)
-        self._start_router()
-        self.wait_ready(prefill + decode)
-        return self
-
-    def start_worker(self, role: str, name: str, *, command: list[str] | None = None) -> None:
-        arguments = ["worker", "--role", role, "--worker-id", name]
-        self._spawn(name, (command or BATON) + arguments)
-
-    def wait_ready(self, workers: int) -> None:
-        """Until so many workers are announced and linked to the router."""
-        deadline = time.monotonic() + START_S
-        while len(self.records()) < workers or self._linked() < workers:
-            self._check_alive()
-            assert time.monotonic() < deadline, f"not ready: {self.records()}\n{self.logs()}"
-            time.sleep(0.1)
-
-    def records(self) -> dict[str, WorkerRecord]:
-        """The announced workers whose process this cluster started last, and which lives."""
-        found = DirectoryRegistry(self.folder / "registry").workers()
-        return {
-            record.worker_id: record
-            for record in found
-            if record.pid == self._processes[record.worker_id].pid
-            and self._processes[record.worker_id].poll() is None
-        }
-
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a worker's process; SIGKILL also waits for its end."""
-        self._processes[name].send_signal(number)
-        if number is signal.SIGKILL:
-            self._processes[name].wait(10)
-
-    def terminate(self, name: str) -> int:
-        """SIGTERM to a worker; its exit code."""
-        self.kill(name, signal.SIGTERM)
-        return self.wait_end(name)
-
-    def wait_end(self, name: str) -> int:
-        """The exit code of a worker that has been told to end."""
-        return self._processes[name].wait(30)
-
-    def audit(self, name: str) -> dict[str, Any]:
-        address = self.records()[name].admin_address
-        answer = httpx.get(f"http://{address}/audit", timeout=10)
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-    def metric(self, name: str, metric: str, **labels: str) -> float:
-        """One value of a worker's metrics; 0 if it is not there."""
-        address = self.records()[name].admin_address
-        text = httpx.get(f"http://{address}/metrics", timeout=10).text
-        wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        series = f"{metric}{{{wanted}}}" if wanted else metric
-        found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
-        return float(found.group(1)) if found else 0.0
-
-    def total(self, metric: str, **labels: str) -> float:
-        """The sum of a metric over the living decode workers."""
-        decode = [name for name in self.records() if name.startswith("decode")]
-        return sum(self.metric(name, metric, **labels) for name in decode)
-
-    def quiet(self, within_s: float) -> None:
-        """Wait until no worker holds anything; fails naming what is left."""
-        deadline = time.monotonic() + within_s
-        while left := [name for name in self.records() if not self._at_rest(name)]:
-            audits = {name: self.audit(name) for name in left}
-            assert time.monotonic() < deadline, json.dumps(audits, indent=1)
-            time.sleep(0.05)
-
-    def logs(self) -> str:
-        return "".join(
-            f"--- {path.name}\n{path.read_text()[-3000:]}"
-            for path in sorted(self.folder.glob("*.log"))
-        )
-
-    def close(self) -> None:
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
-
-    def _at_rest(self, name: str) -> bool:
-        audit = self.audit(name)
-        blocks = audit["blocks"]
-        held = blocks["leased"] + blocks["pinned"] + blocks["quarantined"] + blocks["used"]
-        all_here = blocks["free"] + blocks["cached"] == blocks["total"]
-        return held == 0 and all_here and audit["open_handoffs"] == 0 and not audit["running"]
-
-    def _start_router(self) -> None:
-        self.url = self.start_router("router")
-
-    def start_router(self, name: str) -> str:
-        """Start one router more, or anew; its URL once it listens."""
-        address = self.folder / f"{name}.address"
-        address.unlink(missing_ok=True)
-        self._spawn(name, [*BATON, "router", "--address-file", str(address)])
-        deadline = time.monotonic() + START_S
-        while not address.exists() or not address.read_text():
-            self._check_alive()
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.05)
-        return f"http://{address.read_text().strip()}"
-
-    def _linked(self) -> int:
-        try:
-            answer = httpx.get(f"{self.url}/readyz", timeout=5)
-        except httpx.TransportError:
-            return 0
-        return sum(answer.json()["workers"].values()) if answer.status_code == 200 else 0
-
-    def _spawn(self, name: str, command: list[str]) -> None:
-        flags = [f"--set={setting}" for setting in self.settings]
-        if name.startswith("router"):
-            flags += ["--set=router.port=0", "--model-name=small"]
-        registry = str(self.folder / "registry")
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [*command, "--model", str(embedded_model()), "--registry", registry, *flags],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-            )
-
-    def _check_alive(self) -> None:
-        for name, process in self._processes.items():
-            assert process.poll() is None, f"{name} has ended: {self.logs()}"
+TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
+CORRUPTING = (sys.executable, "-P", str(HERE / "corrupting_worker.py"))
 
 
 class Load:
@@ -300,7 +138,7 @@ def compare() -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="session")
-def corrupting() -> list[str]:
+def corrupting() -> tuple[str, ...]:
     """The command of a worker whose mover spoils blocks."""
     return CORRUPTING
 

@@ -55,7 +55,7 @@ async def test_corrupted_blocks_change_tokens_unless_they_are_verified(
     load: Any,
     expected: Any,
     compare: Callable[..., list[str]],
-    corrupting: list[str],
+    corrupting: tuple[str, ...],
     verify: bool,
 ) -> None:
     """The comparison above can fail: its model depends on every block of KV."""

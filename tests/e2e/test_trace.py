@@ -85,7 +85,7 @@ async def test_a_prompt_computed_on_the_decode_worker_has_the_same_phases(
 
 
 async def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(
-    make_cluster: Callable[..., Any], corrupting: list[str]
+    make_cluster: Callable[..., Any], corrupting: tuple[str, ...]
 ) -> None:
     """Of the reads, the first and the eleventh are spoiled: the latter is a request's own."""
     cluster = make_cluster("router.placement=disaggregated", "step.chunk_tokens=16")

@@ -1,0 +1,282 @@
+"""A cluster of real processes: routers and workers as `baton serve` starts them, with gRPC and
+NIXL between them, on ports that the system gives. It starts, signals, restarts and audits them.
+
+Where a process runs is its `Place`: this machine as it is, or a network namespace (network.py).
+The registry, the logs and the routers' address files lie in one folder, as in an instance of
+`baton serve`. Used by the scenarios here, the soak, and the end-to-end tests. Knows no load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from baton.models.embedded import embedded_model
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+
+START_S = 90.0
+END_S = 40.0  # from SIGTERM to the end, with its drain
+BATON = (sys.executable, "-P", "-m", "baton.deploy.cli")
+TOKEN = "a secret of this test"
+
+
+class ClusterError(AssertionError):
+    """A process did not do what it was told; the message shows the logs' ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a process gets beside what all get: `prefix` goes before its command."""
+
+    prefix: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def here(_: str) -> Place:
+    return Place()
+
+
+class Cluster:
+    """`settings` are `section.key=value`, of all processes; `place` gives each name its own.
+
+    A process is called by its name: prefill-0, decode-1, router, router-1.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: tuple[str, ...] = (),
+        place: Callable[[str], Place] = here,
+    ) -> None:
+        self.folder = folder
+        self.settings = ("pool.blocks=640", "worker.dtype=float32", "worker.threads=1", *settings)
+        self.urls: dict[str, str] = {}  # of the routers
+        self._place = place
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = os.environ | {
+            "BATON_TOKEN": TOKEN,
+            "OMP_WAIT_POLICY": "passive",
+            "GOMP_SPINCOUNT": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    @property
+    def url(self) -> str:
+        """Of the first router."""
+        return next(iter(self.urls.values()))
+
+    def start(
+        self, prefill: int, decode: int, routers: int = 1, *, command: tuple[str, ...] = BATON
+    ) -> Cluster:
+        """Start all, and wait until every router could serve a request by every worker."""
+        for role, count in (("prefill", prefill), ("decode", decode)):
+            for number in range(count):
+                self.start_worker(role, f"{role}-{number}", command=command)
+        names = ["router", *(f"router-{number}" for number in range(1, routers))]
+        for name in names:
+            self._spawn_router(name)
+        for name in names:
+            self.urls[name] = self._listening(name)
+        self.wait_ready(prefill + decode)
+        return self
+
+    def start_worker(self, role: str, name: str, *, command: tuple[str, ...] = BATON) -> None:
+        self._spawn(name, (*command, "worker", "--role", role, "--worker-id", name))
+
+    def start_router(self, name: str) -> str:
+        """Start one router more, or anew; its URL once it listens."""
+        self._spawn_router(name)
+        self.urls[name] = self._listening(name)
+        return self.urls[name]
+
+    def restart(self, name: str) -> None:
+        """Start again what has ended, and wait until it is of use."""
+        if name.startswith("router"):
+            self.start_router(name)
+        else:
+            self.start_worker(name.split("-")[0], name)
+        self.wait_ready(len(self.workers()))
+
+    def workers(self) -> list[str]:
+        return [name for name in self._processes if not name.startswith("router")]
+
+    def names(self) -> list[str]:
+        """Of all processes that were started."""
+        return list(self._processes)
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def alive(self, name: str) -> bool:
+        return self._processes[name].poll() is None
+
+    def wait_ready(self, workers: int) -> None:
+        """Until so many workers are announced, and linked to every router."""
+        deadline = time.monotonic() + START_S
+        while len(self.records()) < workers or self._linked() < workers:
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not ready: {self.records()}\n{self.logs()}")
+            time.sleep(0.1)
+
+    def records(self) -> dict[str, WorkerRecord]:
+        """The announced workers whose process this cluster started last, and which lives."""
+        found = DirectoryRegistry(self.folder / "registry").workers()
+        return {
+            record.worker_id: record
+            for record in found
+            if record.pid == self._processes[record.worker_id].pid and self.alive(record.worker_id)
+        }
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a process; SIGKILL also waits for its end."""
+        self._processes[name].send_signal(number)
+        if number is signal.SIGKILL:
+            self._processes[name].wait(10)
+
+    def terminate(self, name: str) -> int:
+        """SIGTERM to a process; its exit code."""
+        self.kill(name, signal.SIGTERM)
+        return self.wait_end(name)
+
+    def wait_end(self, name: str) -> int:
+        """The exit code of a process that has been told to end."""
+        return self._processes[name].wait(END_S)
+
+    def limit(self, name: str, what: int, most: int) -> int:
+        """Set the soft limit `what` (resource.RLIMIT_...) of a running process; the one before."""
+        pid = self.pid(name)
+        soft, hard = resource.prlimit(pid, what)
+        resource.prlimit(pid, what, (most, hard))
+        return soft
+
+    def audit(self, name: str) -> dict[str, Any]:
+        address = self.records()[name].admin_address
+        answer = httpx.get(f"http://{address}/audit", timeout=10)
+        if answer.status_code != 200:
+            raise ClusterError(f"{name}: {answer.text}")
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def metric(self, name: str, metric: str, **labels: str) -> float:
+        """One value of a process's metrics; 0 if it is not there."""
+        router = name.startswith("router")
+        url = self.urls[name] if router else f"http://{self.records()[name].admin_address}"
+        text = httpx.get(f"{url}/metrics", timeout=10, headers=self._headers()).text
+        wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        series = f"{metric}{{{wanted}}}" if wanted else metric
+        found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
+
+    def total(self, metric: str, **labels: str) -> float:
+        """The sum of a metric over the living decode workers."""
+        decode = [name for name in self.records() if name.startswith("decode")]
+        return sum(self.metric(name, metric, **labels) for name in decode)
+
+    def quiet(self, within_s: float) -> None:
+        """Wait until no worker holds anything; fails naming what is left."""
+        if left := self.left_over(within_s):
+            raise ClusterError(json.dumps(left, indent=1))
+
+    def left_over(self, within_s: float) -> dict[str, dict[str, Any]]:
+        """The audits of the workers that still hold something after so long; best empty."""
+        deadline = time.monotonic() + within_s
+        while True:
+            audits = {name: self.audit(name) for name in self.records()}
+            left = {name: audit for name, audit in audits.items() if not at_rest(audit)}
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def close(self) -> None:
+        """End every process; none is left, however it behaves."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+
+    def _headers(self) -> dict[str, str]:
+        for setting in self.settings:
+            name, _, value = setting.partition("=")
+            if name == "router.api_keys":
+                return {"Authorization": f"Bearer {value.split(',')[0]}"}
+        return {}
+
+    def _spawn_router(self, name: str) -> None:
+        address = self.folder / f"{name}.address"
+        address.unlink(missing_ok=True)
+        self._spawn(name, (*BATON, "router", "--address-file", str(address)))
+
+    def _listening(self, name: str) -> str:
+        address = self.folder / f"{name}.address"
+        deadline = time.monotonic() + START_S
+        while not address.exists() or not address.read_text():
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise ClusterError(self.logs())
+            time.sleep(0.05)
+        return f"http://{address.read_text().strip()}"
+
+    def _linked(self) -> int:
+        """The workers that the router with the fewest links has."""
+        return min((self._linked_to(url) for url in self.urls.values()), default=0)
+
+    def _linked_to(self, url: str) -> int:
+        try:
+            answer = httpx.get(f"{url}/readyz", timeout=5)
+        except httpx.TransportError:
+            return 0
+        return sum(answer.json()["workers"].values()) if answer.status_code == 200 else 0
+
+    def _spawn(self, name: str, command: tuple[str, ...]) -> None:
+        place = self._place(name)
+        flags = [f"--set={setting}" for setting in (*self.settings, *place.settings)]
+        if name.startswith("router"):
+            flags += ["--set=router.port=0", "--model-name=small"]
+        registry = str(self.folder / "registry")
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*place.prefix, *command, "--model", str(embedded_model())]
+                + ["--registry", registry, *flags],
+                env=self._environment | place.environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _check_alive(self) -> None:
+        for name in self._processes:
+            if not self.alive(name):
+                raise ClusterError(f"{name} has ended: {self.logs()}")
+
+
+def at_rest(audit: Mapping[str, Any]) -> bool:
+    """Whether a worker's books say that it holds nothing for anybody."""
+    blocks = audit["blocks"]
+    held = blocks["leased"] + blocks["pinned"] + blocks["quarantined"] + blocks["used"]
+    all_here = blocks["free"] + blocks["cached"] == blocks["total"]
+    return bool(held == 0 and all_here and audit["open_handoffs"] == 0 and not audit["running"])
