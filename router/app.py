@@ -18,7 +18,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from baton.router.answer import Answer, Serving
+from baton.router.answer import Answer
+from baton.router.answering import Answering, Serving
 from baton.router.deadline import HEADER, deadline_of, until
 from baton.router.fleet import Fleet
 from baton.router.gate import read_body
@@ -63,6 +64,20 @@ class Router:
     serving: Serving
     key: bytes
     stopping: bool = False
+
+    def check_ready(self) -> dict[str, int]:
+        """The linked workers of each role. Raises Unavailable if no request could be served."""
+        if self.stopping:
+            raise Unavailable("the router stops")
+        workers = self.fleet.linked()
+        if not workers["decode"]:
+            raise Unavailable("no decode worker is there yet")
+        return workers
+
+    def of_tenant(self, request: GenerationRequest, tenant: bytes) -> GenerationRequest:
+        """The request with its tenant's salt in place of its own."""
+        whose = b"" if self.config.shared_prefixes else tenant
+        return replace(request, cache_salt=tenant_salt(self.key, whose, request.cache_salt))
 
 
 def build_app(router: Router) -> FastAPI:
@@ -116,25 +131,14 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         asked = parse(await read_body(request, router.config.max_body_bytes), TokenizeRequest)
-        router.validator.check_model(asked.model)
         limits = router.fleet.limits()
-        if (asked.prompt is None) == (asked.messages is None):
-            raise InvalidRequest("give either prompt or messages", "prompt")
-        if asked.messages is not None:
-            tokens = await router.validator.chat_tokens(asked.messages, limits, asked.tools or ())
-        else:
-            tokens = await router.validator.text_tokens(
-                asked.prompt or "", asked.add_special_tokens, "prompt", limits
-            )
+        tokens = await router.validator.tokens(asked, limits)
         return _json({"count": len(tokens), "max_model_len": limits.max_context, "tokens": tokens})
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         asked = parse(await read_body(request, router.config.max_body_bytes), DetokenizeRequest)
-        router.validator.check_model(asked.model)
-        router.validator.check_tokens(asked.tokens, "tokens", router.fleet.limits())
-        text = router.tokenizer.decode(asked.tokens, skip_special_tokens=False)
-        return _json({"prompt": text})
+        return _json({"prompt": router.validator.text(asked, router.fleet.limits())})
 
 
 def _add_operation(app: FastAPI, router: Router) -> None:
@@ -144,12 +148,7 @@ def _add_operation(app: FastAPI, router: Router) -> None:
 
     @app.get("/readyz")
     async def ready() -> Response:
-        if router.stopping:
-            raise Unavailable("the router stops")
-        workers = router.fleet.linked()
-        if not workers["decode"]:
-            raise Unavailable("no decode worker is there yet")
-        return _json({"status": "ready", "workers": workers})
+        return _json({"status": "ready", "workers": router.check_ready()})
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -202,10 +201,9 @@ def _answer(
     metrics.PROMPT_TOKENS.observe(len(validated.prompt))
     context = tracing.extract({"traceparent": request.headers.get("traceparent", "")})
     request_id = request.state.request_id
-    tenant = b"" if router.config.shared_prefixes else request.state.tenant
-    salt = tenant_salt(router.key, tenant, validated.cache_salt)
-    validated = replace(validated, cache_salt=salt)
-    return Answer(router.serving, validated, renderer, request_id, arrival_s, context, deadline_s)
+    validated = router.of_tenant(validated, request.state.tenant)
+    answering = Answering(router.serving, validated, request_id, arrival_s, context, deadline_s)
+    return Answer(answering, validated, renderer, request_id)
 
 
 @asynccontextmanager

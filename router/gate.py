@@ -1,4 +1,5 @@
-"""The gate before every route: request ids, API keys, and the size of bodies.
+"""The gate before every route: request ids, API keys, and the size of bodies. Keys and ids are
+those of the gRPC front end too.
 
 Plain ASGI, so that disconnects and streams pass untouched. Knows no route's meaning but which
 are open to everyone.
@@ -25,6 +26,36 @@ BODY_S = 60.0
 _LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
+class Keys:
+    """The API keys, kept as digests. Without any, nobody is asked for one."""
+
+    def __init__(self, api_keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+
+    def tenant(self, authorization: bytes) -> bytes | None:
+        """Whose request it is; None if it lacks a key. Digests are compared, all of them: time
+        tells neither a key's length nor which one matched."""
+        if not self._digests:
+            return b""
+        scheme, _, key = authorization.partition(b" ")
+        given = hashlib.sha256(key.strip()).digest()
+        matches = [known for known in self._digests if hmac.compare_digest(given, known)]
+        return matches[0] if matches and scheme.lower() == b"bearer" else None
+
+
+def no_key() -> Unauthenticated:
+    return Unauthenticated("give one of this server's API keys as a Bearer token")
+
+
+def new_request_id() -> str:
+    return f"req-{secrets.token_hex(16)}"
+
+
+def label_of(given: bytes) -> str:
+    """A client's own id as it may stand in logs; empty if it is none."""
+    return given.decode() if _LABEL.fullmatch(given) else ""
+
+
 class Gate:
     """Mints `scope["state"]["request_id"]` and sends it as X-Request-Id. A client's own
     X-Request-Id is only a label in the logs. `scope["state"]["tenant"]` is the digest of the
@@ -32,13 +63,13 @@ class Gate:
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._keys = Keys(api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req-{secrets.token_hex(16)}"
+        request_id = new_request_id()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         header = (b"x-request-id", request_id.encode())
@@ -50,26 +81,13 @@ class Gate:
 
         given = dict(scope["headers"])
         label = given.get(b"x-request-id", b"")
-        with logs.bind_request(
-            request_id, client_label=label.decode() if _LABEL.fullmatch(label) else ""
-        ):
-            tenant = self._tenant(given.get(b"authorization", b""))
+        with logs.bind_request(request_id, client_label=label_of(label)):
+            tenant = self._keys.tenant(given.get(b"authorization", b""))
             if tenant is None and scope["path"] not in OPEN_PATHS:
-                refusal = Unauthenticated("give one of this server's API keys as a Bearer token")
-                await error_response(refusal)(scope, receive, send_with_id)
+                await error_response(no_key())(scope, receive, send_with_id)
                 return
             state["tenant"] = tenant or b""
             await self._app(scope, receive, send_with_id)
-
-    def _tenant(self, authorization: bytes) -> bytes | None:
-        """Whose request it is; None if it lacks a key. Digests are compared, all of them: time
-        tells neither a key's length nor which one matched."""
-        if not self._keys:
-            return b""
-        scheme, _, key = authorization.partition(b" ")
-        given = hashlib.sha256(key.strip()).digest()
-        matches = [known for known in self._keys if hmac.compare_digest(given, known)]
-        return matches[0] if matches and scheme.lower() == b"bearer" else None
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -19,7 +19,6 @@ from baton.runtime.errors import (
     Overloaded,
     RateLimited,
     Unauthenticated,
-    Unavailable,
 )
 
 _CODES = {
@@ -55,10 +54,9 @@ def error_body(error: BatonError) -> dict[str, Any]:
 
 def error_response(error: BatonError) -> Response:
     headers = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    elif isinstance(error, Unavailable) or error.http_status == 503:
-        headers["retry-after"] = "1"
+    wait_s = retry_after_s(error)
+    if wait_s:
+        headers["retry-after"] = str(wait_s)
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     return Response(
@@ -67,6 +65,13 @@ def error_response(error: BatonError) -> Response:
         headers=headers,
         media_type="application/json",
     )
+
+
+def retry_after_s(error: BatonError) -> int:
+    """Whole seconds after which the same request may succeed; 0 where that is not known."""
+    if isinstance(error, Overloaded):
+        return max(1, math.ceil(error.retry_after_s))
+    return 1 if error.http_status == 503 else 0
 
 
 def _kind(error: BatonError) -> str:

@@ -13,26 +13,10 @@ from typing import Any, Protocol
 
 import orjson
 
+from baton.router.answering import Usage
 from baton.router.choice_text import Piece, TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens; `cached` are prompt tokens taken from a prefix cache."""
-
-    prompt: int
-    completion: int
-    cached: int
-
-    def body(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
 
 
 class Renderer(Protocol):
@@ -127,7 +111,7 @@ class ChatRenderer:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         fields = self._heading.fields("chat.completion.chunk")
-        return orjson.dumps({**fields, "choices": [], "usage": usage.body()})
+        return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         choices = [
@@ -140,7 +124,7 @@ class ChatRenderer:
             for piece in pieces
         ]
         fields = self._heading.fields("chat.completion")
-        return orjson.dumps({**fields, "choices": choices, "usage": usage.body()})
+        return orjson.dumps({**fields, "choices": choices, "usage": _usage_body(usage)})
 
     def _logprob_body(self, piece: Piece) -> dict[str, Any]:
         content = [
@@ -174,12 +158,12 @@ class CompletionRenderer:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         fields = self._heading.fields("text_completion")
-        return orjson.dumps({**fields, "choices": [], "usage": usage.body()})
+        return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         choices = [self._choice(piece, self._logprobs) for piece in pieces]
         fields = self._heading.fields("text_completion")
-        return orjson.dumps({**fields, "choices": choices, "usage": usage.body()})
+        return orjson.dumps({**fields, "choices": choices, "usage": _usage_body(usage)})
 
     def _choice(self, piece: Piece, logprobs: bool) -> Mapping[str, Any]:
         return {
@@ -210,9 +194,22 @@ def _message(piece: Piece) -> dict[str, Any]:
 
 
 def _call_body(name: str, arguments: str) -> dict[str, Any]:
-    """With a new id: what a client answers a call by."""
     function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{secrets.token_hex(16)}", "type": "function", "function": function}
+    return {"id": new_call_id(), "type": "function", "function": function}
+
+
+def new_call_id() -> str:
+    """What a client answers a call by."""
+    return f"call_{secrets.token_hex(16)}"
+
+
+def _usage_body(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
 
 
 def _text(raw: bytes) -> str:

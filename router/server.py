@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 
 from baton.router.admission import Admission
-from baton.router.answer import Serving
+from baton.router.answering import Serving
 from baton.router.app import Router, build_app
 from baton.router.chat_template import template_of
 from baton.router.dialer import Dialer, GrpcDialer

@@ -24,8 +24,10 @@ from baton.router.openai_schema import (
     Body,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     Generation,
     Message,
+    TokenizeRequest,
     Tool,
 )
 from baton.router.sampling_defaults import OPENAI, SamplingDefaults
@@ -59,6 +61,12 @@ def parse(body: bytes, shape: type[_Shape]) -> _Shape:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise InvalidRequest("the body must be a JSON object")
+    return shaped(found, shape)
+
+
+def shaped(found: dict[str, Any], shape: type[_Shape]) -> _Shape:
+    """What was sent, by names, as `shape`. Raises InvalidRequest naming the first bad field.
+    `found` is not kept, and may be changed."""
     if issubclass(shape, Generation):
         _drop_neutral(found, shape)
     _check_arguments(found.get("messages"))
@@ -201,6 +209,20 @@ class Validator:
         finished = self._finish(request, prompt, top, asked or room, limits)
         return replace(finished, calling=calling)
 
+    async def tokens(self, request: TokenizeRequest, limits: Limits) -> list[int]:
+        self.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("give either prompt or messages", "prompt")
+        if request.messages is not None:
+            return await self.chat_tokens(request.messages, limits, request.tools or ())
+        special = request.add_special_tokens
+        return await self.text_tokens(request.prompt or "", special, "prompt", limits)
+
+    def text(self, request: DetokenizeRequest, limits: Limits) -> str:
+        self.check_model(request.model)
+        self.check_tokens(request.tokens, "tokens", limits)
+        return self._tokenizer.decode(request.tokens, skip_special_tokens=False)
+
     async def chat_tokens(
         self, messages: Sequence[Message], limits: Limits, tools: Sequence[Tool] = ()
     ) -> list[int]:
@@ -208,25 +230,31 @@ class Validator:
         text = self._chat_prompt.text(messages, tools)
         return await self.text_tokens(text, False, "messages", limits)
 
-    async def completion(self, request: CompletionRequest, limits: Limits) -> GenerationRequest:
+    async def completion(
+        self, request: CompletionRequest, limits: Limits, source: str = "prompt"
+    ) -> GenerationRequest:
+        """`source` is the prompt's name where the client wrote it."""
         self.check_model(request.model)
-        prompt = await self._completion_tokens(request.prompt, limits)
-        room = self._room(prompt, request.max_tokens, "max_tokens", "prompt", limits)
+        prompt = await self._completion_tokens(request.prompt, source, limits)
+        room = self._room(prompt, request.max_tokens, "max_tokens", source, limits)
         max_tokens = request.max_tokens or min(COMPLETION_TOKENS, room)
         return self._finish(request, prompt, request.logprobs, max_tokens, limits)
 
     async def _completion_tokens(
-        self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], limits: Limits
+        self,
+        prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        source: str,
+        limits: Limits,
     ) -> list[int]:
         if isinstance(prompt, str):
-            return await self.text_tokens(prompt, True, "prompt", limits)
+            return await self.text_tokens(prompt, True, source, limits)
         tokens = [part for part in prompt if isinstance(part, int)]
         if len(tokens) == len(prompt):
-            self.check_tokens(tokens, "prompt", limits)
+            self.check_tokens(tokens, source, limits)
             return tokens
         only = prompt[0]  # the schema lets one through
         assert not isinstance(only, int)
-        return await self._completion_tokens(only, limits)
+        return await self._completion_tokens(only, source, limits)
 
     async def text_tokens(
         self, text: str, add_special_tokens: bool, field: str, limits: Limits

@@ -104,7 +104,7 @@ class History:
 
 
 async def serve(router: RouterProcess, history: History, clock: Callable[[], float]) -> None:
-    """What the router's answer does for its client (router/answer.py), without HTTP. Runs in
+    """What the router's answer does for its client (router/answering.py). Runs in
     the router's process; the clock is the world's."""
     try:
         with router.admission.ticket():
