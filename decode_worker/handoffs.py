@@ -188,9 +188,9 @@ class Handoffs:
     def _give_up(self, candidate: worker_pb2.Candidate, error: BatonError) -> None:
         say = log.info if isinstance(error, Draining) else log.warning
         say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
-        if isinstance(error, LeaseLost):
+        if isinstance(error, LeaseLost):  # of this handoff alone: the others have their own
             metrics.LEASES_EXPIRED.inc()
-        if isinstance(error, WorkerLost | LeaseLost):
+        if isinstance(error, WorkerLost):
             self._peers.forget(candidate.boot_id)
 
     def _record_fetch(self, report: FetchReport, parent: Context) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -18,7 +19,7 @@ from baton.kv_transfer import greeting
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime import logs
-from baton.runtime.errors import Unavailable, WorkerLost
+from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel, translate
 from baton.runtime.links import Link
 from baton.runtime.registry import Registry
@@ -28,6 +29,7 @@ log = logs.get(__name__)
 HandoffLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
 
 GREETING_TIMEOUT_S = 2.0
+LOST = "the worker was lost while it was greeted"
 
 
 class Peers(Protocol):
@@ -44,8 +46,18 @@ class Peers(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """One boot id, at the address that the registry has for it. Its greetings never overlap."""
+
+    address: str
+    channel: grpc.aio.Channel
+    greeting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    greeted: bool = False
+
+
 class GrpcPeers:
-    """One channel per peer address and boot id; greetings to one peer never overlap.
+    """One channel per peer address and boot id.
 
     A candidate is a name: where a peer is, the registry says. Nothing is sent to an address,
     the token least of all, that only a message has named."""
@@ -63,50 +75,52 @@ class GrpcPeers:
         self._first_contact = first_contact
         self._mover = mover
         self._metadata = credentials(token)
-        self._channels: dict[bytes, grpc.aio.Channel] = {}
-        self._greeted: set[bytes] = set()
-        self._addresses: dict[bytes, str] = {}  # of those greeted
+        self._peers: dict[bytes, _Peer] = {}
         self._closing: set[asyncio.Future[None]] = set()
-        self._greeting: dict[bytes, asyncio.Lock] = {}
 
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
         boot_id = candidate.boot_id
-        if boot_id not in self._channels:
+        peer = self._peers.get(boot_id)
+        if peer is None:
             self._check_registered(candidate)
-        async with self._greeting.setdefault(boot_id, asyncio.Lock()):
-            channel = self._channels.get(boot_id)
-            if channel is None:
-                channel = self._channels[boot_id] = open_channel(candidate.address)
-            stub = handoff_pb2_grpc.HandoffStub(channel)  # type: ignore[no-untyped-call]
-            if boot_id not in self._greeted:
-                try:
-                    await self._greet(stub, boot_id)
-                except Unavailable:
-                    self.forget(boot_id)
-                    raise
-                if self._channels.get(boot_id) is not channel:
-                    raise WorkerLost("the worker was lost while it was greeted")
-                self._greeted.add(boot_id)
-                self._forget_predecessors(candidate)
-                self._forget_departed()
-            return ClientLink(stub.Open(metadata=self._metadata))
+            peer = self._peers[boot_id] = _Peer(candidate.address, open_channel(candidate.address))
+        stub = handoff_pb2_grpc.HandoffStub(peer.channel)  # type: ignore[no-untyped-call]
+        async with peer.greeting:
+            if not peer.greeted or self._peers.get(boot_id) is not peer:
+                await self._greeted_first(peer, boot_id, stub)
+        return ClientLink(stub.Open(metadata=self._metadata))
 
     def forget(self, boot_id: bytes) -> None:
-        self._greeted.discard(boot_id)
-        self._greeting.pop(boot_id, None)
-        self._addresses.pop(boot_id, None)
         self._mover.forget(boot_id)
-        channel = self._channels.pop(boot_id, None)
-        if channel is not None:
-            closing = asyncio.ensure_future(channel.close())
+        peer = self._peers.pop(boot_id, None)
+        if peer is not None:
+            closing = asyncio.ensure_future(peer.channel.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        for boot_id in list(self._peers):
+            self.forget(boot_id)
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=GREETING_TIMEOUT_S)
+
+    async def _greeted_first(
+        self, peer: _Peer, boot_id: bytes, stub: handoff_pb2_grpc.HandoffStub
+    ) -> None:
+        """Greet, or raise why nothing can be read there. Who waited for another's greeting in
+        vain has learned enough: it goes to its next candidate."""
+        if self._peers.get(boot_id) is peer:
+            try:
+                await self._greet(stub, boot_id)
+            except BatonError:
+                if self._peers.get(boot_id) is peer:
+                    self.forget(boot_id)
+                raise
+        if self._peers.get(boot_id) is not peer:
+            raise Unavailable(LOST)
+        peer.greeted = True
+        self._forget_predecessors(peer)
+        self._forget_departed()
 
     def _check_registered(self, candidate: worker_pb2.Candidate) -> None:
         named = (candidate.worker_id, candidate.boot_id.hex(), candidate.address)
@@ -120,12 +134,11 @@ class GrpcPeers:
                 "its boot id: nothing is sent there"
             )
 
-    def _forget_predecessors(self, candidate: worker_pb2.Candidate) -> None:
+    def _forget_predecessors(self, peer: _Peer) -> None:
         """One boot id has answered at this address: those that did before are dead."""
-        dead = [boot for boot, place in self._addresses.items() if place == candidate.address]
-        for boot_id in dead:
-            self.forget(boot_id)
-        self._addresses[candidate.boot_id] = candidate.address
+        for boot_id, other in list(self._peers.items()):
+            if other.address == peer.address and other is not peer:
+                self.forget(boot_id)
 
     def _forget_departed(self) -> None:
         """Those that the registry has forgotten, once no connection leads to them: a worker that
@@ -135,9 +148,10 @@ class GrpcPeers:
         except OSError as error:  # they are looked for again at the next greeting
             log.warning("the registry cannot be read", why=str(error))
             return
-        for boot_id in [boot for boot in self._greeted if boot.hex() not in registered]:
-            state = self._channels[boot_id].get_state()
-            if state is not grpc.ChannelConnectivity.READY:
+        for boot_id, peer in list(self._peers.items()):
+            if boot_id.hex() in registered or peer.greeting.locked():
+                continue
+            if peer.channel.get_state() is not grpc.ChannelConnectivity.READY:
                 self.forget(boot_id)
 
     async def _greet(self, stub: handoff_pb2_grpc.HandoffStub, boot_id: bytes) -> None:
@@ -147,6 +161,10 @@ class GrpcPeers:
             )
         except grpc.aio.AioRpcError as error:
             raise translate(error) from error
+        except asyncio.CancelledError:
+            if _cancelled():
+                raise
+            raise Unavailable(LOST) from None  # gRPC says so when the channel is closed meanwhile
         if theirs.boot_id != boot_id:
             raise Unavailable(
                 f"worker {theirs.worker_id} has restarted: its boot id is not the placed one"
@@ -155,3 +173,9 @@ class GrpcPeers:
         pool = greeting.peer_pool(theirs)
         await self._mover.connect(pool)
         await self._first_contact.check(theirs.worker_id, pool)
+
+
+def _cancelled() -> bool:
+    """Whether this task was told to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -27,7 +27,7 @@ from baton.decode_worker.sequences import Group, Phase, Request
 from baton.decode_worker.sessions import RouterSessions
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
-from baton.engine.probe import OVERDUE_S, Probe
+from baton.engine.step_health import StepHealth
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
@@ -43,7 +43,6 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
-from baton.runtime.watermark import Watermark
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker_links import Session
 
@@ -74,7 +73,6 @@ class DecodeWorker:
         self.boot_id = boot_id
         self._steps: StepPipeline[StepPlan] = StepPipeline(engine)
         self._pool = pool
-        self._mover = mover
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         self._scheduler = DecodeScheduler(pool, config.step, limits.key)
@@ -94,8 +92,13 @@ class DecodeWorker:
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
         self._step_ms = 0.0
-        self._watermark = Watermark()
-        self._probe = Probe(pool)
+        self.health = StepHealth(
+            pool,
+            due_s=self._steps.due_s,
+            has_work=lambda: self._scheduler.running > 0,
+            moves=mover.trouble,
+            wake=self._wake.set,
+        )
         self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities)
 
@@ -122,8 +125,8 @@ class DecodeWorker:
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
             step_ms=self._step_ms,
-            overdue_ms=int(1000 * self._overdue_s()),
-            trouble=self.trouble(),
+            overdue_ms=int(1000 * self.health.overdue_s()),
+            trouble=self.health.trouble(),
             promised_blocks=self._scheduler.promised_blocks,
         )
 
@@ -170,7 +173,7 @@ class DecodeWorker:
                 self._take_back_if_starved()
                 self._admit()
                 if not plan and not self._steps:
-                    plan = StepPlan(self._probe.batch(), [], [])
+                    plan = StepPlan(self.health.probe_batch(), [], [])
                 if plan:
                     self._submit_step(plan)
                 elif not self._steps:
@@ -190,28 +193,6 @@ class DecodeWorker:
             if self._fetches:
                 await asyncio.wait(set(self._fetches.values()))
             await self._handoffs.finished()
-
-    def probe(self) -> None:
-        """Show by a step whether one could end well, if no step shows it now."""
-        self._probe.ask()
-        self._wake.set()
-
-    @property
-    def probe_pause_s(self) -> float:
-        return self._probe.pause_s
-
-    def trouble(self) -> str:
-        """Why no generation could end here now; empty while one could, however long it waits."""
-        if (overdue_s := self._overdue_s()) > OVERDUE_S:
-            return f"a step is overdue by {overdue_s:.1f} s"
-        return self._probe.trouble() or self._mover.trouble()
-
-    def _overdue_s(self) -> float:
-        return self._watermark.overdue_s(
-            asyncio.get_running_loop().time(),
-            due_s=self._steps.due_s(),
-            has_work=self._scheduler.running > 0,
-        )
 
     def audit(self) -> dict[str, Any]:
         """What this worker holds now. Raises RuntimeError if the books do not balance."""
@@ -262,7 +243,7 @@ class DecodeWorker:
         if isinstance(over.outcome, EngineError):
             self._step_failed(over.plan, over.outcome)
             return
-        if self._probe.heard(over.plan.batch, over.outcome):
+        if self.health.heard(over.plan.batch, over.outcome):
             return
         outcome = self._scheduler.commit(over.plan, over.outcome)
         self._measure(over.plan, over.outcome, outcome)
@@ -279,7 +260,7 @@ class DecodeWorker:
 
     def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
-        if self._probe.heard(plan.batch, error):
+        if self.health.heard(plan.batch, error):
             return
         for sequence in self._scheduler.abandon_step(plan):
             self._requests.fail(sequence, error)

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from baton.deploy.ports import address_of
 from baton.runtime import logs, metrics
 from baton.runtime.errors import ConfigError
 
@@ -36,6 +37,7 @@ HEAD_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 64
 READY_S = 1.0  # in which a ready worker's loop turns
 ANSWER_S = 5.0  # in which one does that is asked for its books, or given an order
+TAKE_S = 5.0  # for the client to take the answer
 STOP_S = 5.0
 
 JSON = "application/json"
@@ -118,8 +120,7 @@ class AdminServer:
             started.set_exception(failure)
             return
         port = server.sockets[0].getsockname()[1]
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        started.set_result(f"{host}:{port}")
+        started.set_result(address_of(self._host, port))
         await self._stopped.wait()  # the server's whole life
         # asyncio loses the socket of whoever it lets in while the server closes
         self._own.remove_reader(server.sockets[0].fileno())
@@ -143,7 +144,8 @@ class AdminServer:
         try:
             async with asyncio.timeout(HEAD_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                method, answer = await self._answer(head)
+            method, answer = await self._answer(head)  # in ANSWER_S at most
+            async with asyncio.timeout(TAKE_S):
                 writer.write(_encode(answer, with_body=method != "HEAD"))
                 await writer.drain()
         except asyncio.LimitOverrunError:

@@ -1,4 +1,5 @@
-"""Whether a port can be listened on, asked before anything starts. Keeps no state."""
+"""Whether a port can be listened on, asked before anything starts, and how an address is
+written. Keeps no state."""
 
 from __future__ import annotations
 
@@ -31,3 +32,8 @@ def bind(host: str, port: int) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
+
+
+def address_of(host: str, port: int) -> str:
+    """host:port; an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from baton.deploy.instance import ERROR_KEY, write_private
-from baton.deploy.restarts import CONFIG_EXIT
-from baton.runtime.errors import BatonError, ConfigError
+from baton.deploy.restarts import CONFIG_EXIT, ILL_EXIT
+from baton.runtime.errors import BatonError, ConfigError, DeviceLost, EngineError
 
 INTERRUPTED = 130  # as a shell reports SIGINT
 
@@ -25,7 +25,9 @@ def exiting(action: Callable[[], int | None]) -> int:
     except BatonError as error:
         print(f"baton: error: {error}", file=sys.stderr)
         _leave(str(error))
-        return CONFIG_EXIT if isinstance(error, ConfigError) else 1
+        if isinstance(error, ConfigError):
+            return CONFIG_EXIT
+        return ILL_EXIT if isinstance(error, EngineError | DeviceLost) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -4,8 +4,8 @@
                                  └─ or told to end twice         another role in this process
 
 What the loop leaves goes back to its routers and readers as Draining: they go on elsewhere at
-once. A failing watch (too much quarantine) drains too, and then ends the process with its error.
-Knows neither role: both are a `Drainable`.
+once. A failing watch (too much quarantine, steps that all fail) drains too, and then ends the
+process with its error. Knows neither role: both are a `Drainable`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Drainable(Protocol):
 
 class Course:
     """What the process is told: the role to have, to drain and end, or by a signal to end. After
-    a second signal it drains no longer. Signals and the admin port call this."""
+    a second signal, or where it could finish nothing, it drains no longer. Signals, the admin
+    port and a watch call this."""
 
     def __init__(self, role: Role) -> None:
         self.role: Role | None = role  # None: end
@@ -56,9 +57,13 @@ class Course:
     def end(self) -> None:
         """A signal."""
         if self._signalled:
-            self.hurried.set()
+            self.hurry()
         self._signalled = True
         self.drain()
+
+    def hurry(self) -> None:
+        """Hand back at once what is left."""
+        self.hurried.set()
 
     def change(self, role: Role) -> None:
         if self.role not in (None, role):
@@ -70,29 +75,47 @@ async def serve_until(
     course: Course, worker: Drainable, watches: Collection[asyncio.Task[None]], drain_s: float
 ) -> None:
     """Run the worker until it is told another course, or until a watch or the loop itself fails.
-    Drain it, end its loop, and raise what failed, if something did."""
+    Drain it, end its loop, and raise what failed first, if something did; the rest is logged."""
     running = asyncio.create_task(worker.run())
     told = asyncio.create_task(course.told.wait())
-    tasks: set[asyncio.Task[Any]] = {running, told, *watches}
+    tasks: list[asyncio.Task[Any]] = [running, told, *watches]
     try:
         # bounded by the process's owner: this is the worker's whole life
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             await _drain(worker, running, course, drain_s)
-        for task in tasks:
-            if task.done():
-                task.result()  # a loop that ends by itself ends the worker, loudly
     finally:
-        worker.draining.set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=END_S)
+        failures = await _end(worker, tasks)
+    if failures:  # a loop that ends by itself ends the worker, loudly
+        raise failures[0]
+
+
+async def _end(worker: Drainable, tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]:
+    """End the loop and all that watches it. Returns what has failed, what failed before first:
+    a loop may also fail in its own end."""
+    before = _failures(tasks)
+    worker.draining.set()
+    for task in tasks:
+        task.cancel()
+    _, left = await asyncio.wait(tasks, timeout=END_S)
+    if left:
+        log.error("a part of the worker does not end", parts=len(left), within_s=END_S)
+    failures = before + [error for error in _failures(tasks) if error not in before]
+    for error in failures:
+        log.error("the worker ends by a failure", why=str(error), exc_info=error)
+    return failures
+
+
+def _failures(tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]:
+    over = [task for task in tasks if task.done() and not task.cancelled()]
+    return [error for task in over if (error := task.exception()) is not None]
 
 
 async def _drain(
     worker: Drainable, running: asyncio.Task[None], course: Course, drain_s: float
 ) -> None:
-    log.info("the worker drains", within_s=drain_s)
+    within_s = 0.0 if course.hurried.is_set() else drain_s
+    log.info("the worker drains", within_s=within_s)
     draining = asyncio.create_task(worker.drain(drain_s))
     hurried = asyncio.create_task(course.hurried.wait())
     # bounded by drain_s

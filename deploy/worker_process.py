@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
 from baton.deploy.load_progress import LoadProgress
 from baton.deploy.pool_memory import local_pool
+from baton.deploy.ports import address_of
 from baton.deploy.worker_drain import Course, serve_until
 from baton.deploy.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
 from baton.engine.batch import Engine
@@ -33,6 +36,7 @@ from baton.engine.blocks import BlockPool
 from baton.engine.device_choice import device_label
 from baton.engine.loading import build_engine
 from baton.engine.probe import Probe
+from baton.engine.step_health import StepHealth
 from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
@@ -54,6 +58,7 @@ ANNOUNCE_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
 SERVER_GRACE_S = 0.5
 QUARANTINE_LOOK_S = 1.0
+STEPS_LOOK_S = 0.25
 PORT_S = 5.0  # for a port that the role before has had
 PORT_LOOK_S = 0.05
 
@@ -174,19 +179,27 @@ class WorkerProcess:
         watches = [
             asyncio.create_task(_announce(boot.registry, record)),
             asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
-            asyncio.create_task(_keep_probing(served.worker)),
+            asyncio.create_task(_keep_probing(served.worker.health)),
+            asyncio.create_task(
+                _watch_steps(served.worker.health, config.worker.failing_s, self._course.hurry)
+            ),
         ]
         log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
-        try:
-            await serve_until(self._course, served.worker, watches, config.worker.drain_s)
-        finally:
-            boot.registry.withdraw(boot.worker_id, record.boot_id)
-            await served.finish()
-            await served.server.stop(grace=SERVER_GRACE_S)
-            self._worker = None
+        unsettled = 0
+
+        def left() -> None:
+            nonlocal unsettled
             counts = pool.counts()
             unsettled = counts.quarantined + counts.leased + counts.pinned
-            await mover.close()
+            self._worker = None
+
+        async with AsyncExitStack() as ends:  # the last one first, whatever becomes of each
+            ends.push_async_callback(mover.close)
+            ends.callback(left)
+            ends.push_async_callback(served.server.stop, SERVER_GRACE_S)
+            ends.push_async_callback(served.finish)
+            ends.callback(_withdraw, boot.registry, record)
+            await serve_until(self._course, served.worker, watches, config.worker.drain_s)
         if unsettled and self._course.role is not None:
             raise EngineError(
                 f"READs of {unsettled} blocks have not ended: the role cannot change, and the "
@@ -202,7 +215,9 @@ class WorkerProcess:
         """Why the worker is not ready; empty if it is."""
         if self._worker is None:
             return "the worker has no role yet"
-        return "the worker drains" if self._worker.draining.is_set() else self._worker.trouble()
+        return (
+            "the worker drains" if self._worker.draining.is_set() else self._worker.health.trouble()
+        )
 
 
 async def first_step(engine: Engine, pool: BlockPool) -> None:
@@ -233,7 +248,7 @@ async def _listen(
     until_s = clock() + patience_s  # the role before may still let go of the port
     while True:
         try:
-            port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+            port = server.add_insecure_port(address_of(settings.host, settings.port))
             break
         except RuntimeError as error:
             if clock() >= until_s:
@@ -247,7 +262,7 @@ async def _listen(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id.hex(),
         role=boot.role,
-        address=f"{settings.host}:{port}",
+        address=address_of(settings.host, port),
         admin_address=admin_address,
         model=boot.model_folder.name,
         pid=os.getpid(),
@@ -263,10 +278,30 @@ async def _announce(registry: Registry, record: WorkerRecord) -> None:
         await asyncio.sleep(ANNOUNCE_S)
 
 
-async def _keep_probing(worker: DecodeWorker | PrefillWorker) -> None:
+def _withdraw(registry: Registry, record: WorkerRecord) -> None:
+    try:
+        registry.withdraw(record.worker_id, record.boot_id)
+    except OSError as error:  # the announcement fades by itself
+        log.error("the worker could not withdraw its announcement", why=str(error))
+
+
+async def _keep_probing(health: StepHealth) -> None:
     while True:
-        worker.probe()
-        await asyncio.sleep(worker.probe_pause_s)
+        health.probe()
+        await asyncio.sleep(health.probe_pause_s)
+
+
+async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], None]) -> None:
+    """End the process, to be started anew, when for so long all steps and probes have failed. It
+    could finish nothing: what it has is handed back at once."""
+    clock = asyncio.get_running_loop().time
+    well_s, failing = clock(), ""
+    while clock() - well_s <= within_s:
+        await asyncio.sleep(STEPS_LOOK_S)
+        if not (failing := health.failing()):
+            well_s = clock()
+    hurry()
+    raise EngineError(f"{failing}; nothing has gone well for {within_s:g} s: the worker restarts")
 
 
 async def _watch_quarantine(pool: BlockPool, limit: float) -> None:

@@ -16,7 +16,7 @@ from baton.runtime.sampling import SamplingParams
 
 PROBE_S = 0.5  # between two probes of an idle worker
 IDLE_TIMES = 20.0  # as long as a probe took it pauses: an idle worker computes for a twentieth
-OVERDUE_S = 0.8  # a step that should have been over for so long may never be
+FAILURES = 3  # steps and probes in a row that all fail are no accident
 
 
 class Probe:
@@ -27,6 +27,7 @@ class Probe:
         self._wanted = False
         self._under_way: StepBatch | None = None
         self.failure = ""
+        self.failures = 0  # in a row
         self.pause_s = PROBE_S  # to the next probe
 
     def ask(self) -> None:
@@ -50,23 +51,35 @@ class Probe:
             return "every block of the pool is in quarantine"
         return self.failure
 
+    def failing(self) -> str:
+        """What fails again and again; empty while it may be an accident."""
+        return self.failure if self.failures >= FAILURES else ""
+
     def heard(self, batch: StepBatch, outcome: StepResult | EngineError) -> bool:
         """Of every step's end; whether it was a probe's. One request whose numbers are not
-        finite says nothing of the worker; a probe's do."""
+        finite says nothing of the worker; a probe's do. A step of which nothing ended well has
+        not shown that one could."""
         probing = batch is self._under_way
         if probing:
             self._pool.release(batch.slices[0].blocks, Hold.USED)
             self._under_way = None
         if isinstance(outcome, EngineError):
-            self.failure = f"the last step failed: {outcome}"
-            return probing
-        self.failure = ""
-        if not probing:
-            self._wanted = False  # this step has shown what a probe would
-        else:
-            self.pause_s = max(PROBE_S, IDLE_TIMES * outcome.device_s)
-            if outcome.broken:
-                self.failure = "the numbers of a probe are not finite"
-            for reason in outcome.failed.values():
-                self.failure = f"a probe was not computed: {reason}"
+            self._failed(f"the last step failed: {outcome}")
+        elif len(outcome.broken) + len(outcome.failed) < len(batch.slices):
+            self._ended_well(outcome, probing)
+        elif probing:
+            reasons = [f"a probe was not computed: {why}" for why in outcome.failed.values()]
+            self._failed((reasons or ["the numbers of a probe are not finite"])[0])
         return probing
+
+    def _ended_well(self, result: StepResult, probing: bool) -> None:
+        self.failure, self.failures = "", 0
+        if probing:
+            self.pause_s = max(PROBE_S, IDLE_TIMES * result.device_s)
+        else:
+            self._wanted = False  # this step has shown what a probe would
+
+    def _failed(self, why: str) -> None:
+        """Whoever may be ill has nothing better to do than to be probed."""
+        self.failure, self.pause_s = why, PROBE_S
+        self.failures += 1

@@ -18,7 +18,7 @@ from typing import Any
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk
-from baton.engine.probe import OVERDUE_S, Probe
+from baton.engine.step_health import StepHealth
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.granter import GrantReport, grant
 from baton.kv_transfer.mover import Mover
@@ -32,7 +32,6 @@ from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, Draining, EngineError, Overloaded, WorkerLost
 from baton.runtime.links import Link, LinkClosed
-from baton.runtime.watermark import Watermark
 from baton.runtime.wire import ModelLimits
 
 log = logs.get(__name__)
@@ -83,8 +82,13 @@ class PrefillWorker:
         self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget)
         self._wake = asyncio.Event()
         self._step_ms = 0.0
-        self._watermark = Watermark()
-        self._probe = Probe(pool)
+        self.health = StepHealth(
+            pool,
+            due_s=self._steps.due_s,
+            has_work=lambda: self._scheduler.computing > 0,
+            moves=mover.trouble,
+            wake=self._wake.set,
+        )
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
@@ -144,30 +148,8 @@ class PrefillWorker:
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
             step_ms=self._step_ms,
-            overdue_ms=int(1000 * self._overdue_s()),
-            trouble=self.trouble(),
-        )
-
-    def probe(self) -> None:
-        """Show by a step whether one could end well, if no step shows it now."""
-        self._probe.ask()
-        self._wake.set()
-
-    @property
-    def probe_pause_s(self) -> float:
-        return self._probe.pause_s
-
-    def trouble(self) -> str:
-        """Why no generation could end here now; empty while one could, however long it waits."""
-        if (overdue_s := self._overdue_s()) > OVERDUE_S:
-            return f"a step is overdue by {overdue_s:.1f} s"
-        return self._probe.trouble() or self._mover.trouble()
-
-    def _overdue_s(self) -> float:
-        return self._watermark.overdue_s(
-            asyncio.get_running_loop().time(),
-            due_s=self._steps.due_s(),
-            has_work=self._scheduler.computing > 0,
+            overdue_ms=int(1000 * self.health.overdue_s()),
+            trouble=self.health.trouble(),
         )
 
     def audit(self) -> dict[str, Any]:
@@ -201,7 +183,7 @@ class PrefillWorker:
                 self._admit_waiting()
                 plan = self._scheduler.plan()
                 if not plan and not self._steps:
-                    plan = StepPlan(self._probe.batch(), [])
+                    plan = StepPlan(self.health.probe_batch(), [])
                 if plan:
                     self._submit_step(plan)
                 elif not self._steps:
@@ -226,7 +208,7 @@ class PrefillWorker:
         if isinstance(over.outcome, EngineError):
             self._step_failed(over.plan, over.outcome)
             return
-        if self._probe.heard(over.plan.batch, over.outcome):
+        if self.health.heard(over.plan.batch, over.outcome):
             return
         computed = self._scheduler.commit(over.plan, over.outcome)
         # after the readers' tasks, which the commit has woken
@@ -234,7 +216,7 @@ class PrefillWorker:
 
     def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
-        if self._probe.heard(plan.batch, error):
+        if self.health.heard(plan.batch, error):
             return
         self._scheduler.abandon_step(plan, error)
 

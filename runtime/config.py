@@ -100,6 +100,7 @@ class WorkerConfig:
     quantization: Quantization = "none"  # of weights that are stored plainly
     deterministic: bool = False  # a sequence's tokens do not depend on batch, chunks or cache
     drain_s: float = 10.0  # told to stop, it finishes what it has for so long, then hands it back
+    failing_s: float = 10.0  # every step has failed for so long: the worker ends, to start anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "worker.threads": (0, 1024),
     "worker.max_context": (0, 1 << 24),
     "worker.drain_s": (0, 3600),
+    "worker.failing_s": (1, 3600),
     "pool.block_size": (1, 256),
     "pool.blocks": (0, 1 << 31),
     "pool.memory_fraction": (0.01, 0.98),

@@ -266,8 +266,8 @@ class World:
 async def _keep_probing(worker: PrefillWorker | DecodeWorker) -> None:
     """As the worker's process does (deploy/worker_process.py)."""
     while True:
-        worker.probe()
-        await asyncio.sleep(worker.probe_pause_s)
+        worker.health.probe()
+        await asyncio.sleep(worker.health.probe_pause_s)
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:

@@ -115,7 +115,12 @@ async def test_a_busy_candidate_is_asked_again_after_the_others(bench: Bench) ->
 
 @pytest.mark.parametrize(
     ("error", "forgotten"),
-    [(WorkerLost("stopping"), True), (HandoffError("odd"), False), (Incompatible("odd"), False)],
+    [
+        (WorkerLost("stopping"), True),
+        (HandoffError("odd"), False),
+        (Incompatible("odd"), False),
+        (LeaseLost("silent"), False),  # the leases of other handoffs may hold
+    ],
 )
 async def test_a_candidate_that_fails_is_not_asked_again(
     bench: Bench, error: BatonError, forgotten: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,15 +12,16 @@ import grpc
 import numpy as np
 import pytest
 
+from baton.decode_worker import peers
 from baton.decode_worker.first_contact import FirstContact
 from baton.decode_worker.peers import GrpcPeers
 from baton.engine.blocks import BlockPool
 from baton.kv_transfer import greeting
 from baton.kv_transfer.local_pool import HostPool
-from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
-from baton.runtime.errors import Unavailable, WorkerLost
-from baton.runtime.grpc_links import open_server
+from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
+from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 
 OWN = b"o" * 16
@@ -31,6 +33,7 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
     def __init__(self) -> None:
         self.exchange = MemoryExchange()
         self.greetings = 0
+        self.kv_dtype = "float32"
         self.gate = asyncio.Event()
         self.gate.set()
         self.restart(b"1" * 16)
@@ -44,7 +47,7 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
 
     def greeting(self, worker_id: str, pool: Any) -> handoff_pb2.Greeting:
         common = greeting.compatibility(
-            "model", "float32", block_size=4, layers=1, kv_heads=2, head_dim=4
+            "model", self.kv_dtype, block_size=4, layers=1, kv_heads=2, head_dim=4
         )
         return greeting.build(worker_id, pool, common)
 
@@ -78,7 +81,7 @@ class Scene:
         await link.close()
 
     def known(self) -> set[bytes]:
-        return {*self.peers._channels, *self.peers._greeted, *self.peers._greeting}
+        return set(self.peers._peers)
 
 
 @pytest.fixture
@@ -171,7 +174,7 @@ async def test_a_peer_that_has_drained_and_gone_leaves_no_trace(scene: Scene) ->
     await scene.open(b"1" * 16)
     async with another_peer(scene, b"2" * 16) as open:
         await open()
-        channel = scene.peers._channels[b"2" * 16]
+        channel = scene.peers._peers[b"2" * 16].channel
     async with asyncio.timeout(20):
         while channel.get_state() is grpc.ChannelConnectivity.READY:
             await asyncio.sleep(0.01)
@@ -192,14 +195,95 @@ async def test_a_peer_that_still_serves_is_kept_though_the_registry_has_forgotte
     await scene.open(b"1" * 16)
 
 
-async def test_a_peer_lost_while_it_is_greeted_is_told_as_lost(scene: Scene) -> None:
+async def greeting_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[None]]:
+    """Calls that ask for one boot id, the first of which greets and hears no answer yet."""
     scene.peer.gate.clear()
-    opening = asyncio.create_task(scene.open(b"1" * 16))
-    while not scene.peer.greetings:
-        await asyncio.sleep(0.001)
-    channel = scene.peers._channels.pop(b"1" * 16)  # as by another handoff's `forget`
+    tasks = []
+    for address in addresses:
+        candidate = worker_pb2.Candidate(
+            worker_id="prefill-0", boot_id=b"1" * 16, address=address or scene.address
+        )
+        tasks.append(asyncio.create_task(scene.peers.open(candidate)))
+        while not scene.peer.greetings:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def test_a_peer_lost_while_it_is_greeted_is_told_as_lost(scene: Scene) -> None:
+    (opening,) = await greeting_begun(scene, "")
+    scene.peers.forget(b"1" * 16)  # as by another handoff
     scene.peer.gate.set()
-    with pytest.raises(WorkerLost, match="while it was greeted"):
+    with pytest.raises(Unavailable):
         await opening
-    await channel.close()
+    assert scene.known() == set()
     await scene.open(b"1" * 16)
+
+
+async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_own(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second names an address that only its message knows. Nothing is sent there."""
+    dialled: list[str] = []
+
+    def noted(address: str) -> grpc.aio.Channel:
+        dialled.append(address)
+        return open_channel(address)
+
+    monkeypatch.setattr(peers, "open_channel", noted)
+    first, second = await greeting_begun(scene, "", "127.0.0.1:1")
+    scene.peer.restart(b"2" * 16)  # so that the greeting fails
+    scene.peer.gate.set()
+    with pytest.raises(Unavailable, match="has restarted"):
+        await first
+    with pytest.raises(Unavailable, match="lost while it was greeted"):
+        await second
+    assert dialled == [scene.address] and scene.known() == set()
+    with pytest.raises(Unavailable, match="not registered"):
+        await scene.peers.open(
+            worker_pb2.Candidate(worker_id="prefill-0", boot_id=b"1" * 16, address="127.0.0.1:1")
+        )
+
+
+async def test_a_peer_forgotten_after_its_greeting_is_not_opened_to_on_a_closed_channel(
+    scene: Scene,
+) -> None:
+    first, second = await greeting_begun(scene, "", "")
+    scene.peer.gate.set()
+    first.add_done_callback(lambda _: scene.peers.forget(b"1" * 16))
+    await (await first).close()
+    with contextlib.suppress(Unavailable):  # or it was opened just before
+        await (await second).close()
+    await scene.open(b"1" * 16)
+
+
+@pytest.mark.parametrize("how", ["greeting", "pool"])
+async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
+    scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[grpc.aio.Channel] = []
+
+    def noted(address: str) -> grpc.aio.Channel:
+        opened.append(open_channel(address))
+        return opened[-1]
+
+    monkeypatch.setattr(peers, "open_channel", noted)
+    if how == "greeting":
+        monkeypatch.setattr(scene.peer, "kv_dtype", "bfloat16")
+    else:  # it fits, and cannot be read
+        scene.peer.exchange.decide = lambda attempt: Fate(failed=True)
+    with pytest.raises(Incompatible if how == "greeting" else ReadFailed):
+        await scene.open(b"1" * 16)
+    assert scene.known() == set()
+    async with asyncio.timeout(20):
+        while opened[0].get_state() is not grpc.ChannelConnectivity.SHUTDOWN:
+            await asyncio.sleep(0.001)
+
+
+async def test_who_leaves_while_it_greets_takes_nobodys_channel_along(scene: Scene) -> None:
+    first, second = await greeting_begun(scene, "", "")
+    first.cancel()
+    await asyncio.wait({first})
+    scene.peer.gate.set()
+    await (await second).close()
+    assert scene.known() == {b"1" * 16}

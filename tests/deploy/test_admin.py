@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -213,8 +214,13 @@ async def test_ready_is_what_the_worker_says_of_itself() -> None:
         await server.stop()
 
 
-async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive() -> None:
-    """Asked by threads, while this loop, which is the worker's, stands still."""
+async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asked by threads, while this loop, which is the worker's, stands still. An answer may take
+    longer than a head may."""
+    monkeypatch.setattr(admin, "HEAD_TIMEOUT_S", 1.2)
+    monkeypatch.setattr(admin, "ANSWER_S", 1.5)
     async with serving() as address:
         answers: dict[str, tuple[int, float]] = {}
 
@@ -225,7 +231,7 @@ async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive() -> N
             answers[path] = connection.getresponse().status, time.monotonic() - began
             connection.close()
 
-        paths = ("/readyz", "/healthz", "/metrics")
+        paths = ("/readyz", "/healthz", "/metrics", "/audit")
         threads = [threading.Thread(target=ask_beside, args=(path,)) for path in paths]
         for thread in threads:
             thread.start()
@@ -235,6 +241,25 @@ async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive() -> N
             "/readyz": 503,
             "/healthz": 200,
             "/metrics": 200,
+            "/audit": 503,
         }
-        assert answers["/readyz"][1] < 2.0 and answers["/healthz"][1] < 1.0
+        assert answers["/readyz"][1] < 2.0 and answers["/audit"][1] >= admin.ANSWER_S
+        assert answers["/healthz"][1] < 1.0
         assert (await get(address, "/readyz"))[0] == 200
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_an_ipv6_address_is_told_as_it_is_asked_for() -> None:
+    server = AdminServer("::1", 0, dict)
+    try:
+        address = await server.start()
+    except ConfigError:
+        pytest.skip("no loopback of IPv6 here")
+    try:
+        assert address.startswith("[::1]:")
+        connection = http.client.HTTPConnection(address, timeout=30)
+        await asyncio.to_thread(connection.request, "GET", "/healthz")
+        assert (await asyncio.to_thread(connection.getresponse)).status == 200
+        connection.close()
+    finally:
+        await server.stop()

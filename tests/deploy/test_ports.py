@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from baton.deploy.ports import bind, check_port
+from baton.deploy.ports import address_of, bind, check_port
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import ConfigError
 
@@ -32,3 +32,9 @@ def test_a_port_that_is_taken_and_one_that_is_free_again() -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"on 192\.0\.2\.1 cannot be used"):
         check_port(RouterConfig(host="192.0.2.1"))  # of a network for examples alone
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert address_of("127.0.0.1", 80) == "127.0.0.1:80"
+    assert address_of("host.example", 80) == "host.example:80"
+    assert address_of("fd00::1", 80) == "[fd00::1]:80"

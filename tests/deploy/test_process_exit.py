@@ -8,8 +8,15 @@ import pytest
 
 from baton.deploy.instance import ERROR_KEY
 from baton.deploy.process_exit import INTERRUPTED, exiting
-from baton.deploy.restarts import CONFIG_EXIT
-from baton.runtime.errors import BatonError, ConfigError, ModelError, WorkerLost
+from baton.deploy.restarts import CONFIG_EXIT, ILL_EXIT
+from baton.runtime.errors import (
+    BatonError,
+    ConfigError,
+    DeviceLost,
+    EngineError,
+    ModelError,
+    WorkerLost,
+)
 
 
 def raising(error: BaseException) -> int:
@@ -28,6 +35,8 @@ def test_an_orderly_end_keeps_its_own_code(answer: int | None, code: int) -> Non
         (ModelError("no tensor"), CONFIG_EXIT),  # a start with the same model ends the same
         (WorkerLost("gone"), 1),
         (BatonError("odd"), 1),
+        (EngineError("all steps fail"), ILL_EXIT),
+        (DeviceLost("no answer"), ILL_EXIT),
         (KeyboardInterrupt(), INTERRUPTED),
     ],
 )

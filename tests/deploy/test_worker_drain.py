@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Collection
 
 import pytest
 
+from baton.deploy import worker_drain
 from baton.deploy.worker_drain import Course, serve_until
+from baton.runtime import logs
 from baton.runtime.errors import DeviceLost, EngineError
 
 
@@ -19,6 +23,7 @@ class Worker:
         self.work = asyncio.Event()
         self.loop_fails = asyncio.Event()
         self.story: list[str] = []
+        self.end_fails = False
 
     async def run(self) -> None:
         try:
@@ -27,6 +32,8 @@ class Worker:
             raise DeviceLost("no answer")
         except asyncio.CancelledError:
             self.story.append("loop ended" if self.draining.is_set() else "loop ended undrained")
+            if self.end_fails:
+                raise ValueError("a handoff does not close") from None
             raise
 
     async def drain(self, within_s: float) -> None:
@@ -149,3 +156,74 @@ async def test_told_another_role_and_then_to_end_it_drains_in_peace() -> None:
     worker.work.set()
     await asyncio.wait_for(serving, 5)
     assert course.begin() is None
+
+
+async def test_what_fails_in_the_loops_own_end_is_raised() -> None:
+    worker = Worker()
+    worker.end_fails = True
+    course, serving = start(worker)
+    await asyncio.sleep(0.01)
+    worker.work.set()
+    course.end()
+    with pytest.raises(ValueError, match="does not close"):
+        await asyncio.wait_for(serving, 5)
+
+
+async def test_what_failed_first_is_raised_and_what_followed_is_logged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("w")
+    worker = Worker()
+    worker.end_fails = True
+    worker.work.set()
+
+    async def watch() -> None:
+        raise EngineError("too much quarantine")
+
+    _, serving = start(worker, [asyncio.create_task(watch())])
+    with pytest.raises(EngineError, match="quarantine"):
+        await asyncio.wait_for(serving, 5)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["why"] for line in lines if line["event"] == "the worker ends by a failure"] == [
+        "too much quarantine",
+        "a handoff does not close",
+    ]
+
+
+async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker_drain, "END_S", 0.05)
+    logs.setup("w")
+    free = asyncio.Event()
+
+    class Deaf(Worker):
+        async def run(self) -> None:
+            while not free.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await free.wait()
+
+    worker = Deaf()
+    worker.work.set()
+    course, serving = start(worker)
+    await asyncio.sleep(0.01)
+    course.end()
+    await asyncio.wait_for(serving, 5)
+    assert "does not end" in capsys.readouterr().err
+    free.set()
+    await asyncio.sleep(0.01)
+
+
+async def test_what_can_finish_nothing_hands_back_at_once() -> None:
+    """A watch that hurries before it fails: nobody waits for steps that all fail."""
+    worker = Worker()
+    course = Course("decode")
+
+    async def watch() -> None:
+        course.hurry()
+        raise EngineError("all steps fail")
+
+    watching = asyncio.create_task(watch())
+    with pytest.raises(EngineError, match="all steps fail"):
+        await asyncio.wait_for(serve_until(course, worker, [watching], 7.0), 5)
+    assert worker.story == ["drain 7", "loop ended"]

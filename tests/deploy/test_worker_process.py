@@ -19,6 +19,7 @@ from baton.deploy.worker_process import (
     WorkerProcess,
     _listen,
     _watch_quarantine,
+    _watch_steps,
     first_step,
 )
 from baton.deploy.worker_roles import Boot
@@ -26,14 +27,18 @@ from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool, Hold
 from baton.engine.loading import build_engine
 from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.kv_transfer.nixl_mover import NixlMover
 from baton.models.embedded import embedded_model
+from baton.prefill_worker.service import HandoffService
 from baton.proto import worker_pb2
 from baton.router.dialer import GrpcDialer
 from baton.runtime.config import Config, WorkerConfig
-from baton.runtime.errors import ConfigError, EngineError
-from baton.runtime.grpc_links import open_server
+from baton.runtime.errors import ConfigError, Draining, EngineError, by_code
+from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.simulation.hash_engine import HashEngine, block_bytes
+
+HEADERS = {"Authorization": "Bearer secret"}
 
 
 class FullDisk(MemoryRegistry):
@@ -73,6 +78,123 @@ async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
     await asyncio.wait({announcing})
 
 
+class LostFolder(MemoryRegistry):
+    """Its folder cannot be written any more when a worker wants to leave."""
+
+    def withdraw(self, worker_id: str, boot_id: str) -> None:
+        raise OSError(5, "Input/output error")
+
+
+async def test_a_registry_that_cannot_be_left_skips_nothing_of_a_workers_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+    close = NixlMover.close
+
+    async def noted(mover: NixlMover) -> None:
+        ended.append("mover")
+        await close(mover)
+
+    monkeypatch.setattr(NixlMover, "close", noted)
+    process, serving, registry = started("decode", registry=LostFolder())
+    async with asyncio.timeout(60):
+        record = await announced(registry, serving)
+        process._course.drain()
+        await serving
+    assert ended == ["mover"] and process._worker is None
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection(*record.address.split(":"))
+
+
+async def test_a_failure_in_a_workers_end_is_raised_and_the_rest_of_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process, serving, registry = started("prefill")
+
+    async def broken(*_: object) -> None:
+        raise ValueError("a lease has no end")
+
+    async with asyncio.timeout(60):
+        record = await announced(registry, serving)
+        monkeypatch.setattr(HandoffService, "finished", broken)
+        process._course.drain()
+        with pytest.raises(ValueError, match="no end"):
+            await serving
+    assert registry.workers() == [] and process._worker is None
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection(*record.address.split(":"))
+
+
+class Health:
+    """As `StepHealth`, as far as its watch looks."""
+
+    def __init__(self) -> None:
+        self.fails = ""
+
+    def failing(self) -> str:
+        return self.fails
+
+
+async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_process, "STEPS_LOOK_S", 0.005)
+    health, hurried = Health(), asyncio.Event()
+    watching = asyncio.create_task(_watch_steps(health, 0.3, hurried.set))  # type: ignore[arg-type]
+    for _ in range(5):  # for less than that each time
+        health.fails = "no device"
+        await asyncio.sleep(0.1)
+        health.fails = ""
+        await asyncio.sleep(0.02)
+    assert not watching.done()
+    health.fails = "no device"
+    with pytest.raises(EngineError, match="no device; nothing has gone well for 0.3 s: the worker"):
+        await asyncio.wait_for(watching, 30)
+    assert hurried.is_set()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
+    role: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is red before, and alive, whatever it computes; nothing of it stays behind."""
+    process, serving, registry = started(role, failing_s=1.0)
+
+    def fail(_: StepBatch) -> Any:
+        raise RuntimeError("an illegal memory access")
+
+    async with asyncio.timeout(60), httpx.AsyncClient() as client:
+        record = await announced(registry, serving)
+        url = f"http://{record.admin_address}"
+        while (await client.get(f"{url}/readyz")).status_code != 200:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(process._engine._runner, "start", fail)
+        while (answer := await client.get(f"{url}/readyz")).status_code != 503:
+            await asyncio.sleep(0.01)
+        assert "illegal memory access" in answer.text and not serving.done()
+        assert (await client.get(f"{url}/healthz")).status_code == 200
+        with pytest.raises(EngineError, match="illegal memory access; nothing has gone well"):
+            await serving
+    assert registry.workers() == []
+
+
+async def test_what_an_ill_worker_has_is_handed_back_for_another_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its mover has died: what it decodes could go on for long, and no handoff any more."""
+    process, serving, registry = started("decode", failing_s=0.3, blocks=64)
+    async with asyncio.timeout(60):
+        record = await announced(registry, serving)
+        going_on = asyncio.create_task(generate(record.address, 900))
+        while not (process._worker and process._worker.audit().get("running")):
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(NixlAgent, "alive", False)
+        with pytest.raises(EngineError, match="a NIXL thread has died; nothing has gone well"):
+            await serving
+        with pytest.raises(Draining):
+            await going_on
+
+
 async def watched(pool: BlockPool, limit: float) -> asyncio.Task[None]:
     task = asyncio.create_task(_watch_quarantine(pool, limit))
     await asyncio.sleep(0.05)  # many looks; what is within the limit must pass them all
@@ -104,9 +226,9 @@ async def test_blocks_that_are_merely_in_use_end_no_worker(monkeypatch: pytest.M
     await asyncio.wait({task})
 
 
-def boot(**settings: int | str) -> Boot:
+def boot(**settings: Any) -> Boot:
     return Boot(
-        config=Config(worker=WorkerConfig(host="127.0.0.1", **settings)),  # type: ignore[arg-type]
+        config=Config(worker=WorkerConfig(**settings)),
         role="decode",
         worker_id="decode-3",
         boot_id=bytes(range(16)),
@@ -126,6 +248,22 @@ async def test_a_listening_worker_announces_the_ports_that_it_really_has() -> No
         port = int(record.address.split(":")[1])
         assert port
         socket.create_connection(("127.0.0.1", port), timeout=30).close()
+    finally:
+        await server.stop(None)
+
+
+async def test_a_worker_on_an_ipv6_address_announces_one_that_can_be_dialled() -> None:
+    server = open_server("t")
+    try:
+        record = await _listen(boot(host="::1"), server, "[::1]:9")
+    except ConfigError:
+        pytest.skip("no loopback of IPv6 here")
+    try:
+        assert record.address.startswith("[::1]:")
+        channel = open_channel(record.address)
+        async with asyncio.timeout(30):
+            await channel.channel_ready()
+        await channel.close()
     finally:
         await server.stop(None)
 
@@ -152,6 +290,18 @@ async def test_a_port_that_the_role_before_still_lets_go_of_is_waited_for() -> N
     taken.close()
     assert (await listening).address == f"127.0.0.1:{port}"
     await server.stop(None)
+
+
+def started(
+    role: Any, *, registry: MemoryRegistry | None = None, blocks: int = 8, **settings: Any
+) -> tuple[WorkerProcess, asyncio.Task[None], MemoryRegistry]:
+    """A whole worker process but for its loading, in this one: pool, NIXL, gRPC, admin port."""
+    folder, registry = embedded_model(), registry or MemoryRegistry()
+    engine = build_engine(folder, blocks=blocks, block_size=16, dtype="float32", threads=1)
+    config = Config(worker=WorkerConfig(host="127.0.0.1", **settings))
+    made = Boot(config, role, f"{role}-0", os.urandom(16), folder, registry, token="secret")
+    process = WorkerProcess(made, engine)
+    return process, asyncio.create_task(process.run()), registry
 
 
 async def announced(
@@ -187,8 +337,10 @@ async def generate(address: str, max_tokens: int) -> tuple[str, list[int]]:
         if role == "decode":
             await link.send(worker_pb2.RouterMessage(submit=submit))
         while role == "decode" and len(tokens) < max_tokens:
-            message = await link.receive()
-            tokens += [output.token for output in message.outputs.outputs]
+            for output in (await link.receive()).outputs.outputs:
+                if output.end == worker_pb2.FAILED:
+                    raise by_code(output.failure.code, output.failure.detail)
+                tokens.append(output.token)
     finally:
         await link.close()
         await connection.close()
@@ -223,12 +375,8 @@ async def red_while_its_device_hangs(
 async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_good_order(
     role: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole process but for its loading, in this one: pool, NIXL, gRPC, admin port."""
-    folder, registry = embedded_model(), MemoryRegistry()
-    engine = build_engine(folder, blocks=8, block_size=16, dtype="float32", threads=1)
-    config = Config(worker=WorkerConfig(host="127.0.0.1"))
-    made = Boot(config, role, f"{role}-0", os.urandom(16), folder, registry, token="secret")
-    serving = asyncio.create_task(WorkerProcess(made, engine).run())
+    process, serving, registry = started(role)
+    made, engine = process._boot, process._engine
     async with asyncio.timeout(60), httpx.AsyncClient() as client:
         record = await announced(registry, serving)
         assert (record.role, record.boot_id) == (role, made.boot_id.hex())
@@ -239,8 +387,7 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
         await red_while_its_device_hangs(client, url, engine, monkeypatch)
         monkeypatch.setattr(NixlAgent, "alive", False)
         assert "NIXL" in (await client.get(f"{url}/readyz")).text
-        headers = {"Authorization": "Bearer secret"}
-        assert (await client.post(f"{url}/drain", headers=headers)).status_code == 202
+        assert (await client.post(f"{url}/drain", headers=HEADERS)).status_code == 202
         await serving
     assert registry.workers() == []
     with pytest.raises(EngineError, match="closed"):
@@ -248,13 +395,8 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
 
 
 async def test_a_worker_changes_its_role_and_back_with_the_same_engine() -> None:
-    folder, registry = embedded_model(), MemoryRegistry()
-    engine = build_engine(folder, blocks=8, block_size=16, dtype="float32", threads=1)
-    config = Config(worker=WorkerConfig(host="127.0.0.1"))
-    made = Boot(config, "decode", "w-0", os.urandom(16), folder, registry, token="secret")
-    serving = asyncio.create_task(WorkerProcess(made, engine).run())
-    headers = {"Authorization": "Bearer secret"}
-    async with asyncio.timeout(100), httpx.AsyncClient(headers=headers) as client:
+    _, serving, registry = started("decode")
+    async with asyncio.timeout(100), httpx.AsyncClient(headers=HEADERS) as client:
         first = await announced(registry, serving)
         role, tokens = await generate(first.address, 6)
         assert (role, len(tokens)) == ("decode", 6)
@@ -286,12 +428,7 @@ async def test_a_role_does_not_change_over_reads_that_may_still_land(
             pools.append(self)
 
     monkeypatch.setattr(worker_process, "BlockPool", Kept)
-    folder, registry = embedded_model(), MemoryRegistry()
-    engine = build_engine(folder, blocks=8, block_size=16, dtype="float32", threads=1)
-    config = Config(worker=WorkerConfig(host="127.0.0.1"))
-    made = Boot(config, "decode", "w-0", os.urandom(16), folder, registry, token="secret")
-    process = WorkerProcess(made, engine)
-    serving = asyncio.create_task(process.run())
+    process, serving, registry = started("decode")
     async with asyncio.timeout(60):
         await announced(registry, serving)
         pools[0].allocate(1, Hold.QUARANTINED)

@@ -6,7 +6,7 @@ import pytest
 
 from baton.engine.batch import Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool, Hold
-from baton.engine.probe import PROBE_S, Probe
+from baton.engine.probe import FAILURES, PROBE_S, Probe
 from baton.runtime.errors import EngineError, OutOfMemory
 
 FINE = StepResult(((),))
@@ -89,3 +89,36 @@ def test_a_slow_engine_is_probed_seldom(pool: BlockPool) -> None:
     assert probe.pause_s == PROBE_S
     probe.heard(asked(probe), StepResult(((),), device_s=0.8))
     assert probe.pause_s == pytest.approx(16.0)
+
+
+def test_what_fails_again_and_again_is_told_apart_from_an_accident(pool: BlockPool) -> None:
+    probe = Probe(pool)
+    for _ in range(FAILURES - 1):
+        probe.heard(asked(probe), EngineError("no device"))
+        assert probe.failing() == ""
+    probe.heard(OTHER, EngineError("no device at all"))
+    assert "no device at all" in probe.failing()
+    probe.heard(asked(probe), FINE)
+    assert probe.failing() == ""
+    probe.heard(OTHER, EngineError("no device"))
+    assert probe.failing() == ""  # they count in a row
+
+
+def test_a_step_of_which_nothing_ended_well_shows_nothing(pool: BlockPool) -> None:
+    """Else a worker that computes nothing but broken numbers would look well while it is busy."""
+    probe = Probe(pool)
+    for _ in range(FAILURES):
+        probe.heard(asked(probe), StepResult(((),), broken=frozenset({0})))
+    probe.ask()
+    probe.heard(OTHER, StepResult(((),), broken=frozenset({0})))
+    assert "not finite" in probe.failing() and probe.batch().slices  # still wanted
+    two = StepBatch((Slice([1], 0, (0,)), Slice([1], 0, (1,))))
+    probe.heard(two, StepResult(((), ()), broken=frozenset({0})))
+    assert probe.trouble() == ""
+
+
+def test_an_ill_worker_is_probed_often_however_slow_it_is(pool: BlockPool) -> None:
+    probe = Probe(pool)
+    probe.heard(asked(probe), StepResult(((),), device_s=0.8))
+    probe.heard(OTHER, EngineError("no device"))
+    assert probe.pause_s == PROBE_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.runtime.watermark import Watermark
+from baton.engine.watermark import Watermark
 
 
 def test_a_step_counts_from_the_time_that_it_is_allowed() -> None:
