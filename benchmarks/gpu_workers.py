@@ -88,7 +88,7 @@ async def _asked(pair: WorkerPair, prompts: Sequence[Sequence[int]]) -> tuple[li
     from benchmarks.worker_pair import RouterLink
 
     records = await asyncio.to_thread(pair.wait_ready)
-    link = RouterLink(records, pair.token)
+    link = RouterLink(records, pair.token, pair.tls)
     await link.open()
     try:
         answers = [await link.ask(prompt, OUTPUT_TOKENS, local=False) for prompt in prompts]

@@ -101,9 +101,9 @@ class Bench:
 
     async def run(self, rounds: int) -> None:
         records = self._pair.wait_ready()
-        link = RouterLink(records, self._pair.token)
-        raw = RawReader(link.candidate, self._pair.token)
-        idle = IdleFetch(link.candidate, self._pair.token, HandoffConfig())
+        link = RouterLink(records, self._pair.token, self._pair.tls)
+        raw = RawReader(link.candidate, self._pair.token, self._pair.tls)
+        idle = IdleFetch(link.candidate, self._pair.token, self._pair.tls, HandoffConfig())
         try:
             common = self._common(await link.open())
             await raw.connect(common, RAW_BLOCKS)

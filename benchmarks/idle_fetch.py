@@ -23,6 +23,7 @@ from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime import identity
 from baton.runtime.config import HandoffConfig
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
+from baton.runtime.tls import Tls
 
 GRANTED_S = 60.0
 SETTLE_S = 0.05  # the granter's loop and the last sums come to rest
@@ -63,10 +64,12 @@ class HoldingLink:
 class IdleFetch:
     """Use: `connect`, then `seconds` for each cached prompt, then `close`."""
 
-    def __init__(self, candidate: worker_pb2.Candidate, token: str, config: HandoffConfig) -> None:
+    def __init__(
+        self, candidate: worker_pb2.Candidate, token: str, tls: Tls | None, config: HandoffConfig
+    ) -> None:
         self._candidate = candidate
         self._metadata = credentials(token)
-        self._channel = open_channel(candidate.address)
+        self._channel = open_channel(candidate.address, tls)
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
         self._key = identity.cluster_key(token)
         self._own = secrets.token_bytes(greeting.BOOT_ID_BYTES)

@@ -22,6 +22,7 @@ from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import load_bindings
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
+from baton.runtime.tls import Tls
 
 OFFERS_S = 60.0
 READ_S = 10.0
@@ -36,10 +37,10 @@ GranterLink = ClientLink[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
 class RawReader:
     """Use: `connect`, then `times` for each prompt, then `close`."""
 
-    def __init__(self, candidate: worker_pb2.Candidate, token: str) -> None:
+    def __init__(self, candidate: worker_pb2.Candidate, token: str, tls: Tls | None) -> None:
         self._candidate = candidate
         self._metadata = credentials(token)
-        self._channel = open_channel(candidate.address)
+        self._channel = open_channel(candidate.address, tls)
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
         self._boot_id = secrets.token_bytes(16)
         self._turn = 0

@@ -17,9 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from baton.deploy.authority import Authority
 from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.runtime.config import Config
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.settings import load
+from baton.runtime.tls import Tls
 
 ROLES = ("prefill", "decode")
 START_S = 120.0
@@ -28,7 +32,8 @@ ANSWER_S = 120.0
 
 
 class WorkerPair:
-    """`settings` are `section.key=value`, the same for both; `by_role` adds to one's."""
+    """`settings` are `section.key=value`, the same for both; `by_role` adds to one's. They speak
+    TLS; whoever calls them does so with `tls`."""
 
     def __init__(
         self,
@@ -42,6 +47,9 @@ class WorkerPair:
         folder = Path(self._folder.name)
         self._registry = DirectoryRegistry(folder / "registry")
         self._log = folder / "workers.log"
+        self._authority = Authority(folder / "tls")
+        own_files = self._authority.issue("benchmark", host=None)
+        self.tls = Tls(load(None, {}, own_files.settings()).security)
         own = by_role or {}
         self._processes = [
             self._start(role, model, [*settings, *own.get(role, ())]) for role in ROLES
@@ -74,6 +82,8 @@ class WorkerPair:
         command = [sys.executable, "-P", "-m", "baton.deploy.cli", "worker"]
         command += ["--role", role, "--worker-id", f"{role}-0", "--model", str(model)]
         command += ["--registry", str(self._log.parent / "registry")]
+        files = self._authority.issue(f"{role}-0", Config().worker.host).settings()
+        command += [f"--set={setting}={file}" for setting, file in files.items()]
         command += [f"--set={setting}" for setting in settings]
         environment = os.environ | {
             "BATON_TOKEN": self.token,
@@ -106,14 +116,14 @@ class Answer:
 class RouterLink:
     """A router's link to the decode worker; one request at a time."""
 
-    def __init__(self, records: dict[str, WorkerRecord], token: str) -> None:
+    def __init__(self, records: dict[str, WorkerRecord], token: str, tls: Tls) -> None:
         prefill = records["prefill"]
         self.candidate = worker_pb2.Candidate(
             worker_id=prefill.worker_id,
             boot_id=bytes.fromhex(prefill.boot_id),
             address=prefill.address,
         )
-        self._channel = open_channel(records["decode"].address)
+        self._channel = open_channel(records["decode"].address, tls)
         stub = worker_pb2_grpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
         self._link: ClientLink[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
         self._link = ClientLink(stub.Link(metadata=credentials(token)))

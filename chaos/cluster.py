@@ -21,10 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import httpx
 
+from baton.deploy.authority import Authority
 from baton.models.embedded import embedded_model
+from baton.runtime.config import Config
+from baton.runtime.grpc_links import open_channel
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.settings import load
+from baton.runtime.tls import Tls
 
 START_S = 90.0
 END_S = 40.0  # from SIGTERM to the end, with its drain
@@ -66,6 +72,7 @@ class Cluster:
         self.urls: dict[str, str] = {}  # of the routers
         self._place = place
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._authority = Authority(folder / "tls")
         self._environment = os.environ | {
             "BATON_TOKEN": TOKEN,
             "OMP_WAIT_POLICY": "passive",
@@ -134,12 +141,19 @@ class Cluster:
 
     def records(self) -> dict[str, WorkerRecord]:
         """The announced workers whose process this cluster started last, and which lives."""
+        self._authority.renew()
         found = DirectoryRegistry(self.folder / "registry").workers()
         return {
             record.worker_id: record
             for record in found
             if record.pid == self._processes[record.worker_id].pid and self.alive(record.worker_id)
         }
+
+    def channel(self, worker: str) -> grpc.aio.Channel:
+        """To a worker, by a certificate as its other callers have one."""
+        files = self._authority.issue("test", host=None)
+        security = load(None, {}, files.settings()).security
+        return open_channel(self.records()[worker].address, Tls(security))
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to a process; SIGKILL also waits for its end."""
@@ -255,7 +269,8 @@ class Cluster:
 
     def _spawn(self, name: str, command: tuple[str, ...]) -> None:
         place = self._place(name)
-        flags = [f"--set={setting}" for setting in (*self.settings, *place.settings)]
+        settings = (*self.settings, *place.settings)
+        flags = [f"--set={setting}" for setting in (*self._certificate(name, settings), *settings)]
         if name.startswith("router"):
             flags += ["--set=router.port=0", "--model-name=small"]
         registry = str(self.folder / "registry")
@@ -267,6 +282,12 @@ class Cluster:
                 stdout=log,
                 stderr=log,
             )
+
+    def _certificate(self, name: str, settings: tuple[str, ...]) -> list[str]:
+        given = dict(setting.split("=", 1) for setting in settings)
+        host = given.get("worker.host", Config().worker.host)
+        files = self._authority.issue(name, None if name.startswith("router") else host)
+        return [f"{setting}={file}" for setting, file in files.settings().items()]
 
     def _check_alive(self) -> None:
         for name in self._processes:

@@ -23,6 +23,7 @@ from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel, translate
 from baton.runtime.links import Link
 from baton.runtime.registry import Registry
+from baton.runtime.tls import Tls
 
 log = logs.get(__name__)
 
@@ -69,8 +70,10 @@ class GrpcPeers:
         token: str,
         first_contact: FirstContact,
         registry: Registry,
+        tls: Tls | None = None,  # None: peers are called in plain text
     ) -> None:
         self._mine = mine
+        self._tls = tls
         self._registry = registry
         self._first_contact = first_contact
         self._mover = mover
@@ -83,7 +86,9 @@ class GrpcPeers:
         peer = self._peers.get(boot_id)
         if peer is None:
             self._check_registered(candidate)
-            peer = self._peers[boot_id] = _Peer(candidate.address, open_channel(candidate.address))
+            peer = self._peers[boot_id] = _Peer(
+                candidate.address, open_channel(candidate.address, self._tls)
+            )
         stub = handoff_pb2_grpc.HandoffStub(peer.channel)  # type: ignore[no-untyped-call]
         async with peer.greeting:
             if not peer.greeted or self._peers.get(boot_id) is not peer:

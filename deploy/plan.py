@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from baton.deploy.authority import files_of
 from baton.deploy.instance import TOKEN_KEY, Job
 from baton.deploy.model_source import ModelSource
 from baton.runtime.config import Config
@@ -18,6 +19,7 @@ from baton.runtime.errors import ConfigError
 
 LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
+CERTIFICATES = "tls"  # in the instance's folder
 MOST_WORKERS = 64  # of one role, on one host
 EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
 END_S = 10.0  # of a worker's loop, server and threads
@@ -85,6 +87,12 @@ def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
     return {name: f"cuda:{index % gpus}" for index, name in enumerate(names)}
 
 
+def makes_certificates(options: ServeOptions) -> bool:
+    """Whether the processes get certificates of the instance's own authority."""
+    security = options.config.security
+    return security.tls == "on" and not security.certificate
+
+
 def grace_s(config: Config) -> float:
     """From a worker's SIGTERM to its SIGKILL: its drain, the leases that it has granted, and the
     end of its threads."""
@@ -103,10 +111,19 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
     for name in worker_names(options):
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
+        own += _certificate(options, folder, name)
         workers.append(Job(name, _baton("worker", *own, *shared), grace_s(options.config)))
+    router += _certificate(options, folder, ROUTER_JOB)
     leaving = options.config.router
     router_grace_s = leaving.leave_s + leaving.drain_s + 2 * END_S  # streams are told, too
     return [Job(ROUTER_JOB, _baton(*router), router_grace_s), *workers]
+
+
+def _certificate(options: ServeOptions, folder: Path, name: str) -> list[str]:
+    if not makes_certificates(options):
+        return []
+    settings = files_of(folder / CERTIFICATES, name).settings()
+    return [part for setting in settings.items() for part in ("--set", "=".join(setting))]
 
 
 SHORT_SPIN = "10000"  # iterations: 20 to 40 microseconds on the machines measured

@@ -9,10 +9,12 @@ import asyncio
 from pathlib import Path
 
 from baton.deploy.instance import write_private
+from baton.router.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import logs, tracing
 from baton.runtime.config import Config
 from baton.runtime.registry import DirectoryRegistry
+from baton.runtime.tls import tls_of
 
 
 def run_router(
@@ -26,7 +28,7 @@ def run_router(
 ) -> None:
     """Serve until SIGTERM. `address_file` gets host:port once the router listens.
 
-    Raises ConfigError for a port or a model folder that cannot be used.
+    Raises ConfigError for a port, a certificate or a model folder that cannot be used.
     """
     telemetry = config.telemetry
     logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
@@ -44,5 +46,6 @@ def run_router(
             registry=DirectoryRegistry(registry_folder, secret=token),
             token=token,
             ready=ready,
+            dialer=GrpcDialer(token, tls_of(config.security)),
         )
     )

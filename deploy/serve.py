@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from baton.deploy import plan
+from baton.deploy.authority import Authority
 from baton.deploy.gpus import visible_gpus
 from baton.deploy.instance import (
     TOKEN_KEY,
@@ -61,6 +62,7 @@ class Serving:
         self._told: dict[str, str] = {}  # the last progress of each worker
         self._gpus = 0  # that torch sees on this host, for workers that may use them
         self._after_error: BaseException | None = None
+        self._authority: Authority | None = None  # None: it makes no certificates
 
     def stop(self) -> None:
         """End `run` soon. Safe in signal handlers and other threads."""
@@ -104,6 +106,8 @@ class Serving:
         token = os.environ.get(TOKEN_KEY) or secrets.token_hex(32)
         cores = len(os.sched_getaffinity(0))
         instance.write_environment(plan.environment(options, token, cores, os.environ, gpus))
+        if plan.makes_certificates(options):
+            self._authority = self._certify(folder / plan.CERTIFICATES)
         for job in plan.jobs(options, model, folder, gpus):
             instance.write_job(job)
         self._progress(f"model {model.name} from {model.folder}")
@@ -111,6 +115,8 @@ class Serving:
             f"starting the router, {options.prefill} prefill and {options.decode} decode workers "
             f"({options.launcher} launcher; logs in {folder})"
         )
+        if options.config.security.tls == "off":
+            self._progress("WARNING: security.tls is off: processes talk in plain text")
         if gpus:
             placed = plan.devices(options, gpus).items()
             told = ", ".join(f"{name} on {device}" for name, device in placed)
@@ -125,6 +131,14 @@ class Serving:
         )
         sharing = plan.workers_per_gpu(options, gpus)
         return RayLauncher(instance, [ROUTER_JOB], workers, options.ray_address, sharing)
+
+    def _certify(self, folder: Path) -> Authority:
+        """A certificate for each process. Workers serve, and call: their roles change."""
+        authority = Authority(folder)
+        for name in plan.worker_names(self._options):
+            authority.issue(name, self._options.config.worker.host)
+        authority.issue(ROUTER_JOB, host=None)
+        return authority
 
     def _until_ready(self, instance: Instance, launcher: Launcher) -> str | None:
         """The router's URL once a request can be served; None when stopped before."""
@@ -176,7 +190,15 @@ class Serving:
         while not self._stopping:
             time.sleep(TICK_S)
             launcher.tend()
+            self._renew_certificates()
             self._check_jobs(instance, starting=False)
+
+    def _renew_certificates(self) -> None:
+        try:
+            if self._authority is not None:
+                self._authority.renew()
+        except OSError as error:  # it is tried again; connections that stand need none
+            self._progress(f"certificates cannot be renewed, so new connections will fail: {error}")
 
     def _check_jobs(self, instance: Instance, *, starting: bool) -> None:
         """Say which jobs were started again. Raises ConfigError for one that was given up."""

@@ -44,6 +44,7 @@ from baton.prefill_worker.worker import PrefillWorker
 from baton.runtime import logs, tracing
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
+from baton.runtime.grpc_links import open_port
 from baton.runtime.registry import (
     DirectoryRegistry,
     Registry,
@@ -51,6 +52,7 @@ from baton.runtime.registry import (
     WorkerRecord,
     check_worker_id,
 )
+from baton.runtime.tls import tls_of
 
 log = logs.get(__name__)
 
@@ -77,8 +79,9 @@ def run_worker(
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint)
     check_worker_id(worker_id)
-    # before the model: it may have to be refused
+    # before the model: they may have to be refused
     registry = DirectoryRegistry(registry_folder, secret=token)
+    tls = tls_of(config.security)
     started = time.monotonic()
     settings = config.worker
     engine = build_engine(
@@ -116,6 +119,7 @@ def run_worker(
         model_folder=model_folder,
         registry=registry,
         token=token,
+        tls=tls,
     )
     try:
         asyncio.run(WorkerProcess(boot, engine).run())
@@ -248,7 +252,7 @@ async def _listen(
     until_s = clock() + patience_s  # the role before may still let go of the port
     while True:
         try:
-            port = server.add_insecure_port(address_of(settings.host, settings.port))
+            port = open_port(server, address_of(settings.host, settings.port), boot.tls)
             break
         except RuntimeError as error:
             if clock() >= until_s:

@@ -33,6 +33,7 @@ from baton.runtime import identity
 from baton.runtime.config import Config
 from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import Registry, Role
+from baton.runtime.tls import Tls
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker_service import WorkerService
 
@@ -48,6 +49,7 @@ class Boot:
     model_folder: Path
     registry: Registry
     token: str
+    tls: Tls | None = None  # None: it talks in plain text
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,9 @@ def decode_role(below: Below) -> Served:
     boot = below.boot
     floor_gbps = boot.config.handoff.preflight_floor_gbps
     first_contact = FirstContact(below.mover, below.pool, floor_gbps)
-    peers = GrpcPeers(below.greeting, below.mover, boot.token, first_contact, boot.registry)
+    peers = GrpcPeers(
+        below.greeting, below.mover, boot.token, first_contact, boot.registry, boot.tls
+    )
     worker = DecodeWorker(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id,

@@ -13,6 +13,7 @@ import grpc.aio
 from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel, translate
 from baton.runtime.links import Link, LinkClosed
+from baton.runtime.tls import Tls
 
 RouterLink = Link[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
 
@@ -34,18 +35,19 @@ class Dialer(Protocol):
 
 
 class GrpcDialer:
-    """`token` is the cluster's shared secret."""
+    """`token` is the cluster's shared secret; without `tls` workers are called in plain text."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, tls: Tls | None = None) -> None:
         self._token = token
+        self._tls = tls
 
     def connect(self, address: str) -> Connection:
-        return _GrpcConnection(address, self._token)
+        return _GrpcConnection(open_channel(address, self._tls), self._token)
 
 
 class _GrpcConnection:
-    def __init__(self, address: str, token: str) -> None:
-        self._channel = open_channel(address)
+    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+        self._channel = channel
         self._metadata = credentials(token)
         self._stub: Any = worker_pb2_grpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 

@@ -104,6 +104,17 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """The three files are given together. None: `baton serve` makes them for its processes."""
+
+    tls: Literal["on", "off"] = "on"  # between processes; both sides show a certificate
+    authority: str = ""  # PEM: whose certificates this process believes
+    certificate: str = ""  # PEM: its own, then those between it and the authority
+    key: str = ""  # PEM: of its certificate, without a passphrase
+    server_name: str = ""  # in workers' certificates; empty: they bear the workers' addresses
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All sections; every process reads the same file."""
 
@@ -113,6 +124,7 @@ class Config:
     step: StepConfig = field(default_factory=StepConfig)
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
@@ -168,6 +180,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 def validate(config: Config) -> None:
     """Raise ConfigError naming the first setting that is out of bounds or contradicts another."""
     check_device(config.worker.device)
+    _check_files(config.security)
     for name, (low, high) in _BOUNDS.items():
         section, key = name.split(".")
         value = getattr(getattr(config, section), key)
@@ -187,6 +200,16 @@ def check_device(name: str) -> None:
     if _DEVICE.fullmatch(name) is None:
         raise ConfigError(
             f"worker.device is {name!r}: give auto, cpu, cuda, or cuda:N (cuda:0 is the first GPU)"
+        )
+
+
+def _check_files(security: SecurityConfig) -> None:
+    files = {name: getattr(security, name) for name in ("authority", "certificate", "key")}
+    missing = [f"security.{name}" for name, file in files.items() if not file]
+    if 0 < len(missing) < len(files):
+        raise ConfigError(
+            f"{' and '.join(missing)} must be given too: security.authority, "
+            "security.certificate and security.key belong together"
         )
 
 

@@ -1,7 +1,8 @@
 """Links over gRPC, the channels and servers beneath them, and their shared secret.
 
-Every gRPC call between Baton's processes carries the cluster's token; a server refuses a call
-without it before any message is read. gRPC's own exceptions are translated here, and only here.
+Channels and ports are TLS's (tls.py), unless that is switched off. Every call carries the
+cluster's token as well; a server refuses a call without it before any message is read. gRPC's own
+exceptions are translated here, and only here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import grpc.aio
 
 from baton.runtime.errors import BatonError, ConfigError, Incompatible, Unavailable, by_code
 from baton.runtime.links import LinkClosed
+from baton.runtime.tls import Tls, advice
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -51,8 +53,12 @@ _ENDED = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """Without `tls` in plain text: it is switched off, or this is a test."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = [*CHANNEL_OPTIONS, *tls.channel_options()]
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
 
 
 def credentials(token: str) -> tuple[tuple[str, str], ...]:
@@ -99,6 +105,14 @@ def open_server(token: str) -> grpc.aio.Server:
     return grpc.aio.server(interceptors=[TokenCheck(token)], options=SERVER_OPTIONS)
 
 
+def open_port(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+    """Let a server listen; the port's number. Without `tls` it takes plain text. Raises
+    RuntimeError if the port cannot be had."""
+    if tls is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, tls.server_credentials())
+
+
 def translate(error: grpc.aio.AioRpcError) -> BatonError:
     """A gRPC status as one of our errors."""
     detail = error.details() or error.code().name
@@ -109,7 +123,7 @@ def translate(error: grpc.aio.AioRpcError) -> BatonError:
         return Incompatible(detail)
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return ConfigError(detail)
-    return Unavailable(f"{error.code().name}: {detail}")
+    return Unavailable(f"{error.code().name}: {advice(detail)}")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> None:
@@ -154,7 +168,7 @@ class ClientLink(Generic[A, B]):
         """A failed write tells nothing; the status of the call tells why it has ended."""
         if self._call.done() and not self._stream.closed:
             code, details = await self._call.code(), await self._call.details()
-            return LinkClosed(f"{code.name}: {details}")
+            return LinkClosed(f"{code.name}: {advice(details or '')}")
         return closed
 
 
@@ -252,5 +266,5 @@ async def _outcome(task: asyncio.Task[T]) -> T:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return f"{error.code().name}: {advice(error.details() or '')}"
     return str(error) or type(error).__name__

@@ -49,7 +49,7 @@ async def test_the_size_of_a_block_is_the_granters(
     raw_read: ModuleType, kv_dtype: str, block_bytes: int
 ) -> None:
     granter = Granter(kv_dtype, block_bytes)
-    reader = raw_read.RawReader(worker_pb2.Candidate(address="127.0.0.1:9"), "token")
+    reader = raw_read.RawReader(worker_pb2.Candidate(address="127.0.0.1:9"), "token", None)
     try:
         reader._stub = granter
         assert await reader._their_block_bytes(granter.common) == block_bytes

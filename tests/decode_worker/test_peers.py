@@ -23,6 +23,7 @@ from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
 from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.tls import Tls
 
 OWN = b"o" * 16
 
@@ -226,9 +227,9 @@ async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_
     """The second names an address that only its message knows. Nothing is sent there."""
     dialled: list[str] = []
 
-    def noted(address: str) -> grpc.aio.Channel:
+    def noted(address: str, tls: Tls | None) -> grpc.aio.Channel:
         dialled.append(address)
-        return open_channel(address)
+        return open_channel(address, tls)
 
     monkeypatch.setattr(peers, "open_channel", noted)
     first, second = await greeting_begun(scene, "", "127.0.0.1:1")
@@ -263,8 +264,8 @@ async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
 ) -> None:
     opened: list[grpc.aio.Channel] = []
 
-    def noted(address: str) -> grpc.aio.Channel:
-        opened.append(open_channel(address))
+    def noted(address: str, tls: Tls | None) -> grpc.aio.Channel:
+        opened.append(open_channel(address, tls))
         return opened[-1]
 
     monkeypatch.setattr(peers, "open_channel", noted)

@@ -14,6 +14,7 @@ from baton.deploy.plan import (
     environment,
     grace_s,
     jobs,
+    makes_certificates,
     worker_names,
     workers_per_gpu,
 )
@@ -22,6 +23,7 @@ from baton.runtime.config import (
     HandoffConfig,
     PoolConfig,
     RouterConfig,
+    SecurityConfig,
     WorkerConfig,
 )
 from baton.runtime.errors import ConfigError
@@ -153,9 +155,9 @@ def test_workers_go_round_the_gpus(
         assert max(wanted.count(each) for each in wanted) == sharing
     planned = {job.name: " ".join(job.argv) for job in jobs(options, MODEL, Path("/f"), gpus)}
     for name in worker_names(options):
-        asked = f"--set worker.device={found[name]}" if wanted else "--set"
+        asked = f"--set worker.device={found[name]}" if wanted else "--set worker"
         assert (asked in planned[name]) == bool(wanted)
-    assert "--set" not in planned["router"]
+    assert "--set worker" not in planned["router"]
 
 
 def test_ray_chooses_the_gpus_and_the_worker_takes_what_it_sees() -> None:
@@ -180,3 +182,25 @@ def test_a_worker_is_not_killed_in_its_drain_nor_in_a_lease_that_it_granted(tmp_
     router, *workers = jobs(ServeOptions(config), MODEL, tmp_path)
     assert router.grace_s < 100
     assert {job.grace_s for job in workers} == {grace_s(config)} and grace_s(config) >= 100 + 14
+
+
+def test_each_process_gets_a_certificate_of_its_own(tmp_path: Path) -> None:
+    assert makes_certificates(ServeOptions(Config()))
+    for job in jobs(ServeOptions(Config()), MODEL, tmp_path):
+        command = " ".join(job.argv)
+        assert f"--set security.authority={tmp_path}/tls/authority.pem " in command
+        assert f"--set security.certificate={tmp_path}/tls/{job.name}.pem " in command
+        assert f"--set security.key={tmp_path}/tls/{job.name}.key" in command
+
+
+@pytest.mark.parametrize(
+    "security", [SecurityConfig(tls="off"), SecurityConfig("on", "/a.pem", "/c.pem", "/k.pem")]
+)
+def test_none_is_made_where_tls_is_off_or_the_user_has_some(
+    tmp_path: Path, security: SecurityConfig
+) -> None:
+    options = ServeOptions(Config(security=security))
+    assert not makes_certificates(options)
+    assert not any(
+        "security." in word for job in jobs(options, MODEL, tmp_path) for word in job.argv
+    )

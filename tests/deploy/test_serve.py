@@ -15,13 +15,17 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from baton.deploy import processes
+from baton.deploy.authority import files_of
 from baton.deploy.chat import ChatClient
 from baton.deploy.instance import live_instances, processes_of, read_environment, read_status
+from baton.runtime.certificates import read
+from baton.runtime.config import SecurityConfig
 from baton.runtime.registry import DirectoryRegistry
 
 Wait = Callable[[Callable[[], bool]], bool]
@@ -155,6 +159,18 @@ def test_the_secret_is_on_no_command_line(serving: Callable[..., Served]) -> Non
         assert environment["BATON_TOKEN"].encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert b"BATON_TOKEN=" in Path(f"/proc/{pid}/environ").read_bytes()
     assert served.interrupt()[0] == 0
+
+
+def test_each_process_has_a_certificate_while_it_serves(serving: Callable[..., Served]) -> None:
+    served = serving()
+    served.until("Ready at")
+    folder, now = served.folder() / "tls", datetime.now(UTC)
+    for name in ("router", "prefill-0", "decode-0"):
+        files = files_of(folder, name)
+        given = {key.split(".")[1]: value for key, value in files.settings().items()}
+        assert read(SecurityConfig(**given), now).ends > now
+    assert served.interrupt()[0] == 0
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("moment", ["model", "starting", "prefill-0 ready"])

@@ -130,7 +130,7 @@ REFUSED_SUBMITS = [
 
 
 async def test_bad_submits_end_alone(pair: Any) -> None:
-    async with grpc.aio.insecure_channel(pair.records()["decode-0"].address) as channel:
+    async with pair.channel("decode-0") as channel:
         call = worker_pb2_grpc.WorkerStub(channel).Link(metadata=credentials(TOKEN))
         hello = worker_pb2.RouterHello(router_id="evil", boot_id=os.urandom(16))
         await call.write(worker_pb2.RouterMessage(hello=hello))
@@ -173,7 +173,7 @@ async def test_lying_readers_leave_no_pin(pair: Any) -> None:
     ]
 
     async def lie(changed: dict[str, Any]) -> str:
-        async with grpc.aio.insecure_channel(record.address) as channel:
+        async with pair.channel("prefill-0") as channel:
             call = handoff_pb2_grpc.HandoffStub(channel).Open(metadata=credentials(TOKEN))
             opening = handoff_pb2.OpenHandoff(**{**good, **changed})
             await call.write(handoff_pb2.ReaderMessage(open=opening))
@@ -188,10 +188,26 @@ async def test_lying_readers_leave_no_pin(pair: Any) -> None:
 
 
 async def test_a_call_without_the_token_is_refused(pair: Any) -> None:
-    async with grpc.aio.insecure_channel(pair.records()["decode-0"].address) as channel:
+    async with pair.channel("decode-0") as channel:
         for metadata in ((), credentials("guessed")):
             call = worker_pb2_grpc.WorkerStub(channel).Link(metadata=metadata)
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_caller_without_a_certificate_is_refused(
+    pair: Any, client: httpx.AsyncClient
+) -> None:
+    address = pair.records()["decode-0"].address
+    trusted = (pair.folder / "tls" / "authority.pem").read_bytes()
+    nameless = grpc.ssl_channel_credentials(trusted)
+    for channel in (
+        grpc.aio.insecure_channel(address),
+        grpc.aio.secure_channel(address, nameless),
+    ):
+        async with channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Link(metadata=credentials(TOKEN))
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    await served(client)
 
 
 async def test_garbage_on_a_workers_ports(pair: Any) -> None:
@@ -219,6 +235,11 @@ async def test_garbage_on_a_workers_ports(pair: Any) -> None:
             + ["--set=worker.host=256.1.1.1", "--set=pool.blocks=64"],
             "worker.host",
         ),
+        (
+            ["--worker-id", "a", "--model", "{model}", "--registry", "{tmp}/r"]
+            + ["--set=security.tls=on"],
+            "security.certificate is not set",
+        ),
     ],
 )
 def test_a_worker_that_cannot_start_says_why(
@@ -227,7 +248,7 @@ def test_a_worker_that_cannot_start_says_why(
     (tmp_path / "file").write_text("")
     filled = [text.format(model=embedded_model(), tmp=tmp_path) for text in arguments]
     ended = subprocess.run(
-        [*BATON, "worker", "--role", "decode", *filled],
+        [*BATON, "worker", "--role", "decode", "--set=security.tls=off", *filled],
         env=os.environ | {"BATON_TOKEN": "x", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -89,6 +89,9 @@ def test_a_file_may_give_a_whole_number_for_a_float_and_a_list_for_a_tuple(tmp_p
         ({}, {"router.port": "65536"}, "router.port is 65536: give a value from 0 to 65535"),
         ({}, {"handoff.lease_s": "nan"}, "handoff.lease_s is nan"),
         ({}, {"step.chunk_tokens": "100"}, "multiple of pool.block_size"),
+        ({}, {"security.tls": "no"}, "security.tls is 'no': give one of on, off"),
+        ({}, {"security.key": "k"}, "security.authority and security.certificate must be given"),
+        ({}, {"security.key": "k", "security.authority": "a"}, "^security.certificate must be"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name_and_place(
