@@ -24,7 +24,16 @@ from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import HandoffConfig
-from baton.runtime.errors import BatonError, Draining, LeaseLost, Overloaded, WorkerLost
+from baton.runtime.errors import (
+    BatonError,
+    Draining,
+    EngineError,
+    HandoffError,
+    LeaseLost,
+    OutOfMemory,
+    Overloaded,
+    WorkerLost,
+)
 
 log = logs.get(__name__)
 
@@ -82,7 +91,7 @@ class Handoffs:
                 except Overloaded as error:
                     log.info("prefill worker is busy", worker=candidate.worker_id, why=str(error))
                 except BatonError as error:
-                    self._give_up(candidate, error)
+                    self._give_up(group, candidate, error)
                     candidates.remove(candidate)
                 self._scheduler.holdings.replace_leased(group)
             if candidates and loop.time() > patience:
@@ -185,11 +194,14 @@ class Handoffs:
 
         settled.add_done_callback(lift)
 
-    def _give_up(self, candidate: worker_pb2.Candidate, error: BatonError) -> None:
+    def _give_up(self, group: Group, candidate: worker_pb2.Candidate, error: BatonError) -> None:
         say = log.info if isinstance(error, Draining) else log.warning
         say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
         if isinstance(error, LeaseLost):  # of this handoff alone: the others have their own
             metrics.LEASES_EXPIRED.inc()
+        at_fault = isinstance(error, WorkerLost | HandoffError | EngineError)
+        if at_fault and not isinstance(error, OutOfMemory):  # which may be the prompt's fault
+            group.request.failed_prefills.append(candidate.boot_id)
         if isinstance(error, WorkerLost):
             self._peers.forget(candidate.boot_id)
 

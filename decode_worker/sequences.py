@@ -59,6 +59,7 @@ class Request:
     first_token_wall_s: float = 0.0  # 0: none yet
     batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none
     deadline: asyncio.TimerHandle | None = None
+    failed_prefills: list[bytes] = field(default_factory=list)  # boot ids; not told yet
 
     @property
     def ended(self) -> bool:

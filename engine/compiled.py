@@ -21,6 +21,8 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
+from baton.engine.compile_clock import watch_numba
+
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
 _SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
 _THREADS = numba.get_num_threads()
@@ -92,6 +94,7 @@ def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
 
 
+watch_numba()
 _settings: Any = numba.config
 if not _settings.CACHE_DIR:  # the user's own choice, by NUMBA_CACHE_DIR, stands
     _settings.CACHE_DIR = str(cache_folder(Path(__file__).parent, _user_cache()))

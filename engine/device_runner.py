@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from baton.engine.attention_triton import TritonAttention
+from baton.engine.compile_clock import watch_triton
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_buffers import DecodeLimits
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
@@ -24,6 +25,8 @@ from baton.engine.triton_gate import gated
 from baton.engine.triton_norm import TritonNorms
 from baton.engine.triton_sampling import draw_tokens
 from baton.engine.weights import Weights
+
+watch_triton()
 
 
 def device_runner(

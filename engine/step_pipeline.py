@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from baton.engine.batch import Engine, StepBatch, StepHandle, StepResult, forsake
 from baton.runtime.errors import EngineError
@@ -23,13 +23,22 @@ from baton.runtime.errors import EngineError
 # For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
 LEAD_S = 0.005
 PATIENCE = 4.0  # times as long as the last two of its kind a step may take, and is not overdue
-UNKNOWN_S = 30.0  # nor before this, while fewer than two of its kind have ended
+UNKNOWN_S = 30.0  # nor before this, while fewer than two of its kind have ended, or it compiles
 
 
 class Planned(Protocol):
     """What a scheduler plans."""
 
     batch: StepBatch
+
+
+@runtime_checkable
+class Compiles(Protocol):
+    """An engine that may compile in the middle of a step."""
+
+    def compiled_s(self) -> float:
+        """Seconds of compiling so far; they grow while it does."""
+        ...
 
 
 Plan = TypeVar("Plan", bound=Planned)
@@ -50,17 +59,34 @@ class _Step(Generic[Plan]):
     plan: Plan
     handle: StepHandle
     submitted_s: float
+    compiled_s: float  # by the engine, until then
 
     @property
     def has_chunks(self) -> bool:
         return any(len(piece.tokens) > 1 for piece in self.plan.batch.slices)
 
-    @property
-    def size(self) -> int:
-        """What its time grows with: tokens, where it has chunks; else with nothing much, since
-        reading the weights takes the most of it."""
-        pieces = self.plan.batch.slices
-        return sum(len(piece.tokens) for piece in pieces) if self.has_chunks else 1
+    def took(self, seconds: float) -> _Took:
+        """What its time grows with: tokens and pairs, where it has chunks; else nothing much,
+        since reading the weights takes the most of it."""
+        if not self.has_chunks:
+            return _Took(seconds, 1, 1)
+        lengths = [(len(piece.tokens), piece.start) for piece in self.plan.batch.slices]
+        pairs = sum(count * (start + count) for count, start in lengths)
+        return _Took(seconds, sum(count for count, _ in lengths), pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """How long a step took, its tokens, and the pairs of a token and one that it looks at."""
+
+    seconds: float
+    tokens: int
+    pairs: int
+
+    def at_most(self, other: _Took) -> float:
+        """What the other step takes at most, if time is a sum of shares that grow with tokens,
+        with pairs, and with neither: such a sum grows no more than its fastest part."""
+        return self.seconds * max(1, other.tokens / self.tokens, other.pairs / self.pairs)
 
 
 class StepPipeline(Generic[Plan]):
@@ -72,8 +98,10 @@ class StepPipeline(Generic[Plan]):
         self._result: asyncio.Task[StepResult] | None = None  # of the oldest
         self._asked = False  # for the step after the oldest
         self._last_end_s = 0.0
-        # for their size, the last two steps without chunks and the last two with some
-        self._last_took_s = {False: (0.0, 0.0), True: (0.0, 0.0)}
+        self._compiled_s = engine.compiled_s if isinstance(engine, Compiles) else lambda: 0.0
+        self._compiled_before_s = 0.0  # the last end
+        # the last two steps without chunks and the last two with some
+        self._last: dict[bool, deque[_Took]] = {False: deque(maxlen=2), True: deque(maxlen=2)}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -81,7 +109,8 @@ class StepPipeline(Generic[Plan]):
     def submit(self, plan: Plan) -> None:
         """Raises EngineError if the engine does not take it."""
         handle = self._engine.submit(plan.batch)
-        self._steps.append(_Step(plan, handle, asyncio.get_running_loop().time()))
+        now_s = asyncio.get_running_loop().time()
+        self._steps.append(_Step(plan, handle, now_s, self._compiled_s()))
 
     async def next(self) -> Over[Plan] | None:
         """The oldest step, once it is over. None if a step should be planned now: nothing runs,
@@ -101,13 +130,16 @@ class StepPipeline(Generic[Plan]):
         return self._take(self._result)
 
     def due_s(self) -> float | None:
-        """When the oldest step should long have been over, on the loop's clock."""
+        """When the oldest step should long have been over, on the loop's clock. What it compiles
+        meanwhile, for up to UNKNOWN_S, is no part of it."""
         if not self._steps:
             return None
-        step = self._steps[0]
-        last_s = self._last_took_s[step.has_chunks]
-        allowed_s = PATIENCE * max(last_s) * step.size if all(last_s) else UNKNOWN_S
-        return self._started_s() + allowed_s
+        last = self._last[self._steps[0].has_chunks]
+        allowed_s = UNKNOWN_S
+        if len(last) == 2:
+            step = self._steps[0].took(0.0)
+            allowed_s = PATIENCE * max(before.at_most(step) for before in last)
+        return self._started_s() + allowed_s + min(self._compiling_s(), UNKNOWN_S)
 
     def close(self) -> None:
         """Nobody waits for the steps under way any more, nor hears of their errors."""
@@ -126,20 +158,28 @@ class StepPipeline(Generic[Plan]):
     def _plan_at(self) -> float:
         """Steps of one kind are alike, but for the length of chunks: planned too early, somebody
         waits longer; too late, the device does."""
-        step = self._steps[0]
-        expected_s = min(self._last_took_s[step.has_chunks]) * step.size
+        last, step = self._last[self._steps[0].has_chunks], self._steps[0].took(0.0)
+        expected_s = 0.0
+        if len(last) == 2:
+            expected_s = min(before.seconds * step.tokens / before.tokens for before in last)
         return self._started_s() + expected_s - LEAD_S
 
     def _started_s(self) -> float:
         return max(self._steps[0].submitted_s, self._last_end_s)
 
+    def _compiling_s(self) -> float:
+        """How much of the oldest step's time went into compiling."""
+        before_s = max(self._steps[0].compiled_s, self._compiled_before_s)
+        return self._compiled_s() - before_s
+
     def _take(self, result: asyncio.Task[StepResult]) -> Over[Plan]:
         started, now = self._started_s(), asyncio.get_running_loop().time()
+        took_s = max(0.0, now - started - self._compiling_s())
         step = self._steps.popleft()
         self._result, self._asked = None, False
-        _, before_s = self._last_took_s[step.has_chunks]
-        self._last_took_s[step.has_chunks] = before_s, (now - started) / step.size
+        self._last[step.has_chunks].append(step.took(took_s))
         self._last_end_s = now
+        self._compiled_before_s = self._compiled_s()
         outcome: StepResult | EngineError
         try:
             outcome = result.result()

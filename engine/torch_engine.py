@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from baton.engine.batch import Started, StepBatch, StepResult, forsake
+from baton.engine.compile_clock import clock
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
 from baton.engine.spec import ModelSpec
@@ -134,6 +135,10 @@ class TorchEngine:
         """Of the KV: see `KvPool.kind`."""
         return self._runner.pool.kind
 
+    def compiled_s(self) -> float:
+        """Seconds that this process has spent compiling kernels; they grow while it does."""
+        return clock.seconds()
+
     def submit(self, batch: StepBatch) -> TorchHandle:
         """Queue a step; must be called on a running event loop. Raises EngineError if the
         engine is closed or its queue is full."""
@@ -189,6 +194,7 @@ class TorchEngine:
                 started = self._runner.start(job.batch)
             except Exception as error:  # told to who awaits the step
                 failure = error
+                clock.give_up()  # it may have been a kernel that does not compile
         if started is None:
             _deliver(job.loop, lambda: _settle(job.future, None, failure))
         elif self._runner.overlaps:

@@ -33,6 +33,7 @@ from baton.runtime.errors import (
     Cancelled,
     Draining,
     InvalidRequest,
+    OutOfMemory,
     Overloaded,
     Unavailable,
     WorkerLost,
@@ -183,6 +184,9 @@ class Dispatcher:
     # -- outputs -----------------------------------------------------------------------------
 
     def _accept(self, submission: Submission, output: worker_pb2.Output) -> None:
+        accepted = len(submission.generation.choices[output.choice].accepted)
+        if output.index >= accepted:  # else it is told a second time
+            self._prefills_failed(submission, output.failed_prefills)
         if output.end == worker_pb2.CANCELLED:
             self._fail(submission, WorkerLost("the worker gave the request up"), True)
             return
@@ -191,7 +195,6 @@ class Dispatcher:
             self._fail(submission, by_code(failure.code, failure.detail), failure.retryable)
             return
         generation = submission.generation
-        accepted = len(generation.choices[output.choice].accepted)
         if output.index < accepted:
             metrics.STALE_OUTPUTS.inc()
             return
@@ -212,6 +215,9 @@ class Dispatcher:
             return
         submission.answered = True
         self._got_on(submission)
+        for boot_id in submission.short:
+            self._circuits.failed(boot_id, _now())
+        submission.short = frozenset()
         if finish is not None:
             self._served(submission)
             self._choice_ended(submission, output.choice)
@@ -220,6 +226,13 @@ class Dispatcher:
         if submission.link is not None:
             self._circuits.served(submission.link.boot_id, _now())
             self._circuits.served(submission.prefill, _now())
+
+    def _prefills_failed(self, submission: Submission, boot_ids: Iterable[bytes]) -> None:
+        """Handoffs of this request failed at these prefill workers, and another one was asked."""
+        for boot_id in boot_ids:
+            self._circuits.failed(boot_id, _now())
+            if boot_id == submission.prefill:
+                submission.prefill = b""  # what is served now is not its merit
 
     def _choice_ended(self, submission: Submission, choice: int) -> None:
         submission.choices.discard(choice)
@@ -241,7 +254,9 @@ class Dispatcher:
         """The worker could not do it: cancel what it still holds, and try elsewhere if that
         can help. `failed` is the boot id of who is to blame, if it is another."""
         boot_id = failed or (submission.link.boot_id if submission.link is not None else b"")
-        if retryable and not failed and not isinstance(error, Overloaded | Draining):
+        if isinstance(error, OutOfMemory):
+            submission.short |= {boot_id}
+        elif retryable and not failed and not isinstance(error, Overloaded | Draining):
             self._circuits.failed(boot_id, _now())
         self._tell_cancel(submission)
         if submission.link is not None and isinstance(error, Draining):

@@ -1,9 +1,9 @@
 """HTTP on a socket: uvicorn's protocol, with bounds on what comes before a request's body.
 
 A head (request line and headers) is small and comes soon, or the connection ends: uvicorn alone
-would keep a head of any size, for any time. Nor are there more connections than a limit: one
-more is answered 503 and closed, unless it asks for health. What is not HTTP is answered as every
-other error.
+would keep a head of any size, for any time. So does what is left of a body that nobody reads any
+more. Nor are there more connections than a limit: one more is answered 503 and closed, unless it
+asks for health. What is not HTTP is answered as every other error.
 Owned by one connection; the event loop calls everything here.
 """
 
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from baton.router.http_error import error_body
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded
 
-HEAD_BYTES = 64 << 10  # what an incomplete head may have sent
+HEAD_BYTES = 64 << 10  # of an incomplete head, beside what came in one read with other things
 HEAD_S = 20.0
 ALWAYS = (b"GET /livez ", b"GET /readyz ", b"GET /metrics ")  # whatever the load
 SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets an answer
@@ -25,10 +25,11 @@ SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets a
 
 class BoundedHttp(HttpToolsProtocol):
     """One connection. `_head_bytes` counts what came since the last complete head, `_tail_bytes`
-    what came since then that was no body."""
+    what came since then that was no body. `_head_alone`: what is being read belongs to one head."""
 
     _surplus = False
     _head_open = True
+    _head_alone = True
     _head_bytes = 0
     _tail_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
@@ -49,14 +50,19 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._surplus and not data.startswith(ALWAYS):
+        if self._surplus and not self._head_bytes and not data.startswith(ALWAYS):
             self._turn_away()
             return
         self._tail_bytes += len(data)
+        self._head_alone = self._head_open
         super().data_received(data)
         if not self._head_open and self._tail_bytes > HEAD_BYTES:
             self.transport.close()  # trailers without end: nobody waits for them
-        if self._head_open and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._head_timer is None and self._answered() and not self.timeout_keep_alive_task:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
+        if self._head_open and self._head_alone:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self._refuse(
@@ -78,7 +84,7 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._head_open = False
+        self._head_open = self._head_alone = False
         self._head_bytes = self._tail_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
@@ -90,14 +96,22 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", "this is not a valid HTTP/1.1 request")
 
+    def _answered(self) -> bool:
+        """No request is under way, and there was one."""
+        return self.cycle is not None and self.cycle.response_complete
+
     def _expect_head(self) -> None:
         self._head_open = True
-        self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
+        if not self._surplus:  # else a timer runs, and shorter
+            self._stop_timer()
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
 
     def _head_late(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        self._head_timer = None
+        if self.cycle is not None and not self._answered():
             self._expect_head()  # an answer to an earlier request is under way
+        elif not self._head_open:
+            self.transport.close()  # something came after an answer that was no head
         elif not self.transport.is_closing():
             self._refuse(b"408 Request Timeout", f"no request came within {HEAD_S:g} s")
 

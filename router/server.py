@@ -61,7 +61,7 @@ async def serve_router(
     check_exposure(config.router)
     card = read_card(model_folder, model_name)
     template = template_of(card)
-    tokenizer = HfTokenizer(card.tokenizer_file)
+    tokenizer = HfTokenizer(card.tokenizer_file, config.router.tokenizer_queue)
     listener = bind(config.router.host, config.router.port)
     try:
         key = cluster_key(token)

@@ -22,7 +22,8 @@ class Submission:
     """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
     boot ids that failed it; `drains` of its attempts ended because a worker drained. `prefill`
     is the boot id of the prefill worker that was to be asked first, `answered` whether an
-    output of this attempt has come; `move` is its hold on the budget until then."""
+    output of this attempt has come; `move` is its hold on the budget until then. `short` are the
+    boot ids of workers that had no memory for it: their fault only once another one has some."""
 
     wire_id: str
     generation: Generation
@@ -36,6 +37,7 @@ class Submission:
     prefill: bytes = b""
     answered: bool = False
     move: Move | None = None
+    short: frozenset[bytes] = frozenset()
 
     def tokens(self) -> tuple[int, ...]:
         """Prompt and accepted tokens; several choices go on from the prompt alone."""
@@ -60,7 +62,14 @@ class Submission:
             parts = [(f"{self.wire_id}.{choice}", {choice}) for choice in sorted(self.choices)]
         return [
             Submission(
-                wire_id, self.generation, part, self.context, self.attempt + 1, avoid, drains
+                wire_id,
+                self.generation,
+                part,
+                self.context,
+                self.attempt + 1,
+                avoid,
+                drains,
+                short=self.short,
             )
             for wire_id, part in parts
         ]

@@ -1,7 +1,8 @@
 """The `Tokenizer` seam: text to token ids, and back piece by piece.
 
 `HfTokenizer` is the real implementation, on Hugging Face `tokenizers`; encoding runs in its own
-two threads with a bounded queue, so that a long prompt holds up no other request.
+two threads with a bounded queue, so that a long prompt holds up no other request. A prompt whose
+request has ended leaves the queue at once, and counts for as long as a thread is at it.
 
 Special tokens written in a prompt's or a message's text are read as special tokens, as
 OpenAI-compatible servers do: chat templates and completion clients depend on it. Who serves
@@ -28,7 +29,6 @@ from baton.router.detokenizer import (
 from baton.runtime.errors import InvalidRequest, ModelError, Overloaded
 
 ENCODE_THREADS = 2
-MAX_WAITING = 256  # prompts; one more is refused
 
 
 class Tokenizer(Protocol):
@@ -56,9 +56,10 @@ class Tokenizer(Protocol):
 
 
 class HfTokenizer:
-    """A tokenizer.json. Raises ModelError if it cannot be read."""
+    """A tokenizer.json; one prompt more than `queue` is refused. Raises ModelError if the file
+    cannot be read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, queue: int = 256) -> None:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception; this is its seam
@@ -77,18 +78,29 @@ class HfTokenizer:
         self.longest_token_bytes = max(
             (len(piece.encode(errors="replace")) for piece in vocabulary), default=1
         )
-        self._waiting = 0
+        self._queue = queue
+        self._waiting = 0  # for a thread
+        self._free = asyncio.Semaphore(ENCODE_THREADS)
+        self._running: set[asyncio.Future[list[int]]] = set()
         self._threads = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer")
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if self._waiting >= MAX_WAITING:
+        if self._waiting + len(self._running) >= self._queue:
             raise Overloaded("too many prompts wait for tokenization")
         self._waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
+            await self._free.acquire()  # bounded by the caller's deadline
         finally:
             self._waiting -= 1
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)  # a thread cannot be stopped: it is waited for
+
+    def _ended(self, running: asyncio.Future[list[int]]) -> None:
+        self._running.discard(running)
+        self._free.release()
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -121,4 +133,6 @@ class HfTokenizer:
         return MarkingDetokenizer(made, marks) if marks else made
 
     async def close(self) -> None:
+        for running in [*self._running]:
+            running.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -20,6 +20,7 @@ MOST_DEPTH = 64  # of lists and objects in a call
 MOST_SPACE = 64  # characters of whitespace that are held for a call to come
 _SPACE = " \t\r\n"
 _WHITE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = re.compile(r"[ \t\r\n;]*")  # bare calls
 _HEADER = 200  # characters between a call's opening and its arguments
 _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9_-]*)?(?:\[ARGS\])?[ \t\r\n]*")
 _ARGUMENTS = ("arguments", "parameters")  # what the forms call them
@@ -86,6 +87,7 @@ class CallParser:
         self._names = calling.names
         self._parallel = calling.parallel
         self._held = ""
+        self._start = 0  # of what is held yet, within one push
         self._begun: _Begun | None = None
         self._bare = calling.form.bare  # a call without its opening may begin here
         self._after_call = False
@@ -110,48 +112,59 @@ class CallParser:
                 going = self._seek(content, final)
             else:
                 going = self._follow(self._begun, content, calls, final)
+        self._let_go()
+        return "".join(content), calls
+
+    def _let_go(self) -> None:
+        """Of all that has been shown or read; once a push, since the rest is copied."""
         if self.full:
             self._held = ""
-        return "".join(content), calls
+        elif self._start:
+            self._held = self._held[self._start :]
+            if self._begun is not None:
+                self._begun.moved(self._start)
+        self._start = 0
 
     # -- outside a call ----------------------------------------------------------------------
 
     def _seek(self, content: list[str], final: bool) -> bool:
         """Show what is certain to be content. True: a call begins at what is held now."""
         if self._after_call:
-            self._held = self._held.lstrip(_SPACE)
-        before = len(self._held) - len(self._held.lstrip(f"{_SPACE};"))
-        if self._bare and before < MOST_SPACE:
-            if before == len(self._held) and not final:
+            self._start = _skip(self._held, self._start)
+        if self._bare:
+            before = _skip(self._held, self._start, _BETWEEN)
+            near = before - self._start < MOST_SPACE
+            if near and before == len(self._held) and not final:
                 return False
-            if self._held[before : before + 1] == "{":
+            if near and self._held[before : before + 1] == "{":
                 self._begun = _Begun(self._form, before, before + 1)
                 return True
-        place = self._held.find(self._form.opening)
-        found = place >= 0
+        opening = self._held.find(self._form.opening, self._start)
+        found = opening >= 0
+        place = opening
         if not found:
             place = len(self._held) if final else self._possible_opening()
         if found or not final:
-            first = max(0, place - MOST_SPACE)
+            first = max(self._start, place - MOST_SPACE)
             place = first + len(self._held[first:place].rstrip(_SPACE))
         self._show(place, content)
         if found:
-            body = self._held.index(self._form.opening) + len(self._form.opening)
+            body = opening + len(self._form.opening)
             self._begun = _Begun(self._form, body, body)
         return found
 
     def _possible_opening(self) -> int:
         """The first place from which the held text may yet grow into the opening."""
         length = len(self._held)
-        for place in range(max(0, length - len(self._form.opening) + 1), length):
+        for place in range(max(self._start, length - len(self._form.opening) + 1), length):
             if self._form.opening.startswith(self._held[place:]):
                 return place
         return length
 
-    def _show(self, count: int, content: list[str]) -> None:
-        if count:
-            content.append(self._held[:count])
-            self._held = self._held[count:]
+    def _show(self, end: int, content: list[str]) -> None:
+        if end > self._start:
+            content.append(self._held[self._start : end])
+            self._start = end
             self._bare = self._after_call = False
 
     # -- inside one --------------------------------------------------------------------------
@@ -170,7 +183,7 @@ class CallParser:
             calls.append(Call(self.count, name, arguments))
             self.count += 1
         self.full = not self._parallel
-        self._held = self._held[end:]
+        self._start = end
         self._begun = None
         self._after_call, self._bare = True, self._form.bare
         return True
@@ -211,8 +224,8 @@ class CallParser:
 
 
 class _Begun:
-    """A call that has begun in the held text, whose start does not move until it has ended.
-    `at` is where its opening ends; if it turns out to be none, the first `shown` characters are
+    """A call that has begun in the held text; whoever cuts that from the left says so by `moved`.
+    `at` is where its opening ends; if it turns out to be none, what is before `shown` is
     content. `value` to `value_end` is its JSON, `name` stands before that or inside."""
 
     def __init__(self, form: Form, at: int, shown: int) -> None:
@@ -225,6 +238,12 @@ class _Begun:
         self._depth = 0
         self._in_string = False
         self._past_key = False
+
+    def moved(self, count: int) -> None:
+        self._at -= count
+        self.shown -= count
+        self.value -= count if self.value >= 0 else 0
+        self.value_end -= count if self.value_end >= 0 else 0
 
     def end(self, text: str, final: bool) -> int | None:
         """Where the call ends, None if that is not known yet. Raises _NoCall."""
@@ -239,7 +258,7 @@ class _Begun:
             self._at = _skip(text, self._at)
             if text.startswith(closing, self._at):
                 return self._at + len(closing)
-            if not closing.startswith(text[self._at :]):
+            if not closing.startswith(text[self._at : self._at + len(closing)]):
                 raise _NoCall
             return len(text) if final else None
         if final:
@@ -328,8 +347,8 @@ def _members(text: str, at: int) -> tuple[dict[str, str], int]:
     return members, at + 1
 
 
-def _skip(text: str, at: int) -> int:
-    """The first place from `at` on without whitespace."""
-    found = _WHITE.match(text, at)
+def _skip(text: str, at: int, signs: re.Pattern[str] = _WHITE) -> int:
+    """The first place from `at` on that is no whitespace, or none of the `signs`."""
+    found = signs.match(text, at)
     assert found is not None, "it matches the empty text"
     return found.end()

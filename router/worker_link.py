@@ -28,7 +28,6 @@ from baton.runtime.identity import IDENTITY_BYTES
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import WorkerRecord
 
-MAX_QUEUED = 8192  # messages to a worker; it has stopped reading if they pile up
 WATCH_RETRY_S = 0.5
 SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
 RETRY_S = (0.05, 1.0)  # first and longest wait between attempts to connect
@@ -80,7 +79,9 @@ class WorkerLink:
         self._bearer = bearer
         self._config = config
         self._router_boot_id = router_boot_id
-        self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(MAX_QUEUED)
+        self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(
+            config.link_queue  # if they pile up, the worker has stopped reading
+        )
         self._settled: list[str] = []
         self._heard_s = 0.0
         self._up_s = 0.0  # since then

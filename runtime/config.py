@@ -31,6 +31,8 @@ class RouterConfig:
     max_requests: int = 1024  # admission tickets; one more is answered 503
     max_connections: int = 4096  # of clients; one more is answered 503
     max_waiting: int = 512  # requests that wait on one decode worker; one more goes elsewhere
+    tokenizer_queue: int = 256  # prompts that wait for a tokenizer thread; one more is answered 503
+    link_queue: int = 8192  # messages to a worker that does not read; one more goes elsewhere
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
     model_sampling: bool = True  # temperature and so on as the model's files have them
@@ -136,6 +138,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.max_requests": (1, 1 << 20),
     "router.max_connections": (1, 1 << 20),
     "router.max_waiting": (1, 1 << 20),
+    "router.tokenizer_queue": (1, 1 << 20),
+    "router.link_queue": (16, 1 << 20),
     "router.max_choices": (1, 128),
     "router.stream_buffer_messages": (16, 1 << 20),
     "router.leave_s": (0, 300),

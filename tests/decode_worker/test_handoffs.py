@@ -14,9 +14,12 @@ from baton.runtime import metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import (
     BatonError,
+    Draining,
+    EngineError,
     HandoffError,
     Incompatible,
     LeaseLost,
+    OutOfMemory,
     Overloaded,
     WorkerLost,
 )
@@ -199,3 +202,25 @@ async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> N
     request = await bench.run()
     assert request.tokens() == request.expected()
     assert bench.asked == ["prefill-1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (WorkerLost("gone"), True),
+        (LeaseLost("silent"), True),
+        (Incompatible("odd"), True),
+        (EngineError("its step failed"), True),
+        (OutOfMemory("a long prompt"), False),
+        (Draining("stopping"), False),
+    ],
+)
+async def test_the_router_is_told_once_whose_handoff_failed(
+    bench: Bench, error: BatonError, told: bool
+) -> None:
+    bench.refusals["prefill-0"] = [error]
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    heard = [boot_id for output in request.outputs for boot_id in output.failed_prefills]
+    assert heard == ([bench.boot_id("prefill-0")] if told else [])
+    assert list(request.outputs[0].failed_prefills) == heard

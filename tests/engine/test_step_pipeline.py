@@ -330,3 +330,71 @@ async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took(
     device.end(3)
     await over(steps)
     assert steps.due_s() is None
+
+
+def chunk(tokens: int, start: int = 0) -> Plan:
+    return Plan(StepBatch((Slice([1] * tokens, start, [0]),)))
+
+
+async def allowed_s(steps: StepPipeline[Plan], device: Device, step: Plan) -> float:
+    """How long it may take, as the last step of all."""
+    steps.submit(step)
+    due_s, now_s = steps.due_s(), asyncio.get_running_loop().time()
+    assert due_s is not None
+    steps.close()
+    return due_s - now_s
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "times"),
+    [
+        (chunk(256), chunk(2), 1.0),  # reading the weights takes the same time for both
+        (chunk(256), chunk(16, 100_000), 20),  # each of the few looks at very many
+        (chunk(16, 100_000), chunk(256), 15),  # the many look at few, and pass through the weights
+    ],
+)
+async def test_a_chunk_may_take_what_another_one_took_for_its_tokens_or_what_they_look_at(
+    steps: StepPipeline[Plan], device: Device, before: Plan, step: Plan, times: float
+) -> None:
+    await run_steps(steps, device, [before] * 2, 0.05)
+    assert await allowed_s(steps, device, step) > 4 * 0.05 * times * 0.95
+
+
+class CompilingDevice(Device):
+    seconds = 0.0
+
+    def compiled_s(self) -> float:
+        return self.seconds
+
+
+async def test_what_a_step_compiles_is_no_part_of_its_time() -> None:
+    device = CompilingDevice()
+    steps: StepPipeline[Plan] = StepPipeline(device)
+    device.seconds = 500.0  # before any step
+    await run_steps(steps, device, [decode(1)] * 2, 0.02)
+    steps.submit(decode(1))
+    due_s = steps.due_s()
+    assert due_s is not None
+    device.seconds += 7.0
+    assert steps.due_s() == due_s + 7.0
+    device.seconds += 500.0
+    assert steps.due_s() == due_s + step_pipeline.UNKNOWN_S  # a compiler may hang too
+    await steps.next()
+    device.end(2)
+    await over(steps)
+    assert await allowed_s(steps, device, decode(1)) < 10  # nor is the next one allowed more
+
+
+async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time() -> None:
+    device = CompilingDevice()
+    steps: StepPipeline[Plan] = StepPipeline(device)
+    await run_steps(steps, device, [decode(1)] * 2, 0.02)
+    steps.submit(decode(1))
+    await steps.next()
+    steps.submit(decode(1))
+    device.seconds += 9.0
+    device.end(2)
+    await over(steps)
+    due_s = steps.due_s()
+    assert due_s is not None and due_s - asyncio.get_running_loop().time() < 8
+    steps.close()

@@ -1,22 +1,32 @@
-"""Fixtures of the router's tests: a tiny model folder, scripted workers on real gRPC, a router."""
+"""Fixtures of the router's tests: a tiny model folder, scripted workers on real gRPC, a router;
+and a dispatcher alone, with links that only write down what they are sent."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 import tokenizers
+from opentelemetry.context import Context
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from baton.proto import worker_pb2
+from baton.router.circuits import Circuits
+from baton.router.dispatch import Dispatcher
+from baton.router.generation import Generation
+from baton.router.generation_request import GenerationRequest
+from baton.router.placement import WorkerView
 from baton.router.server import serve_router
 from baton.runtime.config import Config, RouterConfig
+from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.simulation.scripted_worker import ScriptedWorker, draw
 
@@ -210,3 +220,128 @@ def eventually_fixture() -> Callable[..., Awaitable[None]]:
 @pytest.fixture(name="draw")
 def draw_fixture() -> Callable[..., int]:
     return draw
+
+
+SCENE = RouterConfig(stream_buffer_messages=16, max_attempts=3)
+
+
+class FakeLink:
+    """`submits` and `cancels` of what it was `sent`."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.boot_id = worker_id.encode()
+        self.up = True
+        self.placed_tokens = self.placed_requests = 0
+        self.load = worker_pb2.Load()
+        self.sent: list[worker_pb2.RouterMessage] = []
+        self.settled: list[str] = []
+
+    def send(self, message: worker_pb2.RouterMessage) -> None:
+        if not self.up:
+            raise LinkClosed("down")
+        self.sent.append(message)
+
+    def settle(self, request_id: str) -> None:
+        self.settled.append(request_id)
+
+    def submits(self) -> list[worker_pb2.Submit]:
+        return [m.submit for m in self.sent if m.WhichOneof("kind") == "submit"]
+
+    def cancels(self) -> list[tuple[str, int]]:
+        cancels = [m.cancel for m in self.sent if m.WhichOneof("kind") == "cancel"]
+        return [(cancel.request_id, cancel.attempt) for cancel in cancels]
+
+
+class FakeFleet:
+    """Decode workers alone, alike but for what a test changes."""
+
+    def __init__(self, *names: str) -> None:
+        self.links = {name: FakeLink(name) for name in names}
+        self.waiting = 0
+        self.total_blocks = 100
+        self.fingerprints: dict[str, str] = {}  # where they are not "f"
+        self.circuits = Circuits(random.Random(1))
+
+    def link(self, worker_id: str) -> FakeLink | None:
+        return self.links.get(worker_id)
+
+    def views(self, tokens: Sequence[int], salt: bytes) -> list[WorkerView]:
+        roles = {link.boot_id: "decode" for link in self.links.values() if link.up}
+        passed_over = self.circuits.passed_over(roles, asyncio.get_running_loop().time())
+        return [
+            WorkerView(
+                link.worker_id,
+                link.boot_id,
+                "decode",
+                "h:1",
+                (self.fingerprints.get(link.worker_id, "f"), "d", 16),
+                total_blocks=self.total_blocks,
+                free_blocks=self.total_blocks,
+                waiting=self.waiting,
+                passed_over=link.boot_id in passed_over,
+                draining=link.load.draining,
+            )
+            for link in self.links.values()
+            if link.up
+        ]
+
+
+class Scene:
+    """The dispatcher alone, with links that only write down what they are sent."""
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.fleet = FakeFleet(*(names or ("decode-0",)))
+        self.dispatcher = Dispatcher(cast(Any, self.fleet), replace(SCENE, **settings))
+        self.dispatcher.place_wait_s = 0.2
+
+    async def start(
+        self, request_id: str = "r", within_s: float = 3600, **fields: Any
+    ) -> Generation:
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        defaults: dict[str, Any] = {"max_tokens": 9, "stop_token_ids": (1,)}
+        request = GenerationRequest(
+            prompt=(5, 6, 7), sampling=worker_pb2.Sampling(seed=1), **{**defaults, **fields}
+        )
+        return await self.dispatcher.start(request, request_id, Context(), deadline_s)
+
+    def link(self, number: int = 0) -> Any:
+        return self.fleet.links[f"decode-{number}"]
+
+    def give(self, *outputs: worker_pb2.Output, number: int = 0) -> None:
+        self.dispatcher.take(self.link(number), worker_pb2.StepOutputs(outputs=outputs))
+
+    async def settle_down(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def output(index: int, token: int | None = 9, **fields: Any) -> worker_pb2.Output:
+    made = worker_pb2.Output(request_id="r", attempt=1, index=index, token=token)
+    made.failed_prefills.extend(fields.pop("failed_prefills", ()))
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def failed(code: str, retryable: bool, **fields: Any) -> worker_pb2.Output:
+    made = output(0, None, end=worker_pb2.FAILED, **fields)
+    made.failure.code, made.failure.retryable = code, retryable
+    return made
+
+
+@pytest.fixture(name="scene_of")
+def scene_of_fixture() -> Callable[..., Scene]:
+    """`scene_of("decode-0", max_attempts=2)`: a dispatcher, and links to those workers."""
+    return Scene
+
+
+@pytest.fixture(name="output")
+def output_fixture() -> Callable[..., worker_pb2.Output]:
+    return output
+
+
+@pytest.fixture(name="failed")
+def failed_fixture() -> Callable[..., worker_pb2.Output]:
+    """`failed(code, retryable)`: the output that says so."""
+    return failed

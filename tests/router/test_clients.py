@@ -282,3 +282,35 @@ async def test_a_bug_in_the_middle_of_a_stream_ends_it_aloud(
         reply = await running.complete(max_tokens=30, stream=True, ignore_eos=True)
         assert '"finish_reason":"error"' in reply.text and "internal_error" in reply.text
         assert reply.text.endswith("data: [DONE]\n\n") and "secret" not in reply.text
+
+
+async def test_texts_to_tokenize_are_bounded_as_requests_are(
+    router: Any, eventually: Any, fast_config: Any
+) -> None:
+    async with router(config=replace(fast_config, max_requests=1)) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        for path in ("/tokenize", "/detokenize"):
+            _, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+            writer.write(head.encode())  # and nothing of its body
+
+            async def refused() -> bool:
+                reply = await running.http.post("/tokenize", json={"prompt": "a"})
+                return reply.status_code == 503 and "retry-after" in reply.headers
+
+            await eventually(refused)
+            writer.close()
+
+            async def served() -> bool:
+                reply = await running.http.post("/tokenize", json={"prompt": "a"})
+                return reply.status_code == 200
+
+            await eventually(served)
+
+
+async def test_a_text_to_tokenize_has_a_deadline(router: Any) -> None:
+    async with router() as running:
+        reply = await running.http.post(
+            "/tokenize", json={"prompt": "a"}, headers={"X-Request-Deadline": "soon"}
+        )
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "X-Request-Deadline"

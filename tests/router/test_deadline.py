@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton.proto import worker_pb2
 from baton.router.deadline import deadline_of, until
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 
@@ -127,3 +128,59 @@ async def test_the_longest_life_is_a_setting(router: Any, fast_config: Any) -> N
         assert reply.json()["error"]["param"] == "X-Request-Deadline"
         running.workers["decode-0"].pause_at = 0
         assert (await running.complete()).status_code == 504
+
+
+async def test_a_deadline_ends_a_request_under_way(scene_of: Any, output: Any) -> None:
+    scene = scene_of()
+    generation = await scene.start(within_s=0.1)
+    scene.give(output(0, 10))
+    assert (await generation.next())[0].token == 10
+    with pytest.raises(DeadlineExceeded, match="has passed"):
+        await generation.next()
+    assert scene.link().cancels() == [("r", 1)] and len(scene.dispatcher) == 0
+    (submit,) = scene.link().submits()
+    assert 0 < submit.deadline_ms <= 100
+
+
+async def test_a_deadline_ends_the_wait_for_a_first_worker(scene_of: Any) -> None:
+    scene = scene_of()
+    scene.dispatcher.place_wait_s = 20
+    scene.link().up = False
+    with pytest.raises(DeadlineExceeded, match="while it waited: no decode worker"):
+        await scene.start(within_s=0.1)
+    with pytest.raises(DeadlineExceeded):
+        await scene.start(within_s=0)  # it was over before it came so far
+    assert len(scene.dispatcher) == 0 and not scene.link().sent
+
+
+async def test_a_deadline_ends_the_wait_between_two_attempts(scene_of: Any) -> None:
+    scene = scene_of()
+    scene.dispatcher.place_wait_s = 20
+    generation = await scene.start(within_s=0.15)
+    scene.link().up = False
+    scene.dispatcher.lost(scene.link(), None, "dead")
+    with pytest.raises(DeadlineExceeded):
+        await generation.next()
+    scene.link().up = True
+    await asyncio.sleep(0.1)
+    assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
+
+
+async def test_a_later_attempt_is_told_what_is_left_of_the_time(scene_of: Any) -> None:
+    scene = scene_of("decode-0", "decode-1")
+    await scene.start(within_s=5)
+    await asyncio.sleep(0.2)
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "dead")
+    await scene.settle_down()
+    (first,), (second,) = scene.link(0).submits(), scene.link(1).submits()
+    assert second.deadline_ms <= first.deadline_ms - 200
+    await scene.dispatcher.close()
+
+
+async def test_an_end_before_the_deadline_leaves_no_timer(scene_of: Any, output: Any) -> None:
+    scene = scene_of()
+    generation = await scene.start()
+    assert generation.timer is not None and not generation.timer.cancelled()
+    scene.give(output(0, 1, end=worker_pb2.STOP))
+    assert generation.timer.cancelled() and generation.error is None

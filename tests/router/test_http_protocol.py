@@ -146,3 +146,120 @@ async def test_trailers_without_end_close_the_connection(router: Any) -> None:
             pass  # cut off, as it should be
         finally:
             writer.close()
+
+
+@pytest.fixture
+async def wire(router: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    """`reader, writer` of a connection on which one request was answered and kept open."""
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.3)
+    async with router() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+
+        async def ask(head: bytes) -> bytes:
+            writer.write(head)
+            async with asyncio.timeout(20):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                length = int(answer.lower().split(b"content-length: ")[1].split()[0])
+                return answer + await reader.readexactly(length)
+
+        yield ask, reader, writer
+        writer.close()
+
+
+LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_what_comes_after_an_answer_and_is_no_head_ends_the_connection(wire: Any) -> None:
+    """Such a byte ended the wait for the next request, and none began: it was there for ever."""
+    ask, reader, writer = wire
+    assert b"200 OK" in await ask(LIVE)
+    writer.write(b"\r\n")
+    async with asyncio.timeout(10):
+        assert await reader.read() == b""  # closed, and without a word
+
+
+async def test_a_body_that_nobody_reads_any_more_has_an_end(wire: Any) -> None:
+    ask, _, writer = wire
+    endless = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert b"404" in await ask(endless)
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                writer.write(b"1\r\na\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+    except ConnectionError:
+        pass  # cut off, as it should be
+
+
+async def test_a_request_after_a_stray_byte_is_answered(wire: Any) -> None:
+    ask, _, writer = wire
+    assert b"200 OK" in await ask(LIVE)
+    writer.write(b"\r\n")
+    await asyncio.sleep(0.1)
+    assert b"200 OK" in await ask(LIVE)
+    await asyncio.sleep(0.4)  # longer than a head may take: the timer went with the request
+    assert b"200 OK" in await ask(LIVE)
+
+
+async def test_a_surplus_connection_has_a_second_for_its_head(
+    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "SURPLUS_S", 0.3)
+    async with router(config=replace(fast_config, max_connections=2)) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        idle = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /livez HTTP/1.1\r\nX-Slow: ")
+        async with asyncio.timeout(10):  # much less than HEAD_S
+            assert b" 503 " in await reader.read()
+        writer.close()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(LIVE[:20])
+        await asyncio.sleep(0.05)
+        writer.write(LIVE[20:])
+        async with asyncio.timeout(10):
+            assert b" 200 " in await reader.read()
+        for each in (writer, idle[1]):
+            each.close()
+
+
+async def test_a_long_body_and_the_next_head_in_one_read_are_no_long_head(router: Any) -> None:
+    async with router() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps({"prompt": "a", "model": "tiny", "max_tokens": 1}).encode()
+        body += b" " * (HEAD_BYTES + 20_000)
+        first = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        writer.write(first % len(body) + body[:10])
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.write(body[10:] + LIVE[:25])
+        await asyncio.sleep(0.1)
+        writer.write(LIVE[25:-2] + b"Connection: close\r\n\r\n")
+        async with asyncio.timeout(20):
+            answers = await reader.read()
+        assert answers.count(b"200 OK") == 2 and b"431" not in answers
+        writer.close()
+
+
+async def test_a_head_that_began_behind_a_body_is_cut_off_too(router: Any) -> None:
+    async with router() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabcGET /livez")
+        async with asyncio.timeout(20):
+            assert b"404" in await reader.readline()
+            while b"431" not in (line := await _next_line(reader, writer)):
+                assert b"200" not in line
+        writer.close()
+
+
+async def _next_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """What is answered next, while the filling of a head goes on."""
+    reading = asyncio.create_task(reader.readline())
+    while not reading.done():
+        writer.write(b"a" * 4000)
+        await asyncio.sleep(0.005)
+    return reading.result()

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from baton.router.server import bind, check_exposure, serve_router, url_of
-from baton.router.tokenizer import HfTokenizer
 from baton.runtime.config import Config, RouterConfig
-from baton.runtime.errors import ConfigError, ModelError, Overloaded
+from baton.runtime.errors import ConfigError, ModelError
 from baton.runtime.registry import MemoryRegistry
 
 
@@ -89,17 +88,3 @@ async def test_cancelling_frees_the_port(model_folder: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     bind("127.0.0.1", number).close()
-
-
-async def test_waiting_prompts_are_bounded(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.router.tokenizer.MAX_WAITING", 2)
-    tokenizer = HfTokenizer(model_folder / "tokenizer.json")
-    replies = await asyncio.gather(
-        *(tokenizer.encode("a" * 10_000, add_special_tokens=True) for _ in range(4)),
-        return_exceptions=True,
-    )
-    assert sum(isinstance(reply, Overloaded) for reply in replies) == 2
-    assert await tokenizer.encode("a", add_special_tokens=True)
-    await tokenizer.close()

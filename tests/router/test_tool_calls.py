@@ -252,3 +252,23 @@ def test_no_text_is_read_again_and_again(start: str, piece: str) -> None:
         parser.push(piece)
     parser.flush()
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("form", "piece"),
+    [
+        ("hermes", "<tool_call>"),
+        ("hermes", '<tool_call>{"name": "g", "arguments": {}}</'),
+        ("mistral", "[TOOL_CALLS]?"),
+        ("llama", "<|python_tag|>{}"),
+    ],
+)
+def test_what_comes_at_once_is_not_copied_for_each_false_opening(form: str, piece: str) -> None:
+    """It took 0.24 s for 40,000, and 25 times as long for five times as many."""
+    text = piece * 200_000
+    parser = CallParser(Calling(FORMS[form], NAMES))
+    started = time.process_time()
+    first, _ = parser.push(text)
+    rest, _ = parser.flush()
+    assert time.process_time() - started < 4
+    assert first + rest == text

@@ -296,11 +296,8 @@ async def test_block_events_of_another_boot_are_not_taken(scene: Any, eventually
     assert made.link.up  # the link does not suffer from it
 
 
-async def test_a_worker_that_does_not_read_is_noticed(
-    scene: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.router.worker_link.MAX_QUEUED", 4)
-    made = scene()
+async def test_a_worker_that_does_not_read_is_noticed(scene: Any) -> None:
+    made = scene(RouterConfig(link_queue=4))
     await made.accept()
     with pytest.raises(Overloaded):
         for _ in range(5):  # within one tick: nothing is written meanwhile

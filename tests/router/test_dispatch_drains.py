@@ -1,0 +1,60 @@
+"""What draining workers hand back: it goes on elsewhere, and nobody has failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.runtime.errors import EngineError
+
+
+async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failure(
+    scene_of: Any, output: Any, failed: Any
+) -> None:
+    scene = scene_of("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.give(output(0, 10))
+    scene.give(failed("Draining", True))
+    await scene.settle_down()
+    (again,) = scene.link(1).submits()
+    assert (again.attempt, list(again.choices[0].accepted)) == (2, [10])
+    scene.link(0).load.draining = False  # it has been started anew
+    for attempt in range(2, 8):  # far more than max_attempts
+        here = (attempt + 1) % 2
+        scene.give(failed("Draining", True, attempt=attempt), number=here)
+        scene.link(1 - here).load.draining = False
+        await scene.settle_down()
+        assert scene.link(1 - here).submits()[-1].attempt == attempt + 1
+    assert not generation.over
+    for attempt in (8, 9):  # but failures do, as ever
+        assert not generation.over
+        here = 0 if scene.link(0).submits()[-1].attempt == attempt else 1
+        scene.link(0).load.draining = scene.link(1).load.draining = False
+        scene.give(failed("EngineError", True, attempt=attempt), number=here)
+        await scene.settle_down()
+    here = 0 if scene.link(0).submits()[-1].attempt == 10 else 1
+    scene.give(failed("EngineError", True, attempt=10), number=here)
+    assert generation.over and isinstance(generation.error, EngineError)
+
+
+async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once(
+    scene_of: Any, failed: Any
+) -> None:
+    """Its load may say so only later: nothing may be placed there in between."""
+    scene = scene_of("decode-0", "decode-1")
+    await scene.start()
+    scene.give(failed("Draining", True))
+    await scene.settle_down()
+    await scene.start("second")
+    assert len(scene.link(0).submits()) == 1 and len(scene.link(1).submits()) == 2
+
+
+async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures(scene_of: Any) -> None:
+    scene = scene_of("decode-0", "decode-1")
+    generation = await scene.start()
+    scene.link(0).load.draining = True
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "it left")
+    await scene.settle_down()
+    (submission,) = scene.dispatcher._submissions.values()
+    assert (submission.attempt, submission.drains, submission.failures) == (2, 1, 1)
+    assert not generation.over

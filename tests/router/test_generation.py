@@ -1,0 +1,65 @@
+"""A request's buffer: what a slow client leaves unread, and its one end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import baton.router.generation as generation_module
+from baton.proto import worker_pb2
+from baton.router.generation import Generation, OutputToken
+from baton.router.generation_request import GenerationRequest
+from baton.runtime.errors import Cancelled, WorkerLost
+
+
+async def test_a_full_buffer_ends_the_request_after_what_was_accepted(
+    scene_of: Any, output: Any
+) -> None:
+    scene = scene_of()
+    generation = await scene.start(max_tokens=200)
+    scene.give(*(output(index, index) for index in range(8 * 16 + 1)))
+    assert len(await generation.next()) == 8 * 16
+    with pytest.raises(Cancelled, match="too slowly"):
+        await generation.next()
+    assert scene.link().cancels() == [("r", 1)]
+
+
+async def test_what_a_worker_kept_may_come_at_once(
+    monkeypatch: pytest.MonkeyPatch, scene_of: Any, output: Any
+) -> None:
+    """More than the buffer holds, before the client had a turn; then it must be taken in time."""
+    monkeypatch.setattr(generation_module, "PATIENCE_S", 0.05)
+    scene = scene_of()
+    generation = await scene.start(max_tokens=200)
+    scene.give(*(output(index, index) for index in range(100)))
+    assert [each.token for each in await generation.next()] == list(range(100))
+    scene.give(*(output(index, index) for index in range(100, 117)))
+    await asyncio.sleep(0.06)
+    scene.give(output(117, 117))
+    assert generation.over
+    with pytest.raises(Cancelled, match="too slowly"):
+        while True:
+            await generation.next()
+
+
+async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any) -> None:
+    scene = scene_of()
+    generation = await scene.start(max_tokens=200)
+    for token in range(8 * 16):
+        assert generation.put(OutputToken(0, token))
+    assert not generation.put(OutputToken(0, 1))
+    assert generation.put(OutputToken(0, None, finish="length"))
+    assert (await generation.next())[-1].finish == "length"
+
+
+async def test_only_the_first_end_counts() -> None:
+    request = GenerationRequest((5,), worker_pb2.Sampling(), max_tokens=1)
+    generation = Generation("r", request, 4, asyncio.get_running_loop().time() + 50)
+    generation.put(OutputToken(0, 3))
+    generation.end(WorkerLost("first"))
+    generation.end()
+    assert [each.token for each in await generation.next()] == [3]
+    with pytest.raises(WorkerLost, match="first"):
+        await generation.next()

@@ -1,0 +1,101 @@
+"""The tokenizer's queue: how many prompts wait, and what becomes of those that nobody wants."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
+from baton.runtime.errors import InvalidRequest, Overloaded
+
+
+class Held:
+    """A tokenizer for `queue` prompts whose threads go on when the test says so."""
+
+    def __init__(self, folder: Path, queue: int) -> None:
+        self.tokenizer = HfTokenizer(folder / "tokenizer.json", queue)
+        self.go = threading.Event()
+        self.begun: list[str] = []
+        encode = self.tokenizer._encode
+
+        def wait(text: str, add_special_tokens: bool) -> list[int]:
+            self.begun.append(text)
+            assert self.go.wait(20)
+            return encode(text, add_special_tokens)
+
+        self.tokenizer._encode = wait  # type: ignore[method-assign]
+
+    def ask(self, text: str) -> asyncio.Task[list[int]]:
+        return asyncio.create_task(self.tokenizer.encode(text, add_special_tokens=False))
+
+    async def asked(self, *texts: str) -> list[asyncio.Task[list[int]]]:
+        tasks = [self.ask(text) for text in texts]
+        await asyncio.sleep(0.02)
+        return tasks
+
+
+@pytest.fixture
+async def held(model_folder: Path) -> AsyncIterator[Held]:
+    made = Held(model_folder, ENCODE_THREADS + 1)
+    yield made
+    made.go.set()
+    await made.tokenizer.close()
+
+
+async def test_waiting_prompts_are_bounded(model_folder: Path) -> None:
+    tokenizer = HfTokenizer(model_folder / "tokenizer.json", 2)
+    replies = await asyncio.gather(
+        *(tokenizer.encode("a" * 10_000, add_special_tokens=True) for _ in range(4)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(reply, Overloaded) for reply in replies) == 2
+    assert await tokenizer.encode("a", add_special_tokens=True)
+    await tokenizer.close()
+
+
+async def test_a_prompt_that_a_thread_is_at_counts_though_its_request_has_ended(
+    held: Held,
+) -> None:
+    """Deadlines would else let in as many as come: a thread cannot be stopped."""
+    for task in await held.asked("a", "b"):
+        task.cancel()
+    (waiting,) = await held.asked("c")
+    (refused,) = await held.asked("d")
+    assert isinstance(refused.exception(), Overloaded)
+    assert held.begun == ["a", "b"]
+    held.go.set()
+    assert held.tokenizer.decode(await waiting) == "c"
+    assert held.tokenizer.decode(await held.ask("e")) == "e"
+
+
+async def test_a_prompt_whose_request_has_ended_leaves_the_queue_at_once(held: Held) -> None:
+    running = await held.asked("a", "b")
+    (left,) = await held.asked("c")
+    left.cancel()
+    (next_one,) = await held.asked("d")
+    assert not next_one.done()
+    held.go.set()
+    texts = [held.tokenizer.decode(await task) for task in (*running, next_one)]
+    assert texts == ["a", "b", "d"]
+    assert sorted(held.begun) == ["a", "b", "d"]  # no thread looked at the other
+
+
+async def test_a_text_that_is_not_unicode_frees_its_thread(model_folder: Path) -> None:
+    tokenizer = HfTokenizer(model_folder / "tokenizer.json", 1)
+    for _ in range(2 * ENCODE_THREADS):
+        with pytest.raises(InvalidRequest):
+            await tokenizer.encode("\ud800", add_special_tokens=False)
+    assert await tokenizer.encode("a", add_special_tokens=False)
+    await tokenizer.close()
+
+
+async def test_closing_does_not_wait_for_a_thread(held: Held) -> None:
+    (running,) = await held.asked("a")
+    await held.tokenizer.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await running
