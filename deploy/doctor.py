@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -185,6 +186,25 @@ def state_folder() -> Finding:
         return Finding("state folder", "fail", "not usable", str(error))
 
 
+def certificates(config: Config) -> Finding:
+    """Of this process's settings; `baton serve` makes some where none are given."""
+    security = config.security
+    if security.tls == "off":
+        return Finding(
+            "tls", "warn", "security.tls is off: processes talk in plain text",
+            "take it out, unless the network between them is yours alone",
+        )  # fmt: skip
+    if not security.certificate:
+        return Finding("tls", "ok", "on; `baton serve` makes the certificates")
+    from baton.runtime.certificates import read
+
+    try:
+        found = read(security, datetime.now(UTC))
+    except ConfigError as error:
+        return Finding("tls", "fail", "the files of [security] do not fit", str(error))
+    return Finding("tls", "ok", f"on; the certificate ends at {found.ends:%F %T} UTC")
+
+
 def nixl_transport(config: Config) -> list[Finding]:
     from baton.deploy.transport_check import transport  # it needs what the checks before look for
 
@@ -202,6 +222,7 @@ def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Findin
         ("open files", files),
         ("ports", lambda: ports(config)),
         ("state folder", state_folder),
+        ("tls", lambda: certificates(config)),
         ("gpu", gpu),
         ("device", lambda: device(config.worker.device)),
         ("nixl transport", lambda: nixl_transport(config)),

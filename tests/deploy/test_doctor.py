@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from baton.deploy import doctor
+from baton.deploy.authority import Authority
 from baton.deploy.doctor import GIB, Finding
-from baton.runtime.config import Config, RouterConfig, WorkerConfig
+from baton.runtime.config import Config, RouterConfig, SecurityConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
 
 
@@ -192,6 +193,19 @@ def test_a_state_folder_that_others_can_read_fails(monkeypatch: pytest.MonkeyPat
     assert doctor.state_folder().level == "ok"
     monkeypatch.setattr(doctor, "runtime_folder", raising(ConfigError("open to others")))
     assert doctor.state_folder() == Finding("state folder", "fail", "not usable", "open to others")
+
+
+def test_tls_warns_where_it_is_off_and_fails_where_its_files_do_not_fit(tmp_path: Path) -> None:
+    assert doctor.certificates(Config()).level == "ok"
+    off = doctor.certificates(Config(security=SecurityConfig(tls="off")))
+    assert off.level == "warn" and "plain text" in off.found and off.remedy
+    files = Authority(tmp_path / "tls").issue("decode-0", "127.0.0.1")
+    paths = (str(files.authority), str(files.certificate), str(files.key))
+    own = Config(security=SecurityConfig("on", *paths))
+    assert "ends at 20" in doctor.certificates(own).found
+    files.key.chmod(0o644)
+    open_key = doctor.certificates(own)
+    assert open_key.level == "fail" and "security.key" in open_key.remedy
 
 
 def test_a_machine_without_a_gpu_is_fine_unless_it_has_a_driver(

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,19 @@ async def test_a_caller_without_a_certificate_is_refused(
             call = worker_pb2_grpc.WorkerStub(channel).Link(metadata=credentials(TOKEN))
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
     await served(client)
+
+
+async def test_with_tls_switched_off_by_name_it_serves_and_warns(
+    make_cluster: Callable[..., Any],
+) -> None:
+    cluster = make_cluster("security.tls=off").start(0, 1)
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        await served(client)
+    for name in ("router", "decode-0"):
+        assert "TLS between processes is off" in (cluster.folder / f"{name}.log").read_text()
+    async with grpc.aio.insecure_channel(cluster.records()["decode-0"].address) as channel:
+        call = worker_pb2_grpc.WorkerStub(channel).Link()
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED  # the token is asked for still
 
 
 async def test_garbage_on_a_workers_ports(pair: Any) -> None:
