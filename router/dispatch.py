@@ -51,7 +51,8 @@ log = logs.get(__name__)
 
 class Dispatcher:
     """The Bearer of every link. `place_wait_s` bounds how long a request without any worker
-    waits before it is refused as Unavailable."""
+    waits before it is refused as Unavailable; what a worker has handed back in good order waits
+    for `router.handed_back_s`, in which the worker may come back. No wait outlasts the deadline."""
 
     place_wait_s = PLACE_WAIT_S
 
@@ -85,7 +86,7 @@ class Dispatcher:
         submission = Submission(request_id, generation, set(range(request.choices)), context)
         self._submissions[request_id] = submission
         try:
-            await self._place(submission)
+            await self._place(submission, self.place_wait_s)
         except BaseException:
             self._submissions.pop(request_id, None)
             raise
@@ -311,7 +312,8 @@ class Dispatcher:
                 await self._take_turn(submission)
             metrics.MIGRATIONS.inc()
             submission.generation.migrations += 1
-            await self._place(submission)
+            wait_s = self._config.handed_back_s if drained else self.place_wait_s
+            await self._place(submission, wait_s, drained)
         except BatonError as error:
             if self._submissions.get(submission.wire_id) is submission:
                 self.cancel(submission.generation, error)
@@ -332,11 +334,13 @@ class Dispatcher:
             self._budget.got_on(submission.move)
             submission.move = None
 
-    async def _place(self, submission: Submission) -> None:
+    async def _place(
+        self, submission: Submission, wait_s: float, handed_back: bool = False
+    ) -> None:
         """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
         requests at once, but not one whose tokens a client has seen."""
         deadline_s = submission.generation.deadline_s
-        until_s = _now() + self.place_wait_s
+        until_s = _now() + wait_s
         error: BatonError | None = None
         while True:
             if submission.generation.over:
@@ -349,8 +353,13 @@ class Dispatcher:
             hopeless = isinstance(error, InvalidRequest) or (
                 isinstance(error, Overloaded) and submission.attempt == 1
             )
-            if hopeless or _now() >= until_s:
+            if hopeless or (_now() >= until_s and not handed_back):
                 raise error
+            if _now() >= until_s:
+                raise Unavailable(
+                    "a worker stopped and handed the request back, and in router.handed_back_s "
+                    f"({wait_s:g} s) no other could take it: {error}"
+                )
             await asyncio.sleep(min(PLACE_RETRY_S, max(0.0, deadline_s - _now())))
 
     # -- leaving a worker --------------------------------------------------------------------

@@ -40,6 +40,7 @@ class RouterConfig:
     leave_s: float = 0.0  # told to stop, /readyz is red for so long before the port closes
     drain_s: float = 10.0  # then open requests may finish for so long
     request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
+    handed_back_s: float = 120.0  # what a stopping worker hands back waits so long for another
     max_attempts: int = 4  # placements of one request, the first included
     move_share: float = 0.2  # of what is being served, that may be placed again at once
     move_floor: int = 10  # so many may, however little is being served
@@ -145,6 +146,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.leave_s": (0, 300),
     "router.drain_s": (0, 3600),
     "router.request_s": (0.01, 86_400),
+    "router.handed_back_s": (0, 86_400),
     "router.max_attempts": (1, 16),
     "router.move_share": (0, 1),
     "router.move_floor": (1, 1 << 20),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from baton.runtime.errors import EngineError
+import pytest
+
+from baton.router.generation import Generation
+from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
+
+Drained = Callable[..., Awaitable[tuple[Any, Generation]]]
 
 
 async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failure(
@@ -58,3 +65,53 @@ async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures(scene_o
     (submission,) = scene.dispatcher._submissions.values()
     assert (submission.attempt, submission.drains, submission.failures) == (2, 1, 1)
     assert not generation.over
+
+
+@pytest.fixture(name="drained_alone")
+def drained_alone_fixture(scene_of: Any, output: Any, failed: Any) -> Drained:
+    """The only decode worker hands back what has begun there, and ends."""
+
+    async def drained(handed_back_s: float, within_s: float = 3600) -> tuple[Any, Generation]:
+        scene = scene_of(handed_back_s=handed_back_s)
+        generation = await scene.start(within_s=within_s)
+        scene.give(output(0, 10))
+        scene.give(failed("Draining", True))
+        scene.link().up = False
+        await scene.settle_down()
+        return scene, generation
+
+    return drained
+
+
+async def test_what_the_only_worker_hands_back_waits_until_it_has_come_back(
+    drained_alone: Drained,
+) -> None:
+    scene, generation = await drained_alone(30.0)
+    await asyncio.sleep(2 * scene.dispatcher.place_wait_s)  # a start takes longer than that
+    assert not generation.over and len(scene.link().submits()) == 1
+    scene.link().up, scene.link().load.draining = True, False
+    async with asyncio.timeout(5):
+        while len(scene.link().submits()) < 2:
+            await asyncio.sleep(0.01)
+    again = scene.link().submits()[-1]
+    assert (again.attempt, list(again.choices[0].accepted)) == (2, [10])
+
+
+async def test_what_was_handed_back_waits_for_its_bound_and_names_it(
+    drained_alone: Drained,
+) -> None:
+    scene, generation = await drained_alone(0.3)
+    assert [each.token for each in await generation.next()] == [10]
+    with pytest.raises(Unavailable, match=r"router\.handed_back_s \(0\.3 s\) no other could"):
+        await asyncio.wait_for(generation.next(), 5)
+    assert len(scene.dispatcher) == 0
+
+
+async def test_what_was_handed_back_waits_no_longer_than_its_deadline(
+    drained_alone: Drained,
+) -> None:
+    scene, generation = await drained_alone(30.0, within_s=0.3)
+    assert [each.token for each in await generation.next()] == [10]
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(generation.next(), 5)
+    assert len(scene.dispatcher) == 0
