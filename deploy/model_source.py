@@ -1,7 +1,7 @@
 """From what the user typed as MODEL to a folder on this host.
 
 A local folder, a hub id (`owner/name`, fetched or taken from the hub's own cache), or nothing:
-the embedded model. Looks at a folder as far as that goes without torch; weights it never opens.
+the embedded model. Looks at a folder as far as that goes without torch; weights it never reads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from baton.deploy import hub
 from baton.engine.shard_files import shard_files
+from baton.engine.shard_headers import read_header
 from baton.engine.spec import read_spec
 from baton.models.embedded import EMBEDDED, embedded_model
 from baton.runtime.errors import ModelError
@@ -58,7 +59,9 @@ def find_model(
 
 def check_model(folder: Path, max_context: int) -> None:
     """Raise the ModelError that every worker would end with, as far as it can be known without
-    torch: what config.json describes is not served, or a file of weights is missing.
-    `max_context` as in `worker.max_context`."""
+    torch: what config.json describes is not served, or a file of weights is missing, cut short
+    or none. Their headers are read, not their weights. `max_context` as in `worker.max_context`.
+    """
     read_spec(folder, max_context)
-    shard_files(folder)
+    for path in shard_files(folder):
+        read_header(path)

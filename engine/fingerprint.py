@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from baton.engine.shard_files import shard_files
-from baton.engine.shards import StoredTensor, read_header
+from baton.engine.shard_headers import StoredTensor, read_header
 from baton.engine.spec import read_spec
 
 _SAMPLES = 16  # per tensor

@@ -1,28 +1,24 @@
-"""The safetensors files of a Hugging Face folder, mapped into memory: names, kinds, bytes.
+"""The safetensors files of a Hugging Face folder, mapped into memory.
 
-The format is 8 bytes of length, a JSON header, then the tensors' bytes. It is read here, so
-that a file that was cut or changed is refused with the tensor that it breaks, and so that pages
-go back to the system once they are copied. Knows no model. Files are only read.
+What their headers say is shard_headers.py's. The files are mapped here, so that pages go back
+to the system once they are copied. Knows no model. Files are only read.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from baton.engine.shard_files import shard_files
+from baton.engine.shard_headers import StoredTensor, read_header
 from baton.runtime.errors import ModelError
 
-_MAX_HEADER_BYTES = 100 << 20
 KINDS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -39,19 +35,6 @@ KINDS = {
 }
 
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in all), from any thread
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    name: str
-    kind: str  # as the file says: "BF16"
-    shape: tuple[int, ...]
-    path: Path
-    start: int  # in the file, bytes
-    end: int
-
-    def error(self, reason: str) -> ModelError:
-        return ModelError(f"{self.path}: tensor {self.name} {list(self.shape)} {reason}")
 
 
 class Shards:
@@ -131,44 +114,3 @@ class Shards:
             self._done_bytes += size
             if self._progress is not None:
                 self._progress(self._done_bytes, self.total_bytes)
-
-
-def read_header(path: Path) -> list[StoredTensor]:
-    """The tensors of one file. Raises ModelError naming what is wrong with which tensor."""
-    try:
-        file_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_MAX_HEADER_BYTES, file_bytes - 8):
-                raise ValueError(f"a header of {length} bytes in a file of {file_bytes}")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        found = []
-        for name, entry in header.items():
-            start, end = (8 + length + int(offset) for offset in entry["data_offsets"])
-            shape = tuple(int(size) for size in entry["shape"])
-            found.append(StoredTensor(name, str(entry["dtype"]), shape, path, start, end))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(
-            f"{path}: not a readable safetensors file: {error}; download it again"
-        ) from error
-    for tensor in found:
-        _check(tensor, 8 + length, file_bytes)
-    return found
-
-
-def _check(tensor: StoredTensor, first: int, file_bytes: int) -> None:
-    if min(tensor.shape, default=0) < 0 or not first <= tensor.start <= tensor.end:
-        raise tensor.error(f"lies from byte {tensor.start} to {tensor.end}; download it again")
-    if tensor.end > file_bytes:
-        raise tensor.error(
-            f"ends at byte {tensor.end}, but the file at {file_bytes}: it was cut; download it "
-            "again"
-        )
-    if tensor.kind in KINDS:
-        needed = math.prod(tensor.shape) * KINDS[tensor.kind].itemsize
-        if tensor.end - tensor.start != needed:
-            raise tensor.error(
-                f"of kind {tensor.kind} needs {needed} bytes and has {tensor.end - tensor.start};"
-                " download it again"
-            )

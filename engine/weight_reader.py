@@ -24,7 +24,8 @@ from baton.engine.quantized_weight import (
     quantize_int4,
     quantize_int8,
 )
-from baton.engine.shards import KINDS, Shards, StoredTensor
+from baton.engine.shard_headers import StoredTensor
+from baton.engine.shards import KINDS, Shards
 from baton.runtime.errors import ModelError
 
 Parts = Sequence[tuple[str, int]]  # (module, "model.layers.0.mlp.up_proj", its rows)

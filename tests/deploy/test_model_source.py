@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from baton.deploy import hub
 from baton.deploy.model_source import check_model, find_model
 from baton.engine.loading import build_runner
+from baton.engine.shard_headers import read_header
 from baton.runtime.errors import ModelError
 
 
@@ -62,7 +65,7 @@ def test_nothing_is_the_embedded_model_and_says_that_it_is_for_demonstration() -
     assert (found.folder / "config.json").is_file()
 
 
-@pytest.mark.parametrize("broken", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("broken", ["config.json", "model.safetensors", "bytes"])
 def test_what_a_worker_would_refuse_is_refused_alike_without_torch(
     tmp_path: Path, broken: str
 ) -> None:
@@ -71,6 +74,8 @@ def test_what_a_worker_would_refuse_is_refused_alike_without_torch(
     check_model(tmp_path, 0)
     if broken == "config.json":
         (tmp_path / broken).write_text('{"architectures": ["NewForCausalLM"]}')
+    elif broken == "bytes":
+        os.truncate(tmp_path / "model.safetensors", 1 << 20)
     else:
         (tmp_path / broken).unlink()
     with pytest.raises(ModelError) as refused:
@@ -107,3 +112,20 @@ def test_a_hub_id_is_told_before_it_is_fetched(
     assert found is not None and (found.folder, found.name) == (tmp_path, "owner/name")
     assert events == ["fetching owner/name from the hub", "owner/name"]
     assert find_model("owner/name", events.append, lambda: True) is None
+
+
+def test_a_shard_that_was_cut_short_is_named_with_both_sizes(tmp_path: Path) -> None:
+    """As a download that was broken off leaves it: the index and the other shards are whole."""
+    shutil.copytree(find_model(None).folder, tmp_path, dirs_exist_ok=True)
+    whole = tmp_path / "model.safetensors"
+    names = [tensor.name for tensor in read_header(whole)]
+    shards = [tmp_path / f"model-{number}-of-2.safetensors" for number in (1, 2)]
+    for shard in shards:
+        shutil.copyfile(whole, shard)
+    places = {name: shards[place % 2].name for place, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    check_model(tmp_path, 0)
+    expected = shards[1].stat().st_size
+    os.truncate(shards[1], expected - 1000)
+    with pytest.raises(ModelError, match=f"{shards[1].name}.* {expected - 1000} of its {expected}"):
+        check_model(tmp_path, 0)

@@ -92,7 +92,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "stand-in"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    (folder / "model.safetensors").touch()
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
 
 
@@ -291,6 +291,20 @@ def test_a_missing_shard_is_told_before_anything_starts(
     assert code == 78
     assert f"{model / 'model-2.safetensors'}: missing shard" in err and "it holds b" in err
     assert served.seen == ""
+
+
+def test_a_shard_that_was_cut_short_is_told_before_anything_starts(
+    serving: Callable[..., Served], model: Path
+) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"a": entry}).encode()
+    cut = model / "model.safetensors"
+    cut.write_bytes(len(header).to_bytes(8, "little") + header + bytes(5))
+    served = serving("ray")
+    code, err = served.finish()
+    assert code == 78 and served.seen == ""
+    size = cut.stat().st_size
+    assert f"{cut}: tensor a [2]" in err and f"{size} of its {size + 3} bytes: it was cut" in err
 
 
 def test_a_crashing_worker_ends_it_with_the_end_of_its_log(serving: Callable[..., Served]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.engine.shards import Shards, read_header
+from baton.engine.shards import Shards
 from baton.runtime.errors import ModelError
 
 TENSORS = {
@@ -99,36 +99,11 @@ def test_a_missing_tensor_is_named(folder):
 
 def test_a_cut_file_names_the_tensor_its_shape_and_both_ends(folder):
     path = folder / "model.safetensors"
-    last = max(read_header(path), key=lambda tensor: tensor.end)
+    whole = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(
-        ModelError, match=rf"safetensors: tensor {last.name} \[.*ends at byte {last.end}.*cut"
-    ):
+    sizes = f"{whole - 1} of its {whole} bytes"
+    with pytest.raises(ModelError, match=rf"tensor \S+ \[.*ends at byte {whole}.* {sizes}"):
         Shards(folder)
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, r"\[2\].*needs 8 bytes.*has 4"),
-        ({"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}, "lies from byte"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}, "lies from byte"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "lies from byte"),
-        ({"dtype": "F32", "shape": [1]}, "not a readable"),
-        ({"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}, "not a readable"),
-        ("F32", "not a readable"),
-    ],
-)
-def test_an_entry_that_lies_is_refused(tmp_path, entry, said):
-    path = written(tmp_path, {"bad": entry}, bytes(8))
-    with pytest.raises(ModelError, match=said):
-        read_header(path)
-
-
-@pytest.mark.parametrize("header", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b""])
-def test_a_header_that_is_none_is_refused(tmp_path, header):
-    with pytest.raises(ModelError, match="not a readable safetensors file"):
-        read_header(written(tmp_path, header))
 
 
 def test_a_kind_that_nobody_knows_is_named_when_it_is_read(tmp_path):
