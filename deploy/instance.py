@@ -6,7 +6,7 @@
       registry/          the workers' announcements
       <job>.json         what to run          <job>.status   how it fares
       <job>.progress     what it does before it is ready
-      <job>.lock         flocked by its keeper <job>.log      what it wrote
+      <job>.lock         flocked by its keeper <job>.log      what it wrote (job_log.py)
 
 The kernel drops a flock when its holder dies, however it dies: so a keeper that waits for the
 lifeline learns of the end of `baton serve` without pids, parents or heartbeats. All on one
@@ -48,6 +48,7 @@ class Job:
     name: str
     argv: tuple[str, ...]
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
+    log_bytes: int = 64 << 20  # a longer log is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ def read_environment(folder: Path) -> dict[str, str]:
 
 def read_job(folder: Path, name: str) -> Job:
     found = json.loads((folder / f"{name}.json").read_text())
-    return Job(found["name"], tuple(found["argv"]), found["grace_s"])
+    return Job(**found | {"argv": tuple(found["argv"])})
 
 
 def read_status(folder: Path, name: str) -> JobStatus | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.deploy.instance import is_locked, read_environment, read_status
+from baton.deploy.job_log import open_log
 from baton.deploy.supervisor import ALREADY_KEPT, NO_LIFELINE
 from baton.runtime.errors import BatonError
 
@@ -56,7 +57,7 @@ def spawn_keepers(folder: Path, names: Sequence[str]) -> None:
     environment = os.environ | read_environment(folder)
     spawned = []
     for name in names:
-        with open(folder / f"{name}.log", "ab") as log:
+        with open_log(folder, name) as log:
             command = [sys.executable, "-P", "-m", "baton.deploy.supervisor", str(folder), name]
             spawned.append(
                 subprocess.Popen(

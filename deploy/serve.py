@@ -29,6 +29,7 @@ from baton.deploy.instance import (
     read_progress,
     read_status,
 )
+from baton.deploy.job_log import keep_logs
 from baton.deploy.model_source import ModelSource, check_model, find_model
 from baton.deploy.packages import check_worker_packages
 from baton.deploy.plan import ROUTER_JOB, ServeOptions
@@ -110,10 +111,13 @@ class Serving:
             self._authority = self._certify(folder / plan.CERTIFICATES)
         for job in plan.jobs(options, model, folder, gpus):
             instance.write_job(job)
+        logs = Path(options.config.telemetry.log_folder or folder).expanduser()
+        if logs != folder:
+            keep_logs(folder, self._names, logs)
         self._progress(f"model {model.name} from {model.folder}")
         self._progress(
             f"starting the router, {options.prefill} prefill and {options.decode} decode workers "
-            f"({options.launcher} launcher; logs in {folder})"
+            f"({options.launcher} launcher; logs in {logs})"
         )
         if options.config.security.tls == "off":
             self._progress("WARNING: security.tls is off: processes talk in plain text")

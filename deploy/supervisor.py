@@ -37,11 +37,13 @@ from baton.deploy.instance import (
     read_job,
     write_private,
 )
+from baton.deploy.job_log import open_log, rotate
 from baton.deploy.restarts import RestartRule
 
 ALREADY_KEPT = 3  # exit code: another keeper has the job
 NO_LIFELINE = 4  # exit code: the instance has ended
 WAKE_S = 60.0  # no wait is endless; waking up early does no harm
+LOG_LOOK_S = 10.0
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -100,7 +102,7 @@ class Supervisor:
             if os.getppid() != keeper:  # it died before the line above
                 os._exit(1)
 
-        with open(self._folder / f"{self._job.name}.log", "ab") as log:
+        with open_log(self._folder, self._job.name) as log:
             return subprocess.Popen(
                 self._job.argv,
                 stdin=subprocess.DEVNULL,
@@ -116,7 +118,8 @@ class Supervisor:
         watched = os.pidfd_open(child.pid)
         try:
             while True:
-                ready, _, _ = select.select([watched, self._stop_read], [], [], WAKE_S)
+                ready, _, _ = select.select([watched, self._stop_read], [], [], LOG_LOOK_S)
+                self._bound_log()
                 if self._stop_read in ready:
                     os.killpg(child.pid, signal.SIGTERM)
                     select.select([watched], [], [], self._job.grace_s)
@@ -127,6 +130,12 @@ class Supervisor:
                     return self._stop_read in ready
         finally:
             os.close(watched)
+
+    def _bound_log(self) -> None:
+        try:
+            rotate(self._folder, self._job.name, self._job.log_bytes)
+        except OSError as error:  # no reason to end a job; the next look may do better
+            print(f"the log of {self._job.name} was not cut: {error}", file=sys.stderr)
 
     def _stopped_within(self, seconds: float) -> bool:
         return bool(select.select([self._stop_read], [], [], seconds)[0])

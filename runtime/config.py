@@ -87,6 +87,8 @@ class HandoffConfig:
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_folder: str = ""  # of `baton serve`; empty: in the instance's folder, and gone with it
+    log_bytes: int = 64 << 20  # of one process; a longer log becomes its .1, and begins anew
     otlp_endpoint: str = ""  # empty: no export
     log_prompts: bool = False
 
@@ -180,6 +182,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "handoff.read_threads": (1, 64),
     "handoff.read_timeout_s": (0.05, 600),
     "handoff.preflight_floor_gbps": (0, 10_000),
+    "telemetry.log_bytes": (1 << 16, 1 << 40),
 }
 
 

@@ -5,6 +5,7 @@
 
 STAND_IN in the environment makes workers misbehave (bad-model, crash, mute), the router slow to
 link its prefill workers (late-link), or torch slow to say how many GPUs there are (slow-gpus).
+STAND_IN_LOGS is the folder where logs are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from baton.deploy.load_progress import LoadProgress
 from baton.deploy.plan import ServeOptions
 from baton.deploy.process_exit import exiting
 from baton.deploy.serve import serve
-from baton.runtime.config import Config, RouterConfig
+from baton.runtime.config import Config, RouterConfig, TelemetryConfig
 from baton.runtime.errors import ModelError
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 
@@ -102,7 +103,10 @@ def main() -> None:
         gpus._QUESTION = "import time; time.sleep(100)"
     plan._baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
     options = ServeOptions(
-        config=Config(router=RouterConfig(port=int(port))),
+        config=Config(
+            router=RouterConfig(port=int(port)),
+            telemetry=TelemetryConfig(log_folder=os.environ.get("STAND_IN_LOGS", "")),
+        ),
         model=model,
         flags={"router.port": port},
         launcher="ray" if launcher == "ray" else "process",

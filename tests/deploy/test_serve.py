@@ -314,6 +314,17 @@ def test_a_crashing_worker_ends_it_with_the_end_of_its_log(serving: Callable[...
     assert err.rstrip().endswith("ValueError: a bug")
 
 
+def test_logs_are_kept_where_the_user_wants_them(
+    serving: Callable[..., Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "logs"
+    monkeypatch.setenv("STAND_IN_LOGS", str(kept))
+    code, err = serving(fault="crash").finish()
+    assert code == 78 and err.rstrip().endswith("ValueError: a bug")
+    ends = [path.read_text().rstrip()[-17:] for path in kept.glob("*-decode-0.log")]
+    assert ends == ["ValueError: a bug"] and live_instances() == []
+
+
 def test_workers_that_never_get_ready_end_it(serving: Callable[..., Served]) -> None:
     code, err = serving(fault="mute").finish()
     assert code == 1
