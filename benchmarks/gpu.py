@@ -31,19 +31,22 @@ from benchmarks.report import Figure, command, machine
 FOLDER = Path(__file__).resolve().parent.parent
 TESTS = FOLDER / "tests" / "engine"
 SCRIPTS: dict[str, tuple[float, list[str]]] = {  # limit in seconds, file and arguments
-    "kernel_parity": (65, ["triton_parity.py"]),
+    "kernel_parity": (59, ["triton_parity.py"]),
     "attention_parity": (32, ["attention_parity.py"]),
     "codes_parity": (30, ["codes_parity.py"]),
     "latent_parity": (18, ["latent_parity.py"]),
+    "fixed_parity": (16, ["fixed_parity.py"]),
 }
-ENGINE_PARITY_S = 40.0
-HANDOFF_S, CHECKSUM_S, WORKERS_S = 25.0, 20.0, 54.0
+ENGINE_PARITY_S, DETERMINISTIC_S = 37.0, 36.0
+HANDOFF_S, CHECKSUM_S, WORKERS_S = 23.0, 18.0, 50.0
 ORDER = (
     "kernel_parity",
     "attention_parity",
     "codes_parity",
     "latent_parity",
+    "fixed_parity",
     "engine_parity",
+    "deterministic",
     "ceilings",
     "llama_prefill",
     "llama_decode",
@@ -54,7 +57,7 @@ ORDER = (
     "workers",
     "transformers_floor",
 )
-TOTAL_S = 535.0
+TOTAL_S = 538.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ def _limit(part: str) -> float:
         return SCRIPTS[part][0]
     fixed = {
         "engine_parity": ENGINE_PARITY_S,
+        "deterministic": DETERMINISTIC_S,
         "handoff": HANDOFF_S,
         "checksum": CHECKSUM_S,
         "workers": WORKERS_S,
@@ -128,12 +132,12 @@ def _limit(part: str) -> float:
     if part in fixed:
         return fixed[part]
     return {
-        "ceilings": 25.0,
-        "llama_prefill": 47.0,
-        "llama_decode": 47.0,
-        "qwen_decode": 50.0,
-        "attention": 54.0,
-        "transformers_floor": 28.0,
+        "ceilings": 22.0,
+        "llama_prefill": 42.0,
+        "llama_decode": 42.0,
+        "qwen_decode": 44.0,
+        "attention": 45.0,
+        "transformers_floor": 24.0,
     }[part]
 
 
@@ -194,10 +198,12 @@ def _child(given: argparse.Namespace) -> int:
 
 
 def _function(part: str) -> Callable[[Any], list[Figure]]:
-    from benchmarks import gpu_handoff, gpu_speed, gpu_workers
+    from benchmarks import gpu_deterministic, gpu_handoff, gpu_speed, gpu_workers
 
     if part == "engine_parity":
         return _engine_parity
+    if part == "deterministic":
+        return gpu_deterministic.deterministic
     if part == "workers":
         return gpu_workers.workers
     return getattr(gpu_speed, part, None) or getattr(gpu_handoff, part)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.device_runner import device_runner
-from baton.engine.linear import Matrix
+from baton.engine.linear import PlainMatrix
 from baton.engine.pool import KvPool
 from baton.engine.rope_spec import RopeSpec
 from baton.engine.spec import AttentionSpec, ModelSpec
@@ -103,15 +103,15 @@ def random_weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> We
     layers = tuple(
         LayerWeights(
             input_norm=norm(shape.hidden),
-            qkv=Matrix(matrix((shape.heads + 2 * shape.kv_heads) * shape.dim, shape.hidden)),
+            qkv=PlainMatrix(matrix((shape.heads + 2 * shape.kv_heads) * shape.dim, shape.hidden)),
             q_norm=norm(shape.dim) if shape.qk_norm else None,
             k_norm=norm(shape.dim) if shape.qk_norm else None,
-            output=Matrix(matrix(shape.hidden, shape.heads * shape.dim)),
+            output=PlainMatrix(matrix(shape.hidden, shape.heads * shape.dim)),
             attention_norm=None,
             mlp_norm=norm(shape.hidden),
             mlp=MlpWeights(
-                gate_up=Matrix(matrix(2 * shape.ffn, shape.hidden)),
-                down=Matrix(matrix(shape.hidden, shape.ffn)),
+                gate_up=PlainMatrix(matrix(2 * shape.ffn, shape.hidden)),
+                down=PlainMatrix(matrix(shape.hidden, shape.ffn)),
             ),
             output_norm=None,
         )
@@ -119,11 +119,17 @@ def random_weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> We
     )
     embedding = matrix(shape.vocab, shape.hidden)
     head = embedding if shape.tied else matrix(shape.vocab, shape.hidden)
-    return Weights(embedding, layers, norm(shape.hidden), Matrix(head))
+    return Weights(embedding, layers, norm(shape.hidden), PlainMatrix(head))
 
 
 def sized_runner(
-    shape: Shape, device: torch.device, *, rows: int, context: int, buckets: tuple[int, ...]
+    shape: Shape,
+    device: torch.device,
+    *,
+    rows: int,
+    context: int,
+    buckets: tuple[int, ...],
+    deterministic: bool = False,
 ) -> CudaRunner:
     """A runner whose pool, full of random numbers, holds `rows` sequences of `context`."""
     # The interpreter cannot multiply bfloat16; there the same code runs in float32.
@@ -133,7 +139,8 @@ def sized_runner(
     pool = KvPool(spec, rows * -(-context // BLOCK_SIZE), BLOCK_SIZE, dtype, device)
     for block in pool.tensor.split(1024):
         block.normal_(0.0, 0.5)
-    return device_runner(spec, weights, pool, most_rows=max(buckets, default=1), buckets=buckets)
+    how = {"buckets": buckets, "deterministic": deterministic}
+    return device_runner(spec, weights, pool, most_rows=max(buckets, default=1), **how)
 
 
 def table(row: int, context: int) -> range:

@@ -114,11 +114,12 @@ class TritonAttention:
             tables, lengths = step.arrays.tables[part], step.arrays.lengths[part]
             given = (out[part], queries[part], kv, tables, lengths)
             if self._buffers is None:
-                single_attention(*given, spec.scale, tiles=self._tiles, **features)
+                single_attention(*given, spec.scale, tiles=self._tiles, fused=False, **features)
             else:
                 buffers, tiles = self._buffers.of(len(lengths)), self._decode_tiles
                 decode_attention(*given, *buffers, spec.scale, tiles=tiles, **features)
-        prefill_attention(out, queries, kv, step.plan, spec.scale, tiles=self._tiles, **features)
+        features |= {"tiles": self._tiles, "fused": self._buffers is not None}
+        prefill_attention(out, queries, kv, step.plan, spec.scale, **features)
         return out
 
     def _layer(self, layer: int) -> tuple[Tensor, Tensor | None]:

@@ -59,7 +59,7 @@ class CudaRunner:
 
     def __init__(self, eager: ModelRunner, graphs: DecodeGraphs) -> None:
         """`graphs` of the same decoder and pool, captured."""
-        self._eager, self.graphs = eager, graphs
+        self.eager, self.graphs = eager, graphs
         self._bounds = Bounds(
             eager.pool.blocks, eager.pool.block_size, eager.spec.vocab_size, eager.max_context
         )
@@ -69,19 +69,19 @@ class CudaRunner:
 
     @property
     def spec(self) -> ModelSpec:
-        return self._eager.spec
+        return self.eager.spec
 
     @property
     def pool(self) -> KvPool:
-        return self._eager.pool
+        return self.eager.pool
 
     @property
     def max_context(self) -> int:
-        return self._eager.max_context
+        return self.eager.max_context
 
     @property
     def numerics(self) -> str:
-        return self._eager.numerics
+        return self.eager.numerics
 
     def start(self, batch: StepBatch) -> Started:
         """Queue or run a step. The result of the step before the last one must be in by then.
@@ -93,7 +93,7 @@ class CudaRunner:
             begun: Started = self._replay(batch, before)
         else:
             last = before.result() if before is not None else None
-            begun = Done(self._eager.run(fed(batch, last)))
+            begun = Done(self.eager.run(fed(batch, last)))
         self._last, self._last_batch = begun, batch
         return begun
 
@@ -103,7 +103,7 @@ class CudaRunner:
 
     def all_logits(self, batch: StepBatch) -> list[Tensor]:
         """As `ModelRunner.all_logits`; no step of it is captured."""
-        return self._eager.all_logits(batch)
+        return self.eager.all_logits(batch)
 
     def _captured(self, batch: StepBatch) -> bool:
         return self.graphs.bucket(len(batch.slices)) is not None and all(

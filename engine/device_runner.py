@@ -16,6 +16,8 @@ from baton.engine.compile_clock import watch_triton
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_buffers import DecodeLimits
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
+from baton.engine.device_draws import draw_on_device
+from baton.engine.fixed_weights import with_fixed_products
 from baton.engine.graph_device import CudaDevice, GraphDevice, HostDevice
 from baton.engine.latent_triton import TritonLatentAttention
 from baton.engine.pool import KvPool
@@ -37,9 +39,11 @@ def device_runner(
     max_context: int = 0,
     most_rows: int = BUCKETS[-1],
     buckets: Sequence[int] = BUCKETS,
+    deterministic: bool = False,
 ) -> CudaRunner:
     """`weights` and `pool` on one device. Up to `most_rows` decode at once; graphs are captured
-    now, for those of `buckets` that they need (none: every step runs eagerly).
+    now, for those of `buckets` that they need (none: every step runs eagerly). `deterministic`:
+    a sequence's bits depend on the sequence alone; `prove_graphs` says whether they do.
 
     Raises ConfigError for a `max_context` that the model does not reach.
     """
@@ -47,13 +51,26 @@ def device_runner(
     limits = DecodeLimits(max(most_rows, BUCKETS[-1]), context)
     attention: TritonAttention | TritonLatentAttention
     if spec.latent is None:
-        attention = TritonAttention(pool, spec.attention, spec.heads, limits)
-    else:
-        attention = TritonLatentAttention(
-            pool, spec.latent, spec.heads, spec.attention.scale, limits
+        attention = TritonAttention(
+            pool, spec.attention, spec.heads, limits, deterministic=deterministic
         )
-    gating = partial(gated, activation=spec.activation)
-    eager = ModelRunner(spec, weights, pool, attention, max_context, gating, TritonNorms())
+    else:
+        scale = spec.attention.scale
+        attention = TritonLatentAttention(
+            pool, spec.latent, spec.heads, scale, limits, deterministic=deterministic
+        )
+    if deterministic:
+        weights = with_fixed_products(weights)
+    eager = ModelRunner(
+        spec,
+        weights,
+        pool,
+        attention,
+        max_context,
+        gating=partial(gated, activation=spec.activation),
+        norms=TritonNorms(),
+        drawing=draw_on_device,
+    )
     graphs = DecodeGraphs(
         eager.decoder,
         _graph_device(pool.tensor.device),

@@ -35,7 +35,7 @@ class DrawPlan:
         slice draws once."""
         if len(self.draws) == len(self.drawing):
             return logits
-        return logits.repeat_interleave(torch.tensor(self.counts), dim=0)
+        return logits.repeat_interleave(torch.tensor(self.counts, device=logits.device), dim=0)
 
     def by_slice(self, drawn: list[Drawn]) -> tuple[tuple[Drawn, ...], ...]:
         """`drawn`, one for each draw, as a `StepResult` wants them."""

@@ -23,6 +23,7 @@ import torch
 
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
+from baton.engine.determinism_proof import prove_graphs
 from baton.engine.divided_step import is_out_of_memory
 from baton.engine.kv_codes import KvCodes
 from baton.engine.memory_plan import MemoryPlan
@@ -52,6 +53,7 @@ class GpuOptions:
     most_rows: int
     step_tokens: int
     codes: KvCodes | None = None  # what the pool holds, None: plain numbers
+    deterministic: bool = False
 
 
 class Memory(Protocol):
@@ -120,6 +122,7 @@ def gpu_runner(
             weights,
             max_context=options.max_context,
             most_rows=options.most_rows,
+            deterministic=options.deterministic,
         )
         return sized_runner(spec, dtype, options, make_pool, build, memory, weights_bytes)
 
@@ -150,7 +153,7 @@ def sized_runner(
     weights_bytes: int,
 ) -> CudaRunner:
     """A runner over the largest pool that `options` allow. Raises ConfigError where the device
-    has no memory for it."""
+    has no memory for it, or is not `deterministic`."""
     size, blocks, fraction, beside = options.block_size, options.blocks, 0.0, 0
     free = memory.free()
     try:
@@ -161,6 +164,8 @@ def sized_runner(
             budget = int(fraction * (free - beside))
             blocks = blocks_for(spec, size, dtype, budget, options.codes)
         runner = build(make_pool(blocks))
+        if options.deterministic:
+            runner.eager.numerics = prove_graphs(runner)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

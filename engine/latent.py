@@ -11,6 +11,7 @@ and no sampling; owns nothing but a reference to the pool.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +27,10 @@ from baton.engine.step_layout import StepLayout
 _FOLDED_ROWS = 1024  # queries x heads that share one mask
 _MASK_NUMBERS = 1 << 25  # the most that a mask may have
 _EXPANDED_NUMBERS = 1 << 26  # keys and values that exist at a time
-_NORM_EPS = 1e-6  # of the two inner norms, whatever `rms_norm_eps` says
+NORM_EPS = 1e-6  # of the two inner norms, whatever `rms_norm_eps` says
 
 Angles = tuple[Tensor, Tensor]  # of `Rotary.angles`
+Products = Callable[[Tensor, Tensor], Tensor]  # `torch.bmm`, or what computes the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,15 @@ class LatentAttention:
             (-spec.width, -spec.rope_dim), dim=-1
         )
         if weights.query_norm is not None and weights.query_up is not None:
-            queries = weights.query_up(_norm(queries, weights.query_norm))
+            queries = weights.query_up(self._norm(queries, weights.query_norm))
         queries = queries.view(-1, self._heads, spec.query_dim)
         plain, turning = queries.tensor_split((spec.plain_dim,), dim=-1)
         queries = torch.cat((plain, self._rotate(turning, angles)), dim=-1)
         shared = self._rotate(shared[:, None], angles)[:, 0]
-        return queries, torch.cat((_norm(latent, weights.latent_norm), shared), dim=-1)
+        return queries, torch.cat((self._norm(latent, weights.latent_norm), shared), dim=-1)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, NORM_EPS)
 
     def _rotate(self, x: Tensor, angles: Angles) -> Tensor:
         """`x` [rows, heads, rope_dim]. Pairs that are neighbours are sorted into halves: queries
@@ -183,19 +188,19 @@ class LatentAttention:
         return out[0, ..., : spec.value_dim].transpose(0, 1)
 
 
-def absorb(spec: LatentSpec, queries: Tensor, up: Tensor) -> Tensor:
+def absorb(spec: LatentSpec, queries: Tensor, up: Tensor, products: Products = torch.bmm) -> Tensor:
     """`queries` [rows, heads, query_dim], multiplied by up_k: [rows, heads, width], whose
     product with a token's row in the pool is that of query and key."""
     plain, turned = queries.tensor_split((spec.plain_dim,), dim=-1)
-    product = torch.bmm(plain.transpose(0, 1), up[:, : spec.plain_dim])  # [heads, rows, rank]
+    product = products(plain.transpose(0, 1), up[:, : spec.plain_dim])  # [heads, rows, rank]
     return torch.cat((product.transpose(0, 1), turned), dim=-1)
 
 
-def release(spec: LatentSpec, mixed: Tensor, up: Tensor) -> Tensor:
+def release(spec: LatentSpec, mixed: Tensor, up: Tensor, products: Products = torch.bmm) -> Tensor:
     """Weighted sums of tokens' rows in the pool, `mixed` [rows, heads, rank or width], to those
     of values [rows, heads, value_dim]."""
     latent = mixed[..., : spec.rank].transpose(0, 1)
-    return torch.bmm(latent, up[:, spec.plain_dim :].transpose(1, 2)).transpose(0, 1)
+    return products(latent, up[:, spec.plain_dim :].transpose(1, 2)).transpose(0, 1)
 
 
 def expansion_pays(spec: LatentSpec, rows: int, tokens: int) -> bool:
@@ -213,7 +218,3 @@ def _causal(rows: int, tokens: int, device: torch.device) -> Tensor | None:
     if rows == 1:
         return None
     return torch.ones(rows, tokens, dtype=torch.bool, device=device).tril(tokens - rows)
-
-
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.rms_norm(x, weight.shape, weight, _NORM_EPS)

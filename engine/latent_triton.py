@@ -17,12 +17,15 @@ from torch import Tensor
 
 from baton.engine.attention_triton import check_readable
 from baton.engine.decode_buffers import DecodeBuffers, DecodeLimits, DecodeShape
-from baton.engine.latent import LatentAttention, absorb, expansion_pays, release
+from baton.engine.latent import NORM_EPS, LatentAttention, absorb, expansion_pays, release
 from baton.engine.mixture_spec import LatentSpec
 from baton.engine.pool import KvPool
 from baton.engine.step_arrays import StepArrays, step_arrays
 from baton.engine.step_layout import ChunkRows, StepLayout
+from baton.engine.triton_decode import Partials, Splits
 from baton.engine.triton_latent import latent_attention, latent_tiles, write_latents
+from baton.engine.triton_linear import fixed_products
+from baton.engine.triton_norm import rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class TritonLatentAttention(LatentAttention):
     """`LatentAttention` for a pool on a GPU (or on the CPU, under triton's interpreter).
 
     With `limits.split_tokens` a row's result is the same bits in every batch; `deterministic`:
-    in every chunk too, since none is expanded, at the price of slower long chunks.
+    in every chunk too, since none is expanded, at the price of slower long chunks. Without
+    `split_tokens` nothing is split then, and long sequences decode slower.
     """
 
     def __init__(
@@ -64,10 +68,13 @@ class TritonLatentAttention(LatentAttention):
         check_readable(pool)
         super().__init__(pool, spec, heads, scale)
         self._always_absorb = deterministic
+        self._products = fixed_products if deterministic else torch.bmm
         self._tiles = latent_tiles(heads, pool.tensor.dtype)
-        programs = -(-heads // self._tiles.rows)
-        shape = DecodeShape(programs, heads, spec.rank, self._tiles.tokens)
-        self._buffers = DecodeBuffers(limits, shape, pool.tensor.device)
+        self._buffers: DecodeBuffers | None = None
+        if limits.split_tokens or not deterministic:
+            programs = -(-heads // self._tiles.rows)
+            shape = DecodeShape(programs, heads, spec.rank, self._tiles.tokens)
+            self._buffers = DecodeBuffers(limits, shape, pool.tensor.device)
         self._step: _Step | None = None
 
     def attend(self, layer: int, queries: Tensor, up: Tensor, layout: StepLayout) -> Tensor:
@@ -78,8 +85,10 @@ class TritonLatentAttention(LatentAttention):
         count = step.absorbed.lengths.shape[0]
         if count:
             chosen = queries[:count] if rows is None else queries[rows]
-            mixed = self._mixed(layer, absorb(spec, chosen, up), step.absorbed)
-            out[slice(count) if rows is None else rows] = release(spec, mixed, up)
+            absorbed = absorb(spec, chosen, up, self._products)
+            mixed = self._mixed(layer, absorbed, step.absorbed)
+            found = release(spec, mixed, up, self._products)
+            out[slice(count) if rows is None else rows] = found
         for chunk, blocks in step.expanded:
             span = slice(chunk.first, chunk.end)
             known = self.latents(layer, blocks, chunk.start + chunk.end - chunk.first)
@@ -91,12 +100,17 @@ class TritonLatentAttention(LatentAttention):
         arrays = self._prepared(layout).arrays
         write_latents(latents, self._pool.tensor[:, 0, layer], arrays.blocks, arrays.slots)
 
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, NORM_EPS)
+
     def _mixed(self, layer: int, queries: Tensor, absorbed: _Absorbed) -> Tensor:
         """Weighted latents [rows, heads, rank] of absorbed `queries` [rows, heads, width]."""
-        spec, most = self._spec, self._buffers.limits.rows
+        spec, buffers = self._spec, self._buffers
         out = queries.new_empty(*queries.shape[:2], spec.rank)
+        most = len(queries) if buffers is None else buffers.limits.rows
         for first in range(0, len(queries), most):
             part = slice(first, first + most)
+            whole = Splits(1), Partials(out[part], out[part])  # of which nothing is written
             latent_attention(
                 out[part],
                 queries[part],
@@ -104,7 +118,7 @@ class TritonLatentAttention(LatentAttention):
                 absorbed.tables,
                 absorbed.sequences[part],
                 absorbed.lengths[part],
-                *self._buffers.of(len(queries[part])),
+                *(whole if buffers is None else buffers.of(len(queries[part]))),
                 self._scale,
                 tiles=self._tiles,
             )

@@ -8,6 +8,7 @@ more at once than were measured. Holds the matrix that it wraps; immutable but f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -102,13 +103,19 @@ def _split(x: Tensor, count: int) -> list[Tensor]:
 
 def with_invariant_linears(weights: Any, ways: Ways | None = None) -> Any:
     """`weights`, a dataclass, with every `Linear` in it wrapped, however deep it lies."""
-    ways = ways or Ways()
+    known = ways or Ways()
+    return replaced(weights, lambda part: InvariantLinear(part, known) if callable(part) else part)
+
+
+def replaced(weights: Any, change: Callable[[Any], Any]) -> Any:
+    """`weights`, a dataclass, with `change` of its parts, however deep they lie. Of what `change`
+    returns as it is, the parts are looked at."""
+    found = change(weights)
+    if found is not weights:
+        return found
     if isinstance(weights, tuple):
-        return tuple(with_invariant_linears(part, ways) for part in weights)
-    if callable(weights):
-        return InvariantLinear(weights, ways)
+        return tuple(replaced(part, change) for part in weights)
     if is_dataclass(weights) and not isinstance(weights, type):
         parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
-        wrapped = {name: with_invariant_linears(part, ways) for name, part in parts.items()}
-        return replace(weights, **wrapped)
+        return replace(weights, **{name: replaced(part, change) for name, part in parts.items()})
     return weights

@@ -53,10 +53,10 @@ class JoinedMatrix:
     """Matrices of different forms, one below the other."""
 
     def __init__(self, parts: list[Product]) -> None:
-        self._parts = parts
+        self.parts = parts
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self._parts], dim=1)
+        return torch.cat([part(x) for part in self.parts], dim=1)
 
 
 def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:

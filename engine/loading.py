@@ -62,7 +62,8 @@ def build_engine(
     `dtype` "auto": float32 where the weights are stored so, else bfloat16 (float16 computes on
     few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
     torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`: see
-    `deterministic_runner`. `quantization`: what plain weights become, "int8" or "int4".
+    `deterministic_runner`, or on a GPU `device_runner`. `quantization`: what plain weights
+    become, "int8" or "int4".
     `kv_dtype`: what the pool holds, "int8" or "fp8_e4m3", or what the model computes in.
     `progress`: see `load_weights`. `device`: see `chosen_device`; on a GPU decode steps of up to
     `most_rows` are captured, and memory is kept for a step of `step_tokens`.
@@ -74,10 +75,10 @@ def build_engine(
     if chosen.type == "cuda":
         from baton.engine.gpu_loading import GpuOptions, gpu_runner
 
-        _check_for_gpu(deterministic, backend)
+        _check_for_gpu(backend)
         kind = _dtype(folder, read_spec(folder, max_context), dtype)
         sizes = blocks, block_size, max_context, memory_fraction, most_rows, step_tokens
-        options = GpuOptions(*sizes, _codes(kv_dtype))
+        options = GpuOptions(*sizes, _codes(kv_dtype), deterministic)
         on_gpu = gpu_runner(folder, chosen, kind, options, _made(quantization), progress)
         return TorchEngine(on_gpu, threads=threads, device=chosen)
     runner = build_runner(
@@ -96,11 +97,10 @@ def build_engine(
     return TorchEngine(runner, threads=threads)
 
 
-def _check_for_gpu(deterministic: bool, backend: str) -> None:
-    if deterministic or backend != "auto":
+def _check_for_gpu(backend: str) -> None:
+    if backend != "auto":
         raise ConfigError(
-            "worker.deterministic and other attention backends are for a CPU: set "
-            "worker.device to cpu, or leave them as they are"
+            f"attention backend {backend!r} is for a CPU: set worker.device to cpu, or leave it"
         )
 
 

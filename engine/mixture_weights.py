@@ -14,7 +14,6 @@ from baton.engine.experts import Experts, ExpertWeights, ListedExperts
 from baton.engine.latent import LatentWeights
 from baton.engine.mixture_spec import ExpertsSpec, LatentSpec
 from baton.engine.weight_reader import Parts, WeightReader
-from baton.runtime.errors import ModelError
 
 _NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # family: place, gate, up, down
 _USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
@@ -55,14 +54,17 @@ def _experts(
             tuple(reader.matrix(pair, hidden) for pair in pairs),
             tuple(reader.matrix(part, ffn) for part in downs),
         )
-    if reader.quantizes:
-        raise ModelError(
-            "quantised experts do not run on a GPU yet; set worker.device to cpu, or use the "
-            "model's plain weights"
-        )
     from baton.engine.experts_triton import StackedExperts
+    from baton.engine.triton_quantized_experts import stacked_codes
 
     count = len(downs)
+    if reader.quantizes(downs[0], ffn):
+        gate_ups = (reader.quantized(pair, hidden) for pair in pairs)
+        shrinks = (reader.quantized(part, ffn) for part in downs)
+        return StackedExperts(
+            stacked_codes(gate_ups, count, reader.device),
+            stacked_codes(shrinks, count, reader.device),
+        )
     return StackedExperts(
         reader.dense([part for pair in pairs for part in pair], hidden).view(count, -1, hidden),
         reader.dense([part for parts in downs for part in parts], ffn).view(count, -1, ffn),

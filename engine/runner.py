@@ -7,6 +7,7 @@ whoever calls it (the device thread) calls it from one thread at a time.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from baton.engine.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.weights import Weights
 from baton.runtime.errors import ConfigError
 
+# One token for each draw of a plan, of float32 logits [drawing slices, vocab].
+Drawing = Callable[[Tensor, DrawPlan], list[Drawn]]
+
 
 class ModelRunner:
     """Runs steps. `max_context` in tokens; 0 means the model's own."""
@@ -43,8 +47,9 @@ class ModelRunner:
         gating: Gating | None = None,
         norms: Norms | None = None,
         whole: WholePass | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
-        """Raises ConfigError if `max_context` exceeds the model's."""
+        """`drawing` None: by the CPU. Raises ConfigError if `max_context` exceeds the model's."""
         if not 0 <= max_context <= spec.max_context:
             raise ConfigError(
                 f"worker.max_context is {max_context}: the model has {spec.max_context} tokens "
@@ -56,6 +61,7 @@ class ModelRunner:
         self.memory: MemoryPlan | None = None  # set by who sized the pool
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
         self.decoder = Decoder(spec, weights, attention, gating, norms, whole)
+        self._drawing = drawing or _draw_on_host
         self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
@@ -114,7 +120,11 @@ class ModelRunner:
             lost = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}
             broken |= lost
             logits, plan = logits[finite], plan.without(lost)
-        return plan.by_slice(sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds))
+        return plan.by_slice(self._drawing(logits, plan))
+
+
+def _draw_on_host(logits: Tensor, plan: DrawPlan) -> list[Drawn]:
+    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds)
 
 
 def prepare(batch: StepBatch, bounds: Bounds) -> tuple[StepLayout, DrawPlan]:

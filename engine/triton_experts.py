@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.triton_tile import INTERPRETED
+from baton.engine.triton_tile import INTERPRETED, power_of_two, precision, product
 
 
 def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
@@ -29,12 +29,17 @@ def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
 
 def expert_matmul(
-    x: Tensor, weights: Tensor, offsets: Tensor, source: Tensor | None = None
+    x: Tensor,
+    weights: Tensor,
+    offsets: Tensor,
+    source: Tensor | None = None,
+    tile_rows: int = 0,
 ) -> Tensor:
     """[rows, out]: row r is x[source[r]] times its expert's matrix, transposed.
 
     `x` [tokens, in] contiguous, `weights` [experts, out, in] contiguous, `offsets` int32
     [experts + 1], `source` int64 [rows] (None: row r is x[r]). Products are summed in float32.
+    `tile_rows` 0: as the number of rows asks; else a row's bits do not depend on that number.
     Grouping by a device-side search as in MegaBlocks (Gale et al. 2022, arXiv:2211.15841),
     but with tiles of plain rows.
     """
@@ -43,7 +48,7 @@ def expert_matmul(
     out = x.new_empty((rows, width))
     if not rows:
         return out
-    block_m = min(128, max(16, triton.next_power_of_2(triton.cdiv(rows, experts))))
+    block_m = tile_rows or tile_rows_for(rows, experts)
     block_n = 128 if block_m > 16 else 64
     tiles = min(triton.cdiv(rows, block_m) + experts, rows)  # no fewer than there can be
     _grouped[(triton.cdiv(width, block_n), tiles)](
@@ -60,11 +65,16 @@ def expert_matmul(
         BLOCK_N=block_n,
         BLOCK_K=64 if depth >= 64 else max(16, triton.next_power_of_2(depth)),
         GATHER=source is not None,
-        WIDE=INTERPRETED or x.dtype == torch.float32,
+        PRECISION=precision(x.dtype),
+        INTERPRETED=INTERPRETED,
         num_warps=8 if block_m == 128 else 4,
         num_stages=3,
     )
     return out
+
+
+def tile_rows_for(rows: int, experts: int) -> int:
+    return min(128, max(16, power_of_two(-(-rows // experts))))
 
 
 def expert_matmul_reference(
@@ -77,6 +87,25 @@ def expert_matmul_reference(
     for expert, (first, end) in enumerate(zip(borders, borders[1:], strict=False)):
         parts.append(rows[first:end] @ weights[expert].T)
     return torch.cat(parts)
+
+
+@triton.jit
+def tile_of(  # type: ignore[no-untyped-def]
+    offset_ptr, EXPERTS: tl.constexpr, EXPERTS_UP: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """The expert of this program's tile (EXPERTS: it has none), the tile's first row, and the
+    end of the expert's rows."""
+    tile, each = tl.program_id(1), tl.arange(0, EXPERTS_UP)
+    begins = tl.load(offset_ptr + each, mask=each < EXPERTS, other=0)
+    ends = tl.load(offset_ptr + each + 1, mask=each < EXPERTS, other=0)
+    tiles = (ends - begins + BLOCK_M - 1) // BLOCK_M
+    upto = tl.cumsum(tiles, axis=0)  # tiles of this expert and those before
+    expert = tl.sum((upto <= tile).to(tl.int32), axis=0)
+    expert = tl.minimum(expert, EXPERTS)  # entries beyond the last expert count too
+    before = tl.sum(tl.where(each < expert, tiles, 0), axis=0)
+    known = tl.minimum(expert, EXPERTS - 1)
+    begin = tl.load(offset_ptr + known) + (tile - before) * BLOCK_M
+    return expert, begin, tl.load(offset_ptr + known + 1)
 
 
 @triton.jit
@@ -94,19 +123,11 @@ def _grouped(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATHER: tl.constexpr,
-    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
-    tile = tl.program_id(1)
-    each = tl.arange(0, EXPERTS_UP)
-    begins = tl.load(offset_ptr + each, mask=each < EXPERTS, other=0)
-    ends = tl.load(offset_ptr + each + 1, mask=each < EXPERTS, other=0)
-    tiles = (ends - begins + BLOCK_M - 1) // BLOCK_M
-    upto = tl.cumsum(tiles, axis=0)  # tiles of this expert and those before
-    expert = tl.sum((upto <= tile).to(tl.int32), axis=0)
+    expert, begin, end = tile_of(offset_ptr, EXPERTS, EXPERTS_UP, BLOCK_M)
     if expert < EXPERTS:
-        before = tl.sum(tl.where(each < expert, tiles, 0), axis=0)
-        begin = tl.load(offset_ptr + expert) + (tile - before) * BLOCK_M
-        end = tl.load(offset_ptr + expert + 1)
         row = begin + tl.arange(0, BLOCK_M)
         inside = row < end
         place = row.to(tl.int64)
@@ -122,10 +143,7 @@ def _grouped(  # type: ignore[no-untyped-def]
             deep = start + step < depth
             a = tl.load(x_tile + start, mask=inside[:, None] & deep[None, :], other=0.0)
             b = tl.load(w_tile + start, mask=deep[:, None] & (column < width)[None, :], other=0.0)
-            if WIDE:
-                sums += tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-            else:
-                sums = tl.dot(a, b, sums)
+            sums = product(a, b, sums, PRECISION, INTERPRETED)
         target = out_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
         written = inside[:, None] & (column < width)[None, :]
         tl.store(target, sums.to(out_ptr.dtype.element_ty), mask=written)

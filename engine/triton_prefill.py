@@ -1,8 +1,8 @@
 """Attention of a step's chunks over their paged prefixes and themselves, in one launch.
 
 A program takes a tile: some tokens of one chunk, for all query heads that share one KV head,
-so that a tile of keys serves the whole group. A row's result depends on its sequence alone, bit
-for bit: not on the batch, nor on how the prompt was cut (`triton_tile` says why).
+so that a tile of keys serves the whole group. A row's result depends on its sequence alone: not on
+the batch, nor on how the prompt was cut (`triton_tile` says why); unless `fused`, bit for bit.
 Expected limit: the tensor cores' rate (4 x heads x head_dim operations for each query and key)
 from a few hundred tokens on. Unproven: not yet run on a GPU. Owns nothing.
 """
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from baton.engine.triton_codes import codes_name, scale_strides, stored_bytes
+from baton.engine.triton_codes import UNFUSED, codes_name, scale_strides, stored_bytes
 from baton.engine.triton_tile import (
     INTERPRETED,
     NOTHING,
@@ -166,15 +166,18 @@ def prefill_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     tiles: Tiles | None = None,
+    fused: bool = True,
 ) -> None:
     """Fill the plan's rows of `out` [rows, heads, dim] with the attention of `queries`.
 
     `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `scales` float32 [block,
     kv_head, k|v, token] where that is codes; `plan` was made with the same `tiles` (default:
-    `prefill_tiles`). `window` in tokens, the own one included; 0: none.
+    `prefill_tiles`). `window` in tokens, the own one included; 0: none. `fused`: products and
+    sums may be rounded once; as a compiler does so, a tile can differ by whether it is masked.
     """
     if plan.tiles.shape[0]:
-        _launch(out, queries, kv, scales, plan.tables, plan.tiles, scale, window, soft_cap, tiles)
+        given = (out, queries, kv, scales, plan.tables, plan.tiles)
+        _launch(*given, scale, window, soft_cap, tiles, fused)
 
 
 def single_attention(
@@ -189,11 +192,14 @@ def single_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     tiles: Tiles | None = None,
+    fused: bool = True,
 ) -> None:
     """`prefill_attention` of one row per sequence: int32 `tables` [rows, blocks] and `lengths`
-    [rows], its own token included; 0: padding, whose result is 0. The same bits as that row in
-    a chunk would get, which `decode_attention` does not promise and is faster for."""
-    _launch(out, queries, kv, scales, tables, lengths, scale, window, soft_cap, tiles)
+    [rows], its own token included; 0: padding, whose result is 0. Unless `fused`, the same bits
+    as that row in a chunk would get, which `decode_attention` does not promise and is faster
+    for."""
+    given = (out, queries, kv, scales, tables, lengths)
+    _launch(*given, scale, window, soft_cap, tiles, fused)
 
 
 def _launch(
@@ -207,6 +213,7 @@ def _launch(
     window: int,
     soft_cap: float,
     tiles: Tiles | None,
+    fused: bool,
 ) -> None:
     """`found`: the plan's tiles [tiles, 4], or lengths [rows]."""
     _, heads, dim = queries.shape
@@ -233,6 +240,7 @@ def _launch(
         INTERPRETED=INTERPRETED,
         CODES=codes_name(kv),
         **options(tiles),
+        **({} if fused else UNFUSED),
     )
 
 

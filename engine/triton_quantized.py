@@ -9,6 +9,8 @@ such product for values of other kinds than the rows'. Keeps no state.
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 import torch.nn.functional as functional
 import triton
@@ -16,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.engine.quantized_weight import Kind, QuantizedWeight
-from baton.engine.triton_tile import INTERPRETED
+from baton.engine.triton_linear import fixed_products
+from baton.engine.triton_tile import INTERPRETED, precision, product
 from baton.runtime.errors import ModelError
 
 _FUSED_ROWS = 64  # more are multiplied faster by torch, from a plain matrix
@@ -28,7 +31,8 @@ class TritonQuantized:
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, device: torch.device) -> None:
         """Raises ModelError as `quantized_matmul` does."""
-        _group(weight.columns, weight.scales, weight.group)
+        self._fixed = False
+        checked_group(weight.columns, weight.scales, weight.group)
         self._packing, self._group = weight.kind, weight.group
         self._values = weight.codes.contiguous().to(device)
         self._scales = weight.scales.contiguous().to(device)
@@ -40,7 +44,13 @@ class TritonQuantized:
         """[rows, in] to [rows, out]."""
         x = x if self._order is None else x.index_select(1, self._order)
         given = (self._values, self._scales, self._packing, self._zeros, self._bias, self._group)
-        return quantized_matmul(x, *given)
+        return quantized_matmul(x, *given, fixed=self._fixed)
+
+    def kept_apart(self) -> TritonQuantized:
+        """The same matrix, by which a row's bits do not depend on the other rows."""
+        apart = copy(self)
+        apart._fixed = True
+        return apart
 
 
 def quantized_matmul(
@@ -51,23 +61,35 @@ def quantized_matmul(
     zeros: Tensor | None = None,
     bias: Tensor | None = None,
     group: int = 0,
+    *,
+    fixed: bool = False,
 ) -> Tensor:
     """[rows, out] of `x` [rows, in] with the matrix that `values` and `scales` stand for.
 
     `values` are int8 [out, in], float8_e4m3fn [out, in], or for int4 uint8 [out, in / 2] with
     the even column in the low half and values from 0 to 15; `scales` [out, groups]; `zeros` of
     the same shape, None: 8 for int4, else 0. All contiguous. `group` columns share a scale, 0:
-    as many for each; the last group may be cut. Raises ModelError where 16 does not divide them.
+    as many for each; the last group may be cut. `fixed`: a row's bits do not depend on the other
+    rows. Raises ModelError where 16 does not divide a group.
     """
     rows, depth = x.shape
-    group = _group(depth, scales, group)
-    if rows > _FUSED_ROWS:
+    group = checked_group(depth, scales, group)
+    block_k = tile_depth(depth, group)
+    thin = packing == "int4" and block_k == 16  # its halves are too thin for the matrix units
+    if thin or (rows > _FUSED_ROWS and not fixed):
         plain = dequantized(values, scales, packing, zeros, x.dtype, group)
+        if fixed:
+            return fixed_products(x[None], plain.T[None], bias)[0]
         return functional.linear(x, plain, bias)
     if not rows:
         return x.new_empty((0, values.shape[0]))
-    out = _fused(x, values, scales, packing, zeros, group)
+    out = _fused(x, values, scales, packing, zeros, group, fixed)
     return out if bias is None else out + bias
+
+
+def tile_depth(depth: int, group: int) -> int:
+    """Columns that are multiplied at a time: they lie in one group."""
+    return next(size for size in (128, 64, 32, 16) if group % size == 0 == depth % size)
 
 
 def dequantized(
@@ -84,12 +106,12 @@ def dequantized(
     out = torch.empty((width, depth), dtype=dtype, device=values.device)
     block = 1024
     _unpack[(width, triton.cdiv(depth, block))](
-        _as_bytes(values),
+        as_bytes(values),
         scales,
         zeros if zeros is not None else scales,
         out,
         depth,
-        _group(depth, scales, group),
+        checked_group(depth, scales, group),
         scales.shape[1],
         PACKING=packing,
         ZEROS=zeros is not None,
@@ -114,7 +136,7 @@ def dequantized_reference(
     return (grouped * scales.to(torch.float32)[:, :, None]).flatten(1).to(dtype)
 
 
-def _group(depth: int, scales: Tensor, group: int) -> int:
+def checked_group(depth: int, scales: Tensor, group: int) -> int:
     group = group or depth // scales.shape[1]
     if group % 16 or depth % 16 or -(-depth // group) != scales.shape[1]:
         raise ModelError(
@@ -124,33 +146,37 @@ def _group(depth: int, scales: Tensor, group: int) -> int:
     return group
 
 
-def _as_bytes(values: Tensor) -> Tensor:
+def as_bytes(values: Tensor) -> Tensor:
     """FP8 as its bits: sm_80 has no such kind of number, and the kernels decode it."""
     return values.view(torch.uint8) if values.dtype == torch.float8_e4m3fn else values
 
 
 def _fused(
-    x: Tensor, values: Tensor, scales: Tensor, packing: Kind, zeros: Tensor | None, group: int
+    x: Tensor,
+    values: Tensor,
+    scales: Tensor,
+    packing: Kind,
+    zeros: Tensor | None,
+    group: int,
+    fixed: bool,
 ) -> Tensor:
     rows, depth = x.shape
     width, groups = scales.shape
-    block_k = next(size for size in (128, 64, 32, 16) if group % size == 0 == depth % size)
-    if packing == "int4" and block_k == 16:  # its halves are too thin for the matrix units
-        plain = dequantized(values, scales, packing, zeros, x.dtype, group)
-        return functional.linear(x, plain)
-    block_m = max(16, triton.next_power_of_2(rows))
+    block_k = tile_depth(depth, group)
+    block_m = _FUSED_ROWS if fixed else max(16, triton.next_power_of_2(rows))
     block_n = 64 if block_m < 64 else 32  # more sums than that find no registers
     blocks_k = depth // block_k
     columns = triton.cdiv(width, block_n)
-    # Depends on the matrix alone. The tiles do not: a row's last bits differ with how many rows
-    # stand beside it, and again beyond `_FUSED_ROWS`.
-    split = max(1, min(_PROGRAMS // triton.cdiv(width, 64), blocks_k // 4))
+    # Depends on the matrix alone. Unless `fixed` the tiles do not: a row's last bits differ with
+    # how many rows stand beside it, and again beyond `_FUSED_ROWS`. Fixed, nothing is split: how
+    # torch adds up parts depends on their number.
+    split = 1 if fixed else max(1, min(_PROGRAMS // triton.cdiv(width, 64), blocks_k // 4))
     each = triton.cdiv(blocks_k, split)
     split = triton.cdiv(blocks_k, each)
     parts = torch.empty((split, rows, width), dtype=torch.float32, device=x.device)
-    _product[(columns, split)](
+    _product[(columns, split, triton.cdiv(rows, block_m))](
         x,
-        _as_bytes(values),
+        as_bytes(values),
         scales,
         zeros if zeros is not None else scales,
         parts,
@@ -165,7 +191,8 @@ def _fused(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
-        WIDE=INTERPRETED or x.dtype == torch.float32,
+        PRECISION=precision(x.dtype),
+        INTERPRETED=INTERPRETED,
         num_warps=8 if block_m == 64 else 4,
         num_stages=4,
     )
@@ -214,11 +241,59 @@ def _unpack(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _multiplied(x, w, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x [M, K] times w [K, N], float32. The values, less their zero, are exact in bfloat16."""
-    if WIDE:
-        return tl.dot(x.to(tl.float32), w, input_precision="ieee")
-    return tl.dot(x, w.to(x.dtype))
+def quantized_sums(  # type: ignore[no-untyped-def]
+    x_row,  # pointers [BLOCK_M, 1] to rows of x
+    held,  # bool [BLOCK_M, 1]: which of them there are
+    value_ptr,
+    scale_ptr,
+    zero_ptr,
+    column,  # int32 [BLOCK_N]: rows of the matrix
+    width,
+    depth,
+    groups,
+    group,
+    first,  # `first` to `end` of `depth` are multiplied
+    end,
+    PACKING: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Float32 [BLOCK_M, BLOCK_N]: x times the matrix that values, scales and zeros stand for.
+    Values, less their zero, are exact in bfloat16."""
+    used = column < width
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(first, end, BLOCK_K):
+        place = column.to(tl.int64) * groups + start // group
+        scale = tl.load(scale_ptr + place, mask=used, other=0.0).to(tl.float32)
+        zero = tl.zeros((BLOCK_N,), dtype=tl.float32)
+        if ZEROS:
+            zero = tl.load(zero_ptr + place, mask=used, other=0.0).to(tl.float32)
+        elif PACKING == "int4":
+            zero += 8.0
+        part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        if PACKING == "int4":
+            half = tl.arange(0, BLOCK_K // 2)
+            source = column.to(tl.int64)[None, :] * (depth // 2) + start // 2 + half[:, None]
+            packed = tl.load(value_ptr + source, mask=used[None, :], other=0)
+            x = tl.load(x_row + start + 2 * half[None, :], mask=held, other=0.0)
+            low = ((packed & 15).to(tl.float32) - zero[None, :]).to(x.dtype)
+            part = product(x, low, part, PRECISION, INTERPRETED)
+            x = tl.load(x_row + start + 2 * half[None, :] + 1, mask=held, other=0.0)
+            high = ((packed >> 4).to(tl.float32) - zero[None, :]).to(x.dtype)
+            part = product(x, high, part, PRECISION, INTERPRETED)
+        else:
+            step = tl.arange(0, BLOCK_K)
+            source = column.to(tl.int64)[None, :] * depth + start + step[:, None]
+            stored = tl.load(value_ptr + source, mask=used[None, :], other=0)
+            x = tl.load(x_row + start + step[None, :], mask=held, other=0.0)
+            plain = (_decoded(stored, PACKING) - zero[None, :]).to(x.dtype)
+            part = product(x, plain, part, PRECISION, INTERPRETED)
+        sums += part * scale[None, :]
+    return sums
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -239,36 +314,18 @@ def _product(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
-    row = tl.arange(0, BLOCK_M)[:, None]
+    row = (tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    used = column < width
     first = tl.program_id(1) * share
-    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(first, min(first + share, depth), BLOCK_K):
-        place = column.to(tl.int64) * groups + start // group
-        scale = tl.load(scale_ptr + place, mask=used, other=0.0).to(tl.float32)
-        zero = tl.zeros((BLOCK_N,), dtype=tl.float32)
-        if ZEROS:
-            zero = tl.load(zero_ptr + place, mask=used, other=0.0).to(tl.float32)
-        elif PACKING == "int4":
-            zero += 8.0
-        if PACKING == "int4":
-            half = tl.arange(0, BLOCK_K // 2)
-            source = column.to(tl.int64)[None, :] * (depth // 2) + start // 2 + half[:, None]
-            packed = tl.load(value_ptr + source, mask=used[None, :], other=0)
-            even = x_ptr + row * depth + start + 2 * half[None, :]
-            low = (packed & 15).to(tl.float32) - zero[None, :]
-            high = (packed >> 4).to(tl.float32) - zero[None, :]
-            product = _multiplied(tl.load(even, mask=row < rows, other=0.0), low, WIDE)
-            product += _multiplied(tl.load(even + 1, mask=row < rows, other=0.0), high, WIDE)
-        else:
-            step = tl.arange(0, BLOCK_K)
-            source = column.to(tl.int64)[None, :] * depth + start + step[:, None]
-            stored = tl.load(value_ptr + source, mask=used[None, :], other=0)
-            x = tl.load(x_ptr + row * depth + start + step[None, :], mask=row < rows, other=0.0)
-            product = _multiplied(x, _decoded(stored, PACKING) - zero[None, :], WIDE)
-        sums += product * scale[None, :]
+    given = x_ptr + row * depth
+    # fmt: off
+    sums = quantized_sums(
+        given, row < rows, value_ptr, scale_ptr, zero_ptr, column, width, depth, groups, group,
+        first, min(first + share, depth),
+        PACKING, ZEROS, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, INTERPRETED)
+    # fmt: on
     target = part_ptr + tl.program_id(1).to(tl.int64) * rows * width + row * width + column[None, :]
-    tl.store(target, sums, mask=(row < rows) & used[None, :])
+    tl.store(target, sums, mask=(row < rows) & (column < width)[None, :])

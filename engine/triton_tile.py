@@ -19,7 +19,8 @@ import triton.language as tl
 
 from baton.engine.triton_codes import plain, unit
 
-# Triton's interpreter multiplies bfloat16 matrices wrongly: there, operands are widened first.
+# Triton's interpreter multiplies bfloat16 matrices wrongly, and sums a row's products in an order
+# that depends on the row's place: there, operands are widened so far that neither shows.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Stands for minus infinity, of which differences would be NaN. A row that has met no token yet
@@ -62,7 +63,8 @@ def product(  # type: ignore[no-untyped-def]
 ):
     """`onto` + a @ b, summed in float32."""
     if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), onto, input_precision="ieee")
+        wide = tl.dot(a.to(tl.float32).to(tl.float64), b.to(tl.float32).to(tl.float64))
+        return onto + wide.to(tl.float32)
     else:
         return tl.dot(a, b, onto, input_precision=PRECISION)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint_formats import read_quantized
-from baton.engine.linear import Linear, Matrix
+from baton.engine.linear import Linear, Matrix, PlainMatrix
 from baton.engine.linear_quantized import JoinedMatrix, QuantizedMatrix
 from baton.engine.quantization import Made, StoredForm
 from baton.engine.quantized_weight import (
@@ -53,10 +53,22 @@ class WeightReader:
         self._made = made
         self.device = device
 
-    @property
-    def quantizes(self) -> bool:
-        """Whether matrices may come as something other than plain numbers."""
-        return self._form is not None or self._made != "none"
+    def quantizes(self, parts: Parts, columns: int) -> bool:
+        """Whether the modules' weights come as something other than plain numbers."""
+        return any(self._quantized(name, rows, columns) is not None for name, rows in parts)
+
+    def quantized(self, parts: Parts, columns: int) -> QuantizedWeight:
+        """The modules' weights in one quantised matrix, which they must share the form of."""
+        found = [self._quantized(name, rows, columns) for name, rows in parts]
+        weights = [weight for weight in found if weight is not None]
+        whole = joined(weights) if weights and len(weights) == len(parts) else None
+        if whole is None:
+            names = ", ".join(name for name, _ in parts)
+            raise ModelError(
+                f"{self._shards.folder}: {names} are not quantised by one form, which is not for "
+                "a GPU; set worker.device to cpu"
+            )
+        return whole
 
     def as_kind(self, dtype: torch.dtype) -> WeightReader:
         """The same files, converted to `dtype`; nothing plain is quantised."""
@@ -78,7 +90,7 @@ class WeightReader:
         found = [self._quantized(name, rows, columns) for name, rows in parts]
         quantized = [weight for weight in found if weight is not None]
         if not quantized:
-            return Matrix(self.dense(parts, columns), added)
+            return self.plain(self.dense(parts, columns), added)
         whole = joined(quantized) if len(quantized) == len(parts) else None
         if whole is not None:
             return self._product(whole, added)
@@ -87,12 +99,16 @@ class WeightReader:
             biases = list(torch.split(added, [rows for _, rows in parts]))
         return JoinedMatrix(
             [
-                Matrix(self.dense([part], columns), own)
+                self.plain(self.dense([part], columns), own)
                 if weight is None
                 else self._product(weight, own)
                 for part, weight, own in zip(parts, found, biases, strict=True)
             ]
         )
+
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The product with `weight` [out, in] as it is, packed for the host's processor."""
+        return Matrix(weight, bias) if self.device is None else PlainMatrix(weight, bias)
 
     def _product(self, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
         if self.device is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from baton.engine.experts import ExpertWeights
 from baton.engine.host_memory import freed_at_once
 from baton.engine.latent import LatentWeights
-from baton.engine.linear import Linear, Matrix
+from baton.engine.linear import Linear
 from baton.engine.mixture_weights import read_expert_weights, read_latent_weights
 from baton.engine.quantization import Made
 from baton.engine.shards import Progress, Shards
@@ -93,7 +93,7 @@ def load_weights(
     # The largest first, while there is room: packing holds a matrix twice for a moment.
     embedding = reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)
     head = (
-        Matrix(embedding)
+        reader.plain(embedding)
         if spec.tied_embeddings
         else reader.as_kind(dtype).matrix([(_head(spec), spec.vocab_size)], spec.hidden_size)
     )

@@ -197,8 +197,7 @@ def decode_check(
 
 
 def cut_check(device: torch.device, tiny: bool) -> tuple[float, float]:
-    """A row's result is the same bits in whatever chunks the prompt comes, and beside others. The
-    interpreter's matrix products depend on a row's place by rounding: there, nearly the same."""
+    """A row's result is the same bits in whatever chunks the prompt comes, and beside others."""
     shape, dtype = (SHAPES["window"][0], torch.float32) if tiny else (FULL_SHAPE, torch.bfloat16)
     tokens, cuts = (30, (7, 8, 23)) if tiny else (1500, (1, 129, 700, 1499))
     tiles = TINY_TILES if tiny else prefill_tiles(shape.group, shape.dim, dtype)
@@ -215,8 +214,6 @@ def cut_check(device: torch.device, tiny: bool) -> tuple[float, float]:
         plan = plan_prefill(chunks, held.tables, shape.group, tiles)
         prefill_attention(out, queries, held.kv, plan, 0.3, window=shape.window, tiles=tiles)
         outs.append(out[:tokens])
-    if tiny:
-        return error(outs[0], outs[1].double()), 1e-6
     return float((outs[0] != outs[1]).sum()), 0.0
 
 

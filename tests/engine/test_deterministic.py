@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from baton.engine import deterministic
+from baton.engine import determinism_proof, deterministic
 from baton.engine.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.deterministic import prove
+from baton.engine.determinism_proof import prove
 from baton.engine.dot_bf16 import supported
 from baton.engine.fingerprint import model_fingerprint
 from baton.engine.loading import build_engine, build_runner
@@ -42,12 +42,12 @@ def model(request, references):
 def short_proof(monkeypatch, request):
     """The proof over many sizes takes a second, and has tests of its own."""
     if "whole_proof" not in request.fixturenames:
-        monkeypatch.setattr(deterministic, "_SIZES_TOKENS", 40)
+        monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
 
 
 @pytest.fixture
 def whole_proof():
-    return deterministic._SIZES_TOKENS
+    return determinism_proof._SIZES_TOKENS
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from baton.engine.batch import Slice
 from baton.engine.experts import ExpertWeights, ListedExperts
 from baton.engine.latent import LatentWeights
+from baton.engine.quantized_weight import quantize_int4, quantize_int8
 from baton.engine.spec import read_spec
 from baton.engine.weights import MlpWeights, load_weights
 from baton.runtime.errors import ModelError
@@ -80,16 +81,23 @@ def test_on_a_device_experts_are_stacked(references):
         assert torch.equal(experts.down[expert], tensors[f"{base}{expert}.w2.weight"])
 
 
-def test_quantised_experts_are_refused_on_a_device(references):
+@pytest.mark.parametrize("made", ["int8", "int4"])
+def test_on_a_device_quantised_experts_are_stacked(references, made):
+    pytest.importorskip("triton")
     folder = references("mixtral").folder
-    with pytest.raises(ModelError, match="quantised experts do not run on a GPU"):
-        load_weights(
-            folder,
-            read_spec(folder),
-            torch.float32,
-            quantization="int8",
-            device=torch.device("cpu"),
-        )
+    how = {"quantization": made, "device": torch.device("cpu")}
+    experts = load_weights(folder, read_spec(folder), torch.float32, **how).layers[1].mlp.experts
+    tensors = load_file(folder / "model.safetensors")
+    base = "model.layers.1.block_sparse_moe.experts."
+    for expert in range(4):
+        both = torch.cat([tensors[f"{base}{expert}.{name}.weight"] for name in ("w1", "w3")])
+        down = tensors[f"{base}{expert}.w2.weight"]
+        for stack, plain in ((experts.gate_up, both), (experts.down, down)):
+            wanted = quantize_int8(plain) if made == "int8" else quantize_int4(plain, stack.group)
+            assert stack.kind == made and len(stack) == 4
+            assert torch.equal(stack.codes[expert], wanted.codes)
+            assert torch.equal(stack.scales[expert], wanted.scales)
+            assert made == "int8" or torch.equal(stack.zeros[expert], wanted.zeros)
 
 
 @pytest.mark.parametrize("made", ["int8", "int4"])

@@ -37,9 +37,11 @@ from baton.engine.triton_experts import expert_matmul
 from baton.engine.triton_gate import gated
 from baton.engine.triton_kv_write import rotate_and_write, write
 from baton.engine.triton_latent import latent_attention, write_latents
+from baton.engine.triton_linear import FixedLinear, fixed_products
 from baton.engine.triton_norm import add_rms_norm, rms_norm
 from baton.engine.triton_prefill import Chunk, device_tiles, plan_prefill, prefill_attention
 from baton.engine.triton_quantized import dequantized, quantized_matmul
+from baton.engine.triton_quantized_experts import StackedCodes, quantized_expert_matmul
 from baton.engine.triton_sampling import draw_tokens
 
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}  # bytes that a program may ask for
@@ -101,6 +103,27 @@ def _experts(tokens: int) -> None:
     rows = torch.zeros(tokens * 8, dtype=torch.int64)
     offsets = torch.zeros(129, dtype=torch.int32)
     expert_matmul(_bf16(tokens, 2048), _bf16(128, 96, 2048), offsets, rows)
+
+
+def _coded_experts(packing: str, tokens: int) -> None:
+    rows, groups = torch.zeros(tokens * 8, dtype=torch.int64), torch.empty(128, 96, 16)
+    codes = torch.zeros(128, 96, 1024 if packing == "int4" else 2048, dtype=torch.uint8)
+    zeros = torch.zeros(128, 96, 16, dtype=torch.int16) if packing == "int4" else None
+    stack = StackedCodes(packing, codes, groups, zeros, 128)  # type: ignore[arg-type]
+    offsets = torch.zeros(129, dtype=torch.int32)
+    quantized_expert_matmul(_bf16(tokens, 2048), stack, offsets, rows)
+
+
+def _fixed(width: int, depth: int, dtype: torch.dtype) -> None:
+    FixedLinear(torch.empty(width, depth, dtype=dtype), torch.empty(width, dtype=dtype))(
+        torch.empty(3, depth, dtype=dtype)
+    )
+
+
+def _fixed_heads() -> None:
+    queries, up = _bf16(3, 128, 192), _bf16(128, 256, 512)
+    mixed = fixed_products(queries[..., :128].transpose(0, 1), up[:, :128])
+    fixed_products(mixed, up[:, 128:].transpose(1, 2))
 
 
 def _quantized(packing: str, rows: int) -> None:
@@ -186,13 +209,20 @@ CASES: dict[str, Callable[[], None]] = {
     "gate": _gates,
     "experts, decode": partial(_experts, 4),
     "experts, prefill": partial(_experts, 2048),
+    "int4 experts, decode": partial(_coded_experts, "int4", 4),
+    "fp8 experts, prefill": partial(_coded_experts, "fp8", 2048),
     "int8, 1 row": partial(_quantized, "int8", 1),
     "int4, 1 row": partial(_quantized, "int4", 1),
     "int4, 64 rows": partial(_quantized, "int4", 64),
     "fp8, 1 row": partial(_quantized, "fp8", 1),
+    "fixed, llama3 8b": partial(_fixed, 28672, 4096, torch.bfloat16),
+    "fixed, llama3 8b, narrow": partial(_fixed, 4096, 14336, torch.bfloat16),
+    "fixed, float32": partial(_fixed, 128, 200, torch.float32),
+    "fixed, deepseek v3": _fixed_heads,
     "sampling": _sampling,
     "checksum": _checksums,
     "prefill, llama3 8b": partial(_prefill, 8, 4, 128, _BF16),
+    "prefill, llama3 8b, unfused": partial(_prefill, 8, 4, 128, _BF16, fused=False),
     "prefill, phi3 mini": partial(_prefill, 32, 1, 96, torch.float16),
     "prefill, gemma2 9b": partial(_prefill, 8, 2, 256, _BF16, **_CAPPED),
     "prefill, float32": partial(_prefill, 2, 7, 64, torch.float32),

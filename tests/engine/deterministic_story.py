@@ -1,0 +1,105 @@
+"""The deterministic mode of a device, on a small random model: the same bits however it is served.
+
+    TRITON_INTERPRET=1 python -P tests/engine/deterministic_story.py FOLDER --device cpu
+    python -P tests/engine/deterministic_story.py FOLDER --device cuda
+
+FOLDER holds a model. Prints one JSON object: what was checked, and whether it held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine import determinism_proof
+from baton.engine.batch import Slice, StepBatch
+from baton.engine.cuda_runner import CudaRunner
+from baton.engine.determinism_proof import prove_graphs
+from baton.engine.device_runner import device_runner
+from baton.engine.kv_codes import CODES
+from baton.engine.loading import build_runner
+from baton.engine.pool import KvPool
+from baton.engine.quantization import MADE
+from baton.engine.spec import read_spec
+from baton.engine.weights import load_weights
+from baton.runtime.errors import ConfigError
+
+BLOCKS, SIZE = 64, 8
+Sizes = tuple[int, ...]
+
+
+def logits(runner: CudaRunner, *slices: Slice) -> list[Tensor]:
+    return [found.cpu() for found in runner.all_logits(StepBatch(slices))]
+
+
+def shared_prefix(runner: CudaRunner, tokens: list[int], donor_cuts: Sizes, cuts: Sizes) -> bool:
+    """Logits after blocks that another sequence computed, in other chunks and beside others."""
+    free = list(range(BLOCKS))[::-1]
+    count = -(-len(tokens) // SIZE)
+    own, donor, other = ([free.pop() for _ in range(count)] for _ in range(3))
+    (whole,) = logits(runner, Slice(tokens, 0, own))
+    kept = len(tokens) // SIZE * SIZE // 2 // SIZE * SIZE or SIZE
+    for start, end in zip((0, *donor_cuts), (*donor_cuts, kept), strict=True):
+        beside = Slice(tokens[::-1][: 1 + end % 5], 0, other)
+        logits(runner, beside, Slice(tokens[start:end], start, donor))
+    table = [*donor[: kept // SIZE], *[free.pop() for _ in range(count - kept // SIZE)]]
+    same = True
+    for start, end in zip((kept, *cuts), (*cuts, len(tokens)), strict=True):
+        found = logits(runner, Slice(tokens[start:end], start, table))[0]
+        same = same and torch.equal(found, whole[start:end])
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *CODES))
+    parser.add_argument("--quantization", default="none", choices=MADE)
+    parser.add_argument("--ordinary", action="store_true", help="the other mode is refused, too")
+    given = parser.parse_args()
+    device, tiny = torch.device(given.device), given.device == "cpu"
+    if tiny:  # a program takes the interpreter milliseconds
+        determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 11
+        determinism_proof._GRAPH_TOKENS = SIZE
+        determinism_proof._SIZES = ((3,),)
+    spec, codes = read_spec(given.folder), CODES.get(given.kv_dtype)
+    weights = load_weights(given.folder, spec, torch.float32, None, given.quantization, device)
+    build = partial(device_runner, spec, weights, most_rows=8, max_context=128)
+    new_pool = partial(KvPool, spec, BLOCKS, SIZE, torch.float32, device, codes)
+    ours = build(new_pool(), buckets=(4,) if tiny else (1, 2, 8), deterministic=True)
+    held = {"proved": len(prove_graphs(ours)) == 32}
+    tokens = [(31 * place + 7) % spec.vocab_size for place in range(20 if tiny else 120)]
+    cuts = ((5,), (17,)) if tiny else ((5, 6, 40), (57, 90, 91))
+    held["from a shared prefix"] = shared_prefix(ours, tokens, *cuts)
+    plain = build_runner(
+        given.folder,
+        blocks=BLOCKS,
+        block_size=SIZE,
+        dtype="float32",
+        backend="torch",
+        quantization=given.quantization,
+        kv_dtype=given.kv_dtype,
+    )
+    one = Slice(tokens, 0, range(BLOCKS // 2))
+    (wanted,), (found,) = plain.all_logits(StepBatch((one,))), logits(ours, one)
+    apart = ((found - wanted).norm() / wanted.norm()).item()
+    held["near the CPU's"] = apart < (2e-2 if codes else 1e-4)
+    if given.ordinary:
+        try:
+            prove_graphs(build(new_pool(), buckets=()))
+            held["the ordinary mode is refused"] = False
+        except ConfigError:
+            held["the ordinary mode is refused"] = True
+    print(json.dumps(held | {"apart": apart}))
+    return 0 if all(held.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

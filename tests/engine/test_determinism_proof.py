@@ -1,0 +1,95 @@
+"""The proof of graphs: by a deterministic runner on a CPU, whose graphs are repeated calls. What
+`prove` itself finds is held by test_deterministic."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from baton.engine import determinism_proof
+from baton.engine.cuda_runner import CudaRunner
+from baton.engine.decode_graph import DecodeGraphs
+from baton.engine.determinism_proof import prove, prove_graphs
+from baton.engine.deterministic import deterministic_runner
+from baton.engine.graph_device import HostDevice
+from baton.engine.pool import KvPool
+from baton.engine.spec import read_spec
+from baton.engine.weights import load_weights
+from baton.runtime.errors import ConfigError
+
+CPU = torch.device("cpu")
+BUCKETS = (1, 4, 24)
+
+
+def greedy(logits, rules, tokens, finite):
+    tokens.copy_(logits.argmax(dim=-1))
+    finite.fill_(1)
+
+
+class Device(HostDevice):
+    """Calls `after` with the number of each replay."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after, self.replays = after, 0
+
+    def capture(self, work):
+        def replay():
+            work()
+            self.replays += 1
+            self.after(self.replays)
+
+        work()
+        return replay
+
+
+@pytest.fixture
+def told(qwen3, monkeypatch):
+    monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
+    monkeypatch.setattr(determinism_proof, "_GRAPH_TOKENS", 40)
+    spec = read_spec(qwen3.folder)
+    weights = load_weights(qwen3.folder, spec, torch.float32)
+    pool = KvPool(spec, 60, 8, torch.float32, CPU)
+    eager = deterministic_runner(spec, weights, pool, 0)
+
+    def make(after=lambda replay: None, draw=greedy):
+        device = Device(after)
+        width = -(-spec.max_context // 8)
+        how = {"spare_block": pool.spare_block, "most_rows": 24, "table_width": width}
+        graphs = DecodeGraphs(eager.decoder, device, draw, **how)
+        graphs.capture(BUCKETS)
+        return CudaRunner(eager, graphs), device
+
+    return make
+
+
+def test_graphs_that_do_as_an_eager_step_does_pass(told):
+    runner, device = told()
+    assert prove_graphs(runner) == runner.numerics == prove(runner.eager)
+    assert device.replays == 8 + 2 + 1  # a block token by token, in fours, and 24 at once
+    assert not runner.pool.memory[: runner.pool.blocks].any()
+
+
+@pytest.mark.parametrize("bad", [3, 9, 11])
+def test_one_other_number_in_the_kv_of_one_graph_is_refused(told, bad):
+    runner, _ = told()
+
+    def spoil(replay):
+        if replay == bad:
+            used = runner.pool.tensor[5:20]  # where the proof writes, twice
+            used[used.ne(0)] *= 1 + 2.0**-22
+
+    runner, _ = told(spoil)
+    with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
+        prove_graphs(runner)
+    assert not runner.pool.memory[: runner.pool.blocks].any()
+
+
+def test_a_draw_that_differs_in_a_graph_is_refused(told):
+    def second_best(at, logits, rules, tokens, finite):
+        greedy(logits, rules, tokens, finite)
+        if len(tokens) == at:
+            tokens[2] = logits[2].topk(2).indices[1]
+
+    with pytest.raises(ConfigError, match=r"worker\.deterministic"):
+        prove_graphs(told(draw=partial(second_best, 24))[0])

@@ -1,0 +1,60 @@
+"""Which matrices of a model on a device are multiplied row by row alike, and which are refused."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.experts_triton import StackedExperts
+from baton.engine.fixed_weights import with_fixed_products
+from baton.engine.linear import PlainMatrix
+from baton.engine.linear_quantized import JoinedMatrix
+from baton.engine.quantized_weight import quantize_int8
+from baton.engine.triton_linear import FixedLinear
+from baton.engine.triton_quantized import TritonQuantized
+from baton.runtime.errors import ModelError
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Model:
+    norm: torch.Tensor
+    layers: tuple[Any, ...]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quantized int8",
+        "quantized int4 by groups of 32",
+        "quantized int4 by groups of 16",
+        "quantized fp8",
+        "quantized, the ordinary product is noticed",
+        "experts",
+    ],
+)
+def test_parity(fixed_checks, name):
+    assert fixed_checks[name]["good"], fixed_checks[name]["said"]
+
+
+def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
+    weight, bias = torch.randn(4, 16), torch.randn(4)
+    quantized = TritonQuantized(quantize_int8(weight), None, CPU)
+    stacked = StackedExperts(torch.randn(2, 8, 4), torch.randn(2, 4, 4))
+    joined = JoinedMatrix([quantized, PlainMatrix(weight)])
+    model = Model(bias, (Model(weight, (PlainMatrix(weight, bias), joined)), None, stacked))
+    found = with_fixed_products(model)
+    assert found.norm is bias and found.layers[0].norm is weight and found.layers[1] is None
+    plain, parts = found.layers[0].layers
+    assert isinstance(plain, FixedLinear) and plain.weight is weight and plain.bias is bias
+    assert isinstance(parts.parts[0], TritonQuantized) and isinstance(parts.parts[1], FixedLinear)
+    assert parts.parts[0]._fixed and not quantized._fixed
+    assert parts.parts[0]._values is quantized._values
+    assert found.layers[2].tile_rows == 64 and found.layers[2].down is stacked.down
+
+
+def test_a_product_that_nobody_made_invariant_is_refused_by_name():
+    with pytest.raises(ModelError, match=r"worker\.deterministic: no product of function"):
+        with_fixed_products(Model(torch.zeros(1), (lambda x: x,)))

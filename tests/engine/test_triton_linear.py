@@ -1,0 +1,18 @@
+"""Products that keep rows apart: right, and bit by bit the same, under Triton's interpreter."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear, float32",
+        "linear, float32, bits",
+        "linear, bfloat16",
+        "linear, bfloat16, bits",
+        "linear, float16, whole tiles, bits",
+        "products of heads",
+    ],
+)
+def test_parity(fixed_checks, name):
+    assert fixed_checks[name]["good"], fixed_checks[name]["said"]
