@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -114,7 +113,7 @@ class DecodeWorker:
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
-        metrics.show_pool(asdict(counts))
+        metrics.show_pool(counts.by_state())
         return worker_pb2.Load(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
@@ -201,7 +200,7 @@ class DecodeWorker:
             "worker_id": self.worker_id,
             "boot_id": self.boot_id.hex(),
             "role": "decode",
-            "blocks": asdict(self._pool.counts()),
+            "blocks": self._pool.counts().by_state(),
             "requests": len(self._requests.living()),
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.running,

@@ -9,7 +9,7 @@ are neither freed nor shared for writing until its result is in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -146,7 +146,7 @@ def forsake(result: asyncio.Future[StepResult]) -> None:
 
 
 class StepHandle(Protocol):
-    async def result(self) -> StepResult:
+    def result(self) -> Awaitable[StepResult]:
         """Wait for the step. Raises EngineError if the device failed, DeviceLost if it does not
         answer: that is the end of the worker."""
         ...

@@ -95,7 +95,7 @@ class StepPipeline(Generic[Plan]):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._steps: deque[_Step[Plan]] = deque()
-        self._result: asyncio.Task[StepResult] | None = None  # of the oldest
+        self._result: asyncio.Future[StepResult] | None = None  # of the oldest
         self._asked = False  # for the step after the oldest
         self._last_end_s = 0.0
         self._compiled_s = engine.compiled_s if isinstance(engine, Compiles) else lambda: 0.0
@@ -172,7 +172,7 @@ class StepPipeline(Generic[Plan]):
         before_s = max(self._steps[0].compiled_s, self._compiled_before_s)
         return self._compiled_s() - before_s
 
-    def _take(self, result: asyncio.Task[StepResult]) -> Over[Plan]:
+    def _take(self, result: asyncio.Future[StepResult]) -> Over[Plan]:
         started, now = self._started_s(), asyncio.get_running_loop().time()
         took_s = max(0.0, now - started - self._compiling_s())
         step = self._steps.popleft()

@@ -109,12 +109,10 @@ class MemoryRead:
         loop = asyncio.get_running_loop()
         self.landed: asyncio.Future[None] = loop.create_future()
         self.settled: asyncio.Future[None] = loop.create_future()
-        self.landed.add_done_callback(lambda done: done.exception())  # it may go unwatched
         self._summing = summing
         self.sums: asyncio.Future[NDArray[np.uint64]] | None = None
         if summing is not None:
             self.sums = loop.create_future()
-            self.sums.add_done_callback(lambda done: done.exception())
         self._exchange = exchange
         self.attempt = attempt
         self._target = target
@@ -131,16 +129,17 @@ class MemoryRead:
         source = self._exchange.pool(fate.stale or attempt.granter)
         if fate.failed or source is None:
             failure = ReadFailed(f"the READ from worker {attempt.granter.hex()[:8]} failed")
-            self.landed.set_exception(failure)
-            if self.sums is not None:
-                self.sums.set_exception(failure)
+            for told in (self.landed, self.sums):
+                if told is not None:
+                    told.set_exception(failure)
+                    told.exception()  # it may go unwatched
         else:
             self._exchange.landing(attempt)
             self._land(source)
             self.landed.set_result(None)
-            # as a thread would, summing takes a while
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._exchange.checksum_s, self._sum, context=self._context)
+            if self.sums is not None:  # as a thread would, summing takes a while
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._exchange.checksum_s, self._sum, context=self._context)
         self.settled.set_result(None)
 
     def _land(self, source: NDArray[np.uint8]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import asdict
 from typing import Any
 
 from baton.engine.batch import Engine, StepResult
@@ -137,7 +136,7 @@ class PrefillWorker:
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
-        metrics.show_pool(asdict(counts))
+        metrics.show_pool(counts.by_state())
         return worker_pb2.Load(
             running=self._scheduler.computing,
             waiting=self._scheduler.waiting,
@@ -159,7 +158,7 @@ class PrefillWorker:
             "worker_id": self.worker_id,
             "boot_id": self.boot_id.hex(),
             "role": "prefill",
-            "blocks": asdict(self._pool.counts()),
+            "blocks": self._pool.counts().by_state(),
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.computing,
             "open_handoffs": self._open_handoffs,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, Protocol
+from typing import Protocol
 
 from baton.proto import worker_pb2
 from baton.runtime import logs
@@ -53,7 +53,8 @@ async def serve_link(
 ) -> None:
     """Serve one stream until it breaks, falls silent, or this task is cancelled."""
     try:
-        first = await asyncio.wait_for(link.receive(), silence_s)
+        async with asyncio.timeout(silence_s):
+            first = await link.receive()
     except (LinkClosed, TimeoutError):
         return
     if first.WhichOneof("kind") != "hello":
@@ -74,9 +75,11 @@ async def serve_link(
 async def _converse(
     link: WorkerLink, session: Session, handler: LinkHandler, heartbeat_s: float, silence_s: float
 ) -> None:
+    sending = asyncio.Lock()  # a stream takes one message at a time
     tasks = [
         asyncio.create_task(_receive(link, session, silence_s)),
-        asyncio.create_task(_send(link, session, handler, heartbeat_s)),
+        asyncio.create_task(_send_outputs(link, session, sending)),
+        asyncio.create_task(_send_load(link, handler, heartbeat_s, sending)),
     ]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -92,34 +95,34 @@ async def _converse(
 
 async def _receive(link: WorkerLink, session: Session, silence_s: float) -> None:
     while True:
-        message = await asyncio.wait_for(link.receive(), silence_s)
+        async with asyncio.timeout(silence_s):
+            message = await link.receive()
         if message.WhichOneof("kind") != "heartbeat":
             session.receive(message)
 
 
-async def _send(
-    link: WorkerLink, session: Session, handler: LinkHandler, heartbeat_s: float
+async def _send_outputs(link: WorkerLink, session: Session, sending: asyncio.Lock) -> None:
+    """As soon as there are any."""
+    while True:
+        message = worker_pb2.WorkerMessage(outputs=await session.outputs())
+        async with sending:
+            await link.send(message)
+
+
+async def _send_load(
+    link: WorkerLink, handler: LinkHandler, heartbeat_s: float, sending: asyncio.Lock
 ) -> None:
-    """Outputs as soon as there are any; load at each heartbeat, whatever else is sent, and at
-    once when the worker begins to drain: before it refuses what is still placed on it."""
-    loop = asyncio.get_running_loop()
-    next_load = loop.time()
-    waiting = asyncio.create_task(session.outputs())
-    draining = asyncio.create_task(handler.draining.wait())
+    """At each heartbeat, whatever else is sent, and at once when the worker begins to drain:
+    before it refuses what is still placed on it."""
     told = False
-    try:
-        while True:
-            watched: set[asyncio.Task[Any]] = {waiting} if told else {waiting, draining}
-            patience_s = max(0.0, next_load - loop.time())
-            await asyncio.wait(watched, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if loop.time() >= next_load or (draining.done() and not told):
-                told = draining.done()
-                await link.send(worker_pb2.WorkerMessage(load=handler.load()))
-                next_load = loop.time() + heartbeat_s
-            if waiting.done():
-                outputs = waiting.result()
-                waiting = asyncio.create_task(session.outputs())
-                await link.send(worker_pb2.WorkerMessage(outputs=outputs))
-    finally:
-        waiting.cancel()
-        draining.cancel()
+    while True:
+        async with sending:
+            told = told or handler.draining.is_set()
+            await link.send(worker_pb2.WorkerMessage(load=handler.load()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(heartbeat_s):
+                await (_for_ever() if told else handler.draining.wait())
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

@@ -6,7 +6,6 @@ given away. `of_history` and `of_world` look afterwards. Nothing here changes wh
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.prefill_worker import worker as prefill
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2
-from baton.router.dispatch import Dispatcher
+from baton.router.generation import Generation
 from baton.router.worker_link import WorkerLink
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.world import RouterProcess, WorkerProcess, World
@@ -48,9 +47,12 @@ class Watch:
 
         def watched(count: int, hold: Hold) -> list[int]:
             blocks = allocate(count, hold)
-            busy = {b for batch in engine.under_way for piece in batch.slices for b in piece.blocks}
-            if taken := busy.intersection(blocks):
-                self.breaches.append(f"{name}: blocks {sorted(taken)} of a step under way given")
+            given = set(blocks)
+            for batch in engine.under_way:
+                for piece in batch.slices:
+                    if not given.isdisjoint(piece.blocks):
+                        taken = sorted(given.intersection(piece.blocks))
+                        self.breaches.append(f"{name}: blocks {taken} of a step under way given")
             return blocks
 
         pool.allocate = watched  # type: ignore[method-assign]
@@ -62,29 +64,22 @@ class Watch:
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
-            before = self._accepted(dispatcher)
-            fitting = Counter(
-                submission.generation.request_id
-                for output in outputs.outputs
-                if output.HasField("token")
-                and (submission := dispatcher._submissions.get(output.request_id)) is not None
-                and submission.link is link
-                and submission.attempt == output.attempt
-            )
+            named, fitting = {}, {}
+            for output in outputs.outputs:
+                submission = dispatcher._submissions.get(output.request_id)
+                if submission is not None:
+                    generation = submission.generation
+                    named[generation.request_id] = (generation, _accepted(generation))
+                    right = submission.link is link and submission.attempt == output.attempt
+                    if right and output.HasField("token"):
+                        before = fitting.get(generation.request_id, 0)
+                        fitting[generation.request_id] = before + 1
             take(link, outputs)
-            for name, count in self._accepted(dispatcher).items():
-                if name in before and count - before[name] > fitting[name]:
+            for name, (generation, before) in named.items():
+                if _accepted(generation) - before > fitting.get(name, 0):
                     self.breaches.append(f"{process.machine.name}: {name} took an old token")
 
         dispatcher.take = watched  # type: ignore[method-assign]
-
-    @staticmethod
-    def _accepted(dispatcher: Dispatcher) -> dict[str, int]:
-        generations = {id(s.generation): s.generation for s in dispatcher._submissions.values()}
-        return {
-            generation.request_id: sum(len(choice.accepted) for choice in generation.choices)
-            for generation in generations.values()
-        }
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
         """Told of each READ as it starts."""
@@ -168,23 +163,32 @@ class Watch:
                 self._tainted.add(mark)
 
 
+def _accepted(generation: Generation) -> int:
+    return sum([len(choice.accepted) for choice in generation.choices])
+
+
 def of_history(history: History, paused_s: float) -> Iterable[str]:
     """I4: one end, in time; the right tokens, all of them if it is said to be finished.
     `paused_s`: so long its router's process may have stood still."""
-    name, ends = f"{history.request_id} {history.ask}", history.ends
+    for breach in _of_history(history, paused_s):
+        yield f"{history.request_id} {breach}; {history.ask}"
+
+
+def _of_history(history: History, paused_s: float) -> Iterable[str]:
+    ends = history.ends
     if len(ends) != 1:
-        yield f"{name} ended {len(ends)} times: {ends}"
+        yield f"ended {len(ends)} times: {ends}"
         return
     took_s, allowed_s = history.ended_s - history.asked_s, history.ask.deadline_s
     slow_s = SLOW_READS * history.ask.reads_s  # what came in time may be taken late
     if took_s > allowed_s * CLOCKS + paused_s + slow_s + LATE_S:
-        yield f"{name} took {took_s:.2f} s of {allowed_s:g} s"
+        yield f"took {took_s:.2f} s of {allowed_s:g} s"
     if ends[0] == "DeadlineExceeded" and took_s < allowed_s / CLOCKS - ROUNDED_S:
-        yield f"{name} was ended after {took_s:.2f} s of {allowed_s:g} s: {history.detail}"
+        yield f"was ended after {took_s:.2f} s of {allowed_s:g} s: {history.detail}"
     if not _allowed(ends[0], history.ask):
-        yield f"{name} ended with {ends[0]}: {history.detail}"
+        yield f"ended with {ends[0]}: {history.detail}"
     for choice, tokens in enumerate(history.tokens):
-        yield from _of_choice(history, choice, tokens, name)
+        yield from _of_choice(history, choice, tokens)
 
 
 def _allowed(end: str, ask: Ask) -> bool:
@@ -197,20 +201,21 @@ def _allowed(end: str, ask: Ask) -> bool:
     )
 
 
-def _of_choice(history: History, choice: int, tokens: list[int], name: str) -> Iterable[str]:
+def _of_choice(history: History, choice: int, tokens: list[int]) -> Iterable[str]:
     ask, finishes = history.ask, history.finishes[choice]
-    expected = ask.expected(choice)
+    finished = history.ends[0] == FINISHED
+    expected = ask.expected(choice, None if finished else len(tokens))
     whole = expected if ask.enough is None else expected[: ask.enough]
     if tokens != expected[: len(tokens)]:
-        yield f"{name} choice {choice}: tokens {tokens}, expected {expected}"
-    elif history.ends[0] == FINISHED:
+        yield f"choice {choice}: tokens {tokens}, expected {expected}"
+    elif finished:
         if tokens != whole:
-            yield f"{name} choice {choice}: {len(tokens)} tokens of {len(whole)}"
+            yield f"choice {choice}: {len(tokens)} tokens of {len(whole)}"
         stopped = bool(whole) and whole[-1] in ask.stops
         if len(finishes) != 1 or (finishes[0] == "stop") > stopped:
-            yield f"{name} choice {choice} finished with {finishes}"
+            yield f"choice {choice} finished with {finishes}"
         if ask.enough is None and history.used[choice] != len(tokens):
-            yield f"{name} choice {choice}: usage {history.used[choice]} of {len(tokens)} tokens"
+            yield f"choice {choice}: usage {history.used[choice]} of {len(tokens)} tokens"
 
 
 def still_working(world: World, history: History, after_s: float) -> Iterable[str]:
@@ -254,7 +259,7 @@ def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
         return
     for name in ("requests", "waiting", "running", "open_handoffs"):
         if audit.get(name):
-            yield f"{name} {audit[name]}"
+            yield f"{audit[name]}"
     if audit.get("sessions", 0) > routers:
         yield f"{audit['sessions']} routers' sessions, of {routers}"
     if process.mover.holds:

@@ -9,6 +9,7 @@ is added to the others. Knows the lab; prints for people and writes JSON for mac
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -78,6 +79,23 @@ def run(
 ) -> Report:
     """Run past bugs' seeds and then `count` seeds from `first` on, in this process."""
     logs.setup("faults", "critical")
+    gc.collect()
+    gc.freeze()  # what is there already: each collection between two runs would look through it
+    try:
+        return _run(first, count, mutation, keep, stop_at_first=stop_at_first, past=past)
+    finally:
+        gc.unfreeze()
+
+
+def _run(
+    first: int,
+    count: int,
+    mutation: str,
+    keep: Sequence[int] | None,
+    *,
+    stop_at_first: bool,
+    past: bool,
+) -> Report:
     report = Report(mutation=mutation)
     broken = mutations.named(mutation)
     started_s = time.perf_counter()

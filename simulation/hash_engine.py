@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -52,37 +53,68 @@ class HashEngine:
         self.memory_tokens = sys.maxsize  # slices of more do not fit into memory
         self.steps = 0
         self.under_way: list[StepBatch] = []  # submitted and not over
-        self._newest: asyncio.Task[StepResult] | None = None
+        self._results: deque[asyncio.Future[StepResult]] = deque()  # theirs
         self._last: StepResult | None = None  # of the step before
+        self._stalled = False
+        self._held_s: float | None = None  # of the step that would be over
+        self._idle: asyncio.Future[None] | None = None  # somebody waits for it
 
     def submit(self, batch: StepBatch) -> HashStep:
-        self._newest = asyncio.ensure_future(self._in_turn(self._newest, batch))
+        result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         self.under_way.append(batch)
-        return HashStep(self._newest)
+        self._results.append(result)
+        if len(self.under_way) == 1:
+            self._begin()
+        return HashStep(result)
+
+    def stall(self) -> None:
+        """From now on no step ends, until `go_on`."""
+        self._stalled = True
+
+    def go_on(self) -> None:
+        self._stalled = False
+        held_s, self._held_s = self._held_s, None
+        if held_s is not None:
+            self._end(held_s)
 
     async def close(self) -> None:
-        if self._newest is not None:
-            await asyncio.wait({self._newest})
+        if self.under_way:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
 
-    async def _in_turn(
-        self,
-        before: asyncio.Task[StepResult] | None,
-        batch: StepBatch,
-    ) -> StepResult:
-        if before is not None:
-            await asyncio.wait({before})
-        last, self._last = self._last, unfinished(batch)
+    # Plain callbacks and no tasks: a simulation has a hundred steps a second and process.
+
+    def _begin(self) -> None:
+        step_s, loop = self._step_s(self.under_way[0]), asyncio.get_running_loop()
+        if step_s > 0:
+            loop.call_later(step_s, self._end, step_s)
+        else:
+            loop.call_soon(self._end, step_s)
+
+    def _end(self, step_s: float) -> None:
+        if self._stalled:
+            self._held_s = step_s
+            return
+        batch, result = self.under_way[0], self._results.popleft()
         try:
-            for source, target in batch.copies:
-                self._pool[target] = self._pool[source]
-            self._last = await self.run(fed(batch, last))
-            return self._last
-        finally:
-            del self.under_way[0]
+            self._last = self._computed(batch, self._last, step_s)
+        except EngineError as error:
+            self._last = unfinished(batch)
+            if not result.done():  # else nobody waits any more
+                result.set_exception(error)
+        else:
+            if not result.done():
+                result.set_result(self._last)
+        del self.under_way[0]
+        if self.under_way:
+            self._begin()
+        elif self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
-    async def run(self, batch: StepBatch) -> StepResult:
-        step_s = self._step_s(batch)
-        await asyncio.sleep(step_s)
+    def _computed(self, batch: StepBatch, last: StepResult | None, step_s: float) -> StepResult:
+        for source, target in batch.copies:
+            self._pool[target] = self._pool[source]
+        batch = fed(batch, last)
         self.steps += 1
         if self.fail_steps:
             self.fail_steps -= 1
@@ -109,22 +141,22 @@ class HashEngine:
             self._pool[blocks[block], :, place] = _records(token, position, self._slabs)
 
     def _draw(self, draw: Draw, blocks: Sequence[int], length: int) -> Drawn:
-        table = self._pool[list(blocks[: -(-length // self._block_size)])]
-        read = table.transpose(1, 0, 2, 3).reshape(self._slabs, -1)[:, : length * RECORD_BYTES]
-        return _drawn([_digest(slab.tobytes()) for slab in read], draw, self._vocab_size)
+        table, width = list(blocks[: -(-length // self._block_size)]), length * RECORD_BYTES
+        read = [self._pool[table, slab].tobytes()[:width] for slab in range(self._slabs)]
+        return _drawn([_digest(content) for content in read], draw, self._vocab_size)
 
 
 class HashStep:
-    """The handle of one step."""
+    """The handle of one step. Who cancels what `result` gives, gives up the result alone."""
 
-    def __init__(self, task: asyncio.Task[StepResult]) -> None:
-        self._task = task
+    def __init__(self, result: asyncio.Future[StepResult]) -> None:
+        self._result = result
 
-    async def result(self) -> StepResult:
-        return await asyncio.shield(self._task)
+    def result(self) -> asyncio.Future[StepResult]:
+        return self._result
 
     def forsake(self) -> None:
-        forsake(self._task)
+        forsake(self._result)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -56,13 +56,14 @@ class Ask:
             cache_salt=self.salt,
         )
 
-    def expected(self, choice: int) -> list[int]:
-        """All tokens of a choice, as a run without faults gives them."""
+    def expected(self, choice: int, count: int | None = None) -> list[int]:
+        """The tokens of a choice, as a run without faults gives them: the first `count`, or all."""
         params = SamplingParams(
             temperature=self.temperature, repetition_penalty=self.penalty, seed=self.seed
         )
+        wanted = self.max_tokens if count is None else min(count, self.max_tokens)
         tokens = expected_output(
-            self.prompt, self.max_tokens, params, choice=choice, slabs=SLABS, vocab_size=VOCAB
+            self.prompt, wanted, params, choice=choice, slabs=SLABS, vocab_size=VOCAB
         )
         for place, token in enumerate(tokens):
             if token in self.stops:

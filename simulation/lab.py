@@ -183,7 +183,7 @@ class Run:
     async def _probe(self) -> None:
         """After all that, a request through each router is answered."""
         probes = [
-            self._ask(Ask(router=name, prompt=tuple(range(9)), max_tokens=3, deadline_s=PROBE_S))
+            self._ask(Ask(router=name, prompt=tuple(range(9)), max_tokens=2, deadline_s=PROBE_S))
             for name in self.world.routers
         ]
         await self._until(lambda: all(probe.ends for probe in probes), 2 * PROBE_S)

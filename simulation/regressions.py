@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCENARIOS = 2  # the drawing of scenarios, as of now
+SCENARIOS = 3  # the drawing of scenarios, as of now
 
 
 @dataclass(frozen=True, slots=True)

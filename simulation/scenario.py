@@ -22,11 +22,16 @@ from baton.simulation.history import Ask
 from baton.simulation.world import SLABS
 
 BLOCK = 4
+# most fleets are small: a seed's time grows with its links
+ROUTERS = (1, 1, 1, 1, 1, 2, 2, 3)
+PREFILLS = (1, 1, 1, 2, 2, 2, 3, 4)
+DECODES = (1, 1, 2, 2, 2, 2, 2, 3, 3, 4, 5)
 PAIR_S = 0.1  # two faults come within this time
 LONG = 60  # tokens: with a prompt, the smallest pool of a decode worker
+LEAVING = 30  # tokens of a request whose client may leave before
 SLOW_READS = 0.25  # of the seeds
 TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
-BUSY_STEPS = 12  # the first one, so many steps after a request at most
+BUSY_STEPS = 8  # the first one, so many steps after a request at most
 SLOW_BUSY = (8, 22)  # so many small READs: after a first contact's, while the handoff's go on
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -87,9 +92,9 @@ def draw(seed: int) -> Scenario:
     are long and pools small, so that sequences are preempted."""
     dice = random.Random(seed)
     slow, tight = dice.random() < SLOW_READS, dice.random() < TIGHT
-    routers = tuple(f"r{n}" for n in range(dice.choice([1, 1, 1, 2, 2, 3])))
-    prefills = dice.choice([1, 1, 2]) if slow else dice.choice([1, 1, 2, 2, 3, 4])
-    decodes = dice.choice([1, 2]) if slow or tight else dice.choice([1, 2, 2, 2, 3, 3, 4, 5])
+    routers = tuple(f"r{n}" for n in range(dice.choice(ROUTERS)))
+    prefills = dice.choice([1, 1, 2] if slow else PREFILLS)
+    decodes = dice.choice([1, 2] if slow or tight else DECODES)
     prefill = {f"p{n}": dice.choice([16, 32, 64]) for n in range(prefills)}
     decode = {f"d{n}": 24 if tight else dice.choice([24, 40, 80]) for n in range(decodes)}
     step_s = dice.choice([0.001, 0.003, 0.01])
@@ -129,7 +134,7 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
             local_prefill_tokens=8,
             max_requests=dice.choice([8, 64, 64]),
             stream_buffer_messages=64,
-            link_heartbeat_s=0.4,
+            link_heartbeat_s=0.5,
             link_silence_s=1.2,
             link_grace_s=0.5,
         ),
@@ -158,16 +163,16 @@ def _asks(dice: random.Random, routers: tuple[str, ...], *, tight: bool) -> list
     kinds = [[dice.randrange(100) for _ in range(BLOCK)] for _ in range(3)]
     prefixes = [sum((dice.choice(kinds) for _ in range(6)), []) for _ in range(3)]
     events = []
-    for _ in range(dice.randint(5, 8)):
+    for _ in range(dice.randint(4, 5)):
         prompt = list(dice.choice(prefixes))[: dice.randint(1, 24)]
         prompt += [dice.randrange(100) for _ in range(dice.choice([0, 1, 3, 8]))]
-        max_tokens = dice.choice([8, 12, LONG] if tight else [1, 2, 4, 6, 6, 8, 8, 12, 12, LONG])
+        max_tokens = dice.choice([8, 12, LONG] if tight else [1, 1, 2, 3, 4, 4, 6, 6, 8, 16])
         leaves = dice.random() < 0.15
         ask = Ask(
             router=dice.choice(routers),
             prompt=tuple(prompt),
-            max_tokens=LONG if leaves else max_tokens,
-            choices=dice.choice([1, 1, 1, 1, 2, 3]),
+            max_tokens=LEAVING if leaves else max_tokens,
+            choices=dice.choice([1, 1, 1, 1, 1, 2, 3]),
             temperature=dice.choice([0.0, 1.0]),
             penalty=1.5 if dice.random() < 0.25 else 1.0,
             seed=dice.randrange(1 << 32),
@@ -178,7 +183,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...], *, tight: bool) -> list
             enough=dice.randint(1, max_tokens) if dice.random() < 0.1 else None,
             reads_s=dice.choice([0.01, 0.2]) if dice.random() < 0.1 else 0.0,
         )
-        events.append(Event(dice.uniform(0.1, 0.4), ask))
+        events.append(Event(dice.uniform(0.1, 0.25), ask))
     return sorted(events, key=lambda event: event.at_s)
 
 

@@ -235,11 +235,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
         try:
             main = self.create_task(work, name="main")
             while not main.done():
-                if not self._ready and not self._timers:
-                    raise Deadlock(f"nothing can happen any more; waiting: {self.waiting()}")
-                if self._now > limit_s:
-                    raise OutOfTime(f"{limit_s:g} s have passed; waiting: {self.waiting()}")
-                self._round()
+                self._round(limit_s)
             result: T = main.result()
             return result
         finally:
@@ -247,55 +243,61 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
             sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(None)
 
-    def _round(self) -> None:
+    def _round(self, limit_s: float) -> None:
+        """Run all that is ready. The innermost loop of every simulation."""
         self.rounds += 1
-        self._now += ROUND_S
+        now = self._now + ROUND_S
         ready, timers = self._ready, self._timers
         if not ready:
             while timers and timers[0][3]._cancelled:
                 heapq.heappop(timers)
-            if timers:
-                self._now = max(self._now, timers[0][0])
-        while timers and timers[0][0] <= self._now:
+            if not timers:
+                raise Deadlock(f"nothing can happen any more; waiting: {self.waiting()}")
+            if timers[0][0] > now:
+                now = timers[0][0]
+        if now > limit_s:
+            raise OutOfTime(f"{limit_s:g} s have passed; waiting: {self.waiting()}")
+        self._now = now
+        while timers and timers[0][0] <= now:
             ready.append(heapq.heappop(timers)[3])
-        count = len(ready)
-        if self._shuffle and count > 1:
-            ready = self._ready = self._shuffled(list(ready))
-        for _ in range(count):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                self._step(handle)
+        if self._shuffle and len(ready) > 1:
+            self._mix(ready)
+        owner_of, traced = OWNER, self.trace is not None
+        for _ in range(len(ready)):
+            handle: Any = ready.popleft()
+            if handle._cancelled:
+                continue
+            context: Context = handle._context
+            owner = self._owner = context.get(owner_of)
+            if owner is not None and owner.stopped:
+                owner.keep(handle, self._resumed)
+                continue
+            self.steps += 1
+            if traced:
+                self._note(handle._callback)
+            try:
+                context.run(handle._callback, *handle._args)
+            except Exception as error:
+                self.failures.append(f"{_name(handle._callback)} raised {error!r}")
         self._owner = None
 
-    def _step(self, handle: asyncio.Handle) -> None:
-        context: Context = handle._context  # type: ignore[attr-defined]
-        owner = self._owner = context.get(OWNER)
-        if owner is not None and owner.stopped:
-            owner.keep(handle, self._resumed)
-            return
-        self.steps += 1
-        callback: Callable[..., object] = handle._callback  # type: ignore[attr-defined]
-        if self.trace is not None:
-            where = owner.name if owner is not None else "world"
-            self.trace.append(f"{self._now:.6f} {where}: {_name(callback)}")
-        try:
-            context.run(callback, *handle._args)
-        except Exception as error:
-            self.failures.append(f"{_name(callback)} raised {error!r}")
+    def _note(self, callback: Callable[..., object]) -> None:
+        assert self.trace is not None
+        where = self._owner.name if self._owner is not None else "world"
+        self.trace.append(f"{self._now:.6f} {where}: {_name(callback)}")
 
     def _resumed(self, kept: deque[asyncio.Handle]) -> None:
         self._ready.extend(kept)
 
-    def _shuffled(self, batch: list[asyncio.Handle]) -> deque[asyncio.Handle]:
+    def _mix(self, ready: deque[asyncio.Handle]) -> None:
         """Steps of tasks change places with each other; plain callbacks keep theirs."""
-        places = [i for i, handle in enumerate(batch) if _task(handle) is not None]
+        places = [i for i, handle in enumerate(ready) if _task(handle) is not None]
         if len(places) > 1:
             order = list(places)
             self._dice.shuffle(order)
-            steps = [batch[i] for i in order]
+            steps = [ready[i] for i in order]
             for place, handle in zip(places, steps, strict=True):
-                batch[place] = handle
-        return deque(batch)
+                ready[place] = handle
 
     def waiting(self) -> str:
         """The tasks that are not done, each with the line where it waits."""

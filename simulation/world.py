@@ -104,7 +104,7 @@ class World:
     exchange: MemoryExchange = field(default_factory=MemoryExchange)
     workers: dict[str, WorkerProcess] = field(default_factory=dict)  # the last boot of each
     routers: dict[str, RouterProcess] = field(default_factory=dict)
-    boots: list[WorkerProcess] = field(default_factory=list)  # all of them
+    boots: dict[bytes, WorkerProcess] = field(default_factory=dict)  # all of them
     started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
     router_started: Callable[[RouterProcess], None] = lambda process: None
     network: Network = field(init=False)
@@ -160,7 +160,7 @@ class World:
         machine.spawn(_keep_probing(worker), "probe")
         process = WorkerProcess(machine, role, worker, engine, pool, array, mover, boot_id, task)
         self.workers[name] = process
-        self.boots.append(process)
+        self.boots.setdefault(boot_id, process)
         self.started(process)
         self.network.listen(machine, self._services(process))
         self.registry.announce(
@@ -219,7 +219,7 @@ class World:
             self.start_worker(name, process.role, process.pool.total)
 
     def of_boot(self, boot_id: bytes) -> WorkerProcess:
-        return next(process for process in self.boots if process.boot_id == boot_id)
+        return self.boots[boot_id]
 
     def _machine(self, name: str) -> Machine:
         rate = 1 + self.dice.uniform(-0.04, 0.04)  # two of them: less than a tenth apart

@@ -184,19 +184,13 @@ async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
     await client.submit(list(range(40)), max_tokens=8).finished()
     node = (cluster.prefill | cluster.decode)[f"{role}-0"]  # type: ignore[operator]
     assert node.worker.load().overdue_ms == 0
-    hanging = asyncio.Event()
-
-    async def hang(batch: StepBatch) -> object:
-        await hanging.wait()
-        return await run(batch)
-
-    run, node.engine.run = node.engine.run, hang
+    node.engine.stall()
     request = client.submit(list(range(100, 140)), max_tokens=8)
     async with asyncio.timeout(20):
         while node.worker.load().overdue_ms < 300:
             await asyncio.sleep(0.02)
     assert not request.ended.is_set()
-    hanging.set()
+    node.engine.go_on()
     await request.finished()
     assert request.tokens() == request.expected()
     assert node.worker.load().overdue_ms == 0
@@ -206,19 +200,13 @@ async def test_a_deadline_ends_a_handoff_and_its_prompt_on_the_prefill_worker(
     cluster: Cluster,
 ) -> None:
     prefill = cluster.prefill["prefill-0"]
-    hanging = asyncio.Event()
-
-    async def hang(batch: StepBatch) -> object:
-        await hanging.wait()
-        return await run(batch)
-
-    run, prefill.engine.run = prefill.engine.run, hang
+    prefill.engine.stall()
     request = Client(cluster, "decode-0").submit(list(range(60)), deadline_ms=100)
     await asyncio.sleep(0.05)
     assert prefill.worker.audit()["open_handoffs"] == 1
     await request.finished()
     assert request.end().failure.code == "DeadlineExceeded" and not request.tokens()
     await asyncio.sleep(0.1)  # for the prefill worker to hear of it
-    hanging.set()  # the steps under way end; of the rest nothing is computed
+    prefill.engine.go_on()  # the steps under way end; of the rest nothing is computed
     await cluster.quiet(1.0)
     assert prefill.engine.steps <= 2

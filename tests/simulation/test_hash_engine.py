@@ -157,12 +157,19 @@ async def test_a_step_that_failed_feeds_a_token_that_nobody_wants() -> None:
 
 async def test_a_step_goes_on_when_nobody_waits_for_it_and_is_closed_in_the_end() -> None:
     engine, pool = make()
-    waiting = asyncio.ensure_future(engine.submit(StepBatch((Slice([1], 0, [0]),))).result())
-    await asyncio.sleep(0)
-    waiting.cancel()
+    engine.submit(StepBatch((prompt_slice([1], [0]),))).result().cancel()
+    engine.submit(StepBatch((prompt_slice([2], [1]),))).result().cancel()
     assert not pool.any()
     await engine.close()
-    assert pool.any() and not engine.under_way
+    assert pool[0].any() and engine.steps == 2 and not engine.under_way
+
+
+async def test_a_step_that_nobody_waits_for_may_fail() -> None:
+    engine, _ = make()
+    engine.fail_steps = 1
+    engine.submit(StepBatch((prompt_slice([2], [1]),))).result().cancel()
+    await engine.close()
+    assert engine.steps == 1 and not engine.under_way
 
 
 async def test_a_slice_over_the_memory_fails_alone_and_writes_nothing() -> None:
@@ -173,3 +180,19 @@ async def test_a_slice_over_the_memory_fails_alone_and_writes_nothing() -> None:
     assert type(result.failed[0]) is OutOfMemory and result.drawn[0] == ()
     assert result.drawn[1][0].token == expected([5, 6, 7], 1)[0]
     assert result.shortages == 1 and not pool[0].any()
+
+
+async def test_a_stalled_engine_ends_no_step_until_it_goes_on() -> None:
+    engine, pool = make()
+    engine.stall()
+    steps = [engine.submit(StepBatch((prompt_slice([token], [token]),))) for token in (1, 2)]
+    await asyncio.sleep(0.01)
+    assert len(engine.under_way) == 2 and not pool.any()
+    engine.go_on()
+    results = [await step.result() for step in steps]
+    assert [r.drawn[0][0].token for r in results] == [*expected([1], 1), *expected([2], 1)]
+    engine.stall()
+    late = engine.submit(StepBatch((prompt_slice([3], [3]),)))
+    engine.go_on()  # before it would have ended: once is enough
+    await late.result()
+    assert engine.steps == 3 and not engine.under_way

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from baton.engine.batch import StepBatch
 from baton.engine.blocks import Hold
 from baton.runtime import metrics
 from baton.simulation.client import Client
@@ -51,18 +50,6 @@ async def turns(worker: Any, *, red: bool) -> float:
     return clock() - began
 
 
-def hang(node: Any) -> asyncio.Event:
-    """No step ends until the event is set."""
-    goes_on, run = asyncio.Event(), node.engine.run
-
-    async def hanging(batch: StepBatch) -> object:
-        await goes_on.wait()
-        return await run(batch)
-
-    node.engine.run = hanging
-    return goes_on
-
-
 @ROLES
 async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
     make_cluster: MakeCluster, role: str
@@ -74,10 +61,10 @@ async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
             while node.engine.steps < 2:  # by then it is known how long a probe takes
                 await asyncio.sleep(0.01)
         assert node.worker.health.trouble() == "" == node.worker.load().trouble
-        goes_on = hang(node)
+        node.engine.stall()
         assert await turns(node.worker, red=True) < RED_WITHIN_S
         assert "overdue" in node.worker.load().trouble
-        goes_on.set()
+        node.engine.go_on()
         assert await turns(node.worker, red=False) < RED_WITHIN_S
     await cluster.quiet()
 
@@ -91,9 +78,9 @@ async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
     async with asyncio.timeout(5):
         while len(request.outputs) < 8:
             await asyncio.sleep(0.002)
-    goes_on = hang(node)
+    node.engine.stall()
     assert await turns(node.worker, red=True) < RED_WITHIN_S
-    goes_on.set()
+    node.engine.go_on()
     await request.finished()
     assert request.tokens() == request.expected() and node.worker.health.trouble() == ""
 
