@@ -64,7 +64,8 @@ class Watch:
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
-            named, fitting = {}, {}
+            named: dict[str, tuple[Generation, int]] = {}
+            fitting: dict[str, int] = {}
             for output in outputs.outputs:
                 submission = dispatcher._submissions.get(output.request_id)
                 if submission is not None:
