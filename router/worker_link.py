@@ -202,6 +202,11 @@ class WorkerLink:
         )
 
     def _welcomed(self, welcome: worker_pb2.WorkerWelcome) -> None:
+        """Raises LinkClosed for a worker of another role: the link is the record's, and the
+        fleet makes another one as soon as the registry tells of the change."""
+        if welcome.role != self.record.role:
+            self._give_up("the worker has taken on another role")
+            raise LinkClosed(f"{self.worker_id} is a {welcome.role} worker by now")
         if welcome.boot_id != self.boot_id:
             self._index.remove(self.worker_id)
             self._bearer.lost(self, None, "the worker was started anew")

@@ -155,6 +155,22 @@ async def test_another_boot_replaces_the_worker(scene: Scene, eventually: Any) -
     assert "decode-0" in scene.bearer.lost_workers
 
 
+async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_is(
+    scene: Scene, eventually: Any
+) -> None:
+    old = scene.add("decode-0", 1)
+    await eventually(lambda: scene.fleet.linked() == {"prefill": 0, "decode": 1})
+    new = scene.dialer.stubs["decode-0"] = Stub("prefill", 2)  # before the registry tells of it
+    await old.ends[-1].close()
+    await eventually(lambda: len(new.ends) > 0)
+    assert scene.fleet.linked() == {"prefill": 0, "decode": 0}
+    scene.registry.announce(
+        WorkerRecord("decode-0", new.boot_id.hex(), "prefill", "decode-0", "", "m", 1)
+    )
+    await eventually(lambda: scene.fleet.linked() == {"prefill": 1, "decode": 0})
+    assert "decode-0" in scene.bearer.lost_workers
+
+
 async def test_a_bad_record_harms_no_one(scene: Scene, eventually: Any) -> None:
     for boot_id in ("", "xyz", "00"):
         scene.registry.announce(

@@ -281,6 +281,28 @@ async def test_another_boot_voids_the_old_one(scene: Any) -> None:
     assert made.link.boot_id == b"c" * 16
 
 
+async def test_a_worker_of_another_role_voids_all_and_is_not_linked(scene: Any) -> None:
+    """It came back at the same address before the registry told of its new role."""
+    made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=20.0))
+    far = await made.accept()
+    await far.close()
+    other = worker_pb2.WorkerMessage()
+    other.CopyFrom(WELCOME)
+    other.welcome.boot_id, other.welcome.role = b"c" * 16, "prefill"
+    for _ in range(2):
+        async with asyncio.timeout(20):
+            far = await made.dialer.dialled.get()
+            await far.receive()
+            await far.send(other)
+            with pytest.raises(LinkClosed):
+                while True:
+                    await far.receive()
+        assert not made.link.up and made.link.boot_id == BOOT  # so that the fleet sees another
+    assert made.notes.losses[0] == (None, "the worker has taken on another role")
+    await made.accept()  # as where it has its own role again
+    assert made.link.up
+
+
 async def test_block_events_of_another_boot_are_not_taken(scene: Any, eventually: Any) -> None:
     made = scene()
     await made.accept()
