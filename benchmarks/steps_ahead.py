@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from baton.decode_worker.peers import HandoffLink
+from baton.decode_worker.peer_calls import HandoffLink
 from baton.decode_worker.scheduler import StepPlan
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.plan import SHORT_SPIN

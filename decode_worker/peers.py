@@ -1,7 +1,7 @@
 """The prefill workers that this worker reads from: greeted once per boot id, then streams.
 
-`Peers` is where a handoff stream comes from: over gRPC here, in memory in tests and simulation.
-A peer's boot id is checked at every use; another boot id is another peer.
+`Peers` is where a handoff stream comes from. A peer's boot id is checked at every use; another
+boot id is another peer. Knows no gRPC: how an address is called is peer_calls.py's.
 """
 
 from __future__ import annotations
@@ -11,26 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import grpc
-import grpc.aio
-
 from baton.decode_worker.first_contact import FirstContact
+from baton.decode_worker.peer_calls import (
+    GREETING_TIMEOUT_S,
+    LOST,
+    Dial,
+    HandoffLink,
+    PeerCalls,
+)
 from baton.kv_transfer import greeting
 from baton.kv_transfer.mover import Mover
-from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
+from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
-from baton.runtime.grpc_links import ClientLink, credentials, open_channel, translate
-from baton.runtime.links import Link
 from baton.runtime.registry import Registry
-from baton.runtime.tls import Tls
 
 log = logs.get(__name__)
-
-HandoffLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
-
-GREETING_TIMEOUT_S = 2.0
-LOST = "the worker was lost while it was greeted"
 
 
 class Peers(Protocol):
@@ -52,13 +48,13 @@ class _Peer:
     """One boot id, at the address that the registry has for it. Its greetings never overlap."""
 
     address: str
-    channel: grpc.aio.Channel
+    calls: PeerCalls
     greeting: asyncio.Lock = field(default_factory=asyncio.Lock)
     greeted: bool = False
 
 
-class GrpcPeers:
-    """One channel per peer address and boot id.
+class RegisteredPeers:
+    """One connection per peer address and boot id, made by `dial`.
 
     A candidate is a name: where a peer is, the registry says. Nothing is sent to an address,
     the token least of all, that only a message has named."""
@@ -67,17 +63,15 @@ class GrpcPeers:
         self,
         mine: Callable[[], handoff_pb2.Greeting],
         mover: Mover,
-        token: str,
+        dial: Dial,
         first_contact: FirstContact,
         registry: Registry,
-        tls: Tls | None = None,  # None: peers are called in plain text
     ) -> None:
         self._mine = mine
-        self._tls = tls
+        self._dial = dial
         self._registry = registry
         self._first_contact = first_contact
         self._mover = mover
-        self._metadata = credentials(token)
         self._peers: dict[bytes, _Peer] = {}
         self._closing: set[asyncio.Future[None]] = set()
 
@@ -86,20 +80,17 @@ class GrpcPeers:
         peer = self._peers.get(boot_id)
         if peer is None:
             self._check_registered(candidate)
-            peer = self._peers[boot_id] = _Peer(
-                candidate.address, open_channel(candidate.address, self._tls)
-            )
-        stub = handoff_pb2_grpc.HandoffStub(peer.channel)  # type: ignore[no-untyped-call]
+            peer = self._peers[boot_id] = _Peer(candidate.address, self._dial(candidate.address))
         async with peer.greeting:
             if not peer.greeted or self._peers.get(boot_id) is not peer:
-                await self._greeted_first(peer, boot_id, stub)
-        return ClientLink(stub.Open(metadata=self._metadata))
+                await self._greeted_first(peer, boot_id)
+        return peer.calls.open()
 
     def forget(self, boot_id: bytes) -> None:
         self._mover.forget(boot_id)
         peer = self._peers.pop(boot_id, None)
         if peer is not None:
-            closing = asyncio.ensure_future(peer.channel.close())
+            closing = asyncio.ensure_future(peer.calls.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -109,14 +100,12 @@ class GrpcPeers:
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=GREETING_TIMEOUT_S)
 
-    async def _greeted_first(
-        self, peer: _Peer, boot_id: bytes, stub: handoff_pb2_grpc.HandoffStub
-    ) -> None:
+    async def _greeted_first(self, peer: _Peer, boot_id: bytes) -> None:
         """Greet, or raise why nothing can be read there. Who waited for another's greeting in
         vain has learned enough: it goes to its next candidate."""
         if self._peers.get(boot_id) is peer:
             try:
-                await self._greet(stub, boot_id)
+                await self._greet(peer.calls, boot_id)
             except BatonError:
                 if self._peers.get(boot_id) is peer:
                     self.forget(boot_id)
@@ -156,20 +145,11 @@ class GrpcPeers:
         for boot_id, peer in list(self._peers.items()):
             if boot_id.hex() in registered or peer.greeting.locked():
                 continue
-            if peer.channel.get_state() is not grpc.ChannelConnectivity.READY:
+            if not peer.calls.up:
                 self.forget(boot_id)
 
-    async def _greet(self, stub: handoff_pb2_grpc.HandoffStub, boot_id: bytes) -> None:
-        try:
-            theirs = await stub.Greet(
-                self._mine(), metadata=self._metadata, timeout=GREETING_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise translate(error) from error
-        except asyncio.CancelledError:
-            if _cancelled():
-                raise
-            raise Unavailable(LOST) from None  # gRPC says so when the channel is closed meanwhile
+    async def _greet(self, calls: PeerCalls, boot_id: bytes) -> None:
+        theirs = await calls.greet(self._mine())
         if theirs.boot_id != boot_id:
             raise Unavailable(
                 f"worker {theirs.worker_id} has restarted: its boot id is not the placed one"
@@ -178,9 +158,3 @@ class GrpcPeers:
         pool = greeting.peer_pool(theirs)
         await self._mover.connect(pool)
         await self._first_contact.check(theirs.worker_id, pool)
-
-
-def _cancelled() -> bool:
-    """Whether this task was told to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -173,6 +173,10 @@ def _add_faults(commands: Any) -> None:
     command.add_argument(
         "--mutation", default="", metavar="NAME", help="break the product so; is it noticed?"
     )
+    command.add_argument(
+        "--engine", choices=("hash", "model"), default="hash",
+        help="what fleets compute: hashes, or the embedded model (a hundred times as slow)",
+    )  # fmt: skip
     command.set_defaults(run=_faults)
 
 
@@ -272,6 +276,7 @@ def _chat(options: argparse.Namespace) -> None:
 
 
 def _faults(options: argparse.Namespace) -> int:
+    from baton.models.embedded import embedded_model
     from baton.simulation.fault_report import faults
 
     keep = None
@@ -287,6 +292,7 @@ def _faults(options: argparse.Namespace) -> int:
         json_file=options.json,
         mutation=options.mutation,
         keep=keep,
+        model=embedded_model() if options.engine == "model" else None,
     )
 
 

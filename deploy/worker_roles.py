@@ -19,7 +19,8 @@ from pathlib import Path
 import grpc.aio
 
 from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peers import GrpcPeers
+from baton.decode_worker.peer_calls import grpc_dial
+from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.blocks import BlockPool
 from baton.engine.fingerprint import model_fingerprint
@@ -91,9 +92,8 @@ def decode_role(below: Below) -> Served:
     boot = below.boot
     floor_gbps = boot.config.handoff.preflight_floor_gbps
     first_contact = FirstContact(below.mover, below.pool, floor_gbps)
-    peers = GrpcPeers(
-        below.greeting, below.mover, boot.token, first_contact, boot.registry, boot.tls
-    )
+    dial = grpc_dial(boot.token, boot.tls)
+    peers = RegisteredPeers(below.greeting, below.mover, dial, first_contact, boot.registry)
     worker = DecodeWorker(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id,

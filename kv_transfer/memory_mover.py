@@ -43,7 +43,7 @@ class Fate:
     until the exchange's `release_stuck`. Of one of its blocks (an index into `local`), `corrupt`:
     bit number `bit` lands flipped; `short`: its second half does not land, and nobody is told;
     `wrong`: the granter's next block lands instead. `stale`: all is read from the pool of this
-    boot id.
+    boot id. So many blocks land `early`, after half of the delay, and again with the others.
     """
 
     delay_s: float = 0.0
@@ -53,6 +53,7 @@ class Fate:
     bit: int = 0
     short: int | None = None
     wrong: int | None = None
+    early: int = 0
     stale: bytes | None = None
 
 
@@ -122,6 +123,8 @@ class MemoryRead:
             exchange.hold_back(self)
         else:
             exchange.later(fate.delay_s, self.finish)
+            if fate.early:
+                exchange.later(fate.delay_s / 2, self._land_early)
 
     def finish(self) -> None:
         """Land, or fail; settled either way."""
@@ -155,6 +158,12 @@ class MemoryRead:
         if fate.corrupt is not None:
             byte, bit = divmod(fate.bit, 8)
             target[attempt.local[fate.corrupt], byte] ^= 1 << bit
+
+    def _land_early(self) -> None:
+        attempt, count = self.attempt, self._fate.early
+        source = self._exchange.pool(attempt.granter)
+        if source is not None:
+            self._target[list(attempt.local[:count])] = source[list(attempt.remote[:count])]
 
     def _sum(self) -> None:
         if self.sums is not None and self._summing is not None:

@@ -19,6 +19,7 @@ from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2
 from baton.router.generation import Generation
 from baton.router.worker_link import WorkerLink
+from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.world import RouterProcess, WorkerProcess, World
 
@@ -168,14 +169,14 @@ def _accepted(generation: Generation) -> int:
     return sum([len(choice.accepted) for choice in generation.choices])
 
 
-def of_history(history: History, paused_s: float) -> Iterable[str]:
+def of_history(history: History, paused_s: float, kind: EngineKind = HASHES) -> Iterable[str]:
     """I4: one end, in time; the right tokens, all of them if it is said to be finished.
     `paused_s`: so long its router's process may have stood still."""
-    for breach in _of_history(history, paused_s):
+    for breach in _of_history(history, paused_s, kind):
         yield f"{history.request_id} {breach}; {history.ask}"
 
 
-def _of_history(history: History, paused_s: float) -> Iterable[str]:
+def _of_history(history: History, paused_s: float, kind: EngineKind) -> Iterable[str]:
     ends = history.ends
     if len(ends) != 1:
         yield f"ended {len(ends)} times: {ends}"
@@ -189,7 +190,7 @@ def _of_history(history: History, paused_s: float) -> Iterable[str]:
     if not _allowed(ends[0], history.ask):
         yield f"ended with {ends[0]}: {history.detail}"
     for choice, tokens in enumerate(history.tokens):
-        yield from _of_choice(history, choice, tokens)
+        yield from _of_choice(history, choice, tokens, kind)
 
 
 def _allowed(end: str, ask: Ask) -> bool:
@@ -202,14 +203,19 @@ def _allowed(end: str, ask: Ask) -> bool:
     )
 
 
-def _of_choice(history: History, choice: int, tokens: list[int]) -> Iterable[str]:
+def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKind) -> Iterable[str]:
     ask, finishes = history.ask, history.finishes[choice]
     finished = history.ends[0] == FINISHED
-    expected = ask.expected(choice, None if finished else len(tokens))
+    drawn = ask.drawn(choice, None if finished else len(tokens), kind)
+    expected = [one.token for one in drawn]
     whole = expected if ask.enough is None else expected[: ask.enough]
     if tokens != expected[: len(tokens)]:
         yield f"choice {choice}: tokens {tokens}, expected {expected}"
-    elif finished:
+        return
+    beside = [(one.logprob, one.top) for one in drawn[: len(tokens)]]
+    if history.logprobs[choice] != beside:
+        yield f"choice {choice}: logprobs {history.logprobs[choice]}, expected {beside}"
+    if finished:
         if tokens != whole:
             yield f"choice {choice}: {len(tokens)} tokens of {len(whole)}"
         stopped = bool(whole) and whole[-1] in ask.stops

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.decode_worker.peers import HandoffLink
+from baton.decode_worker.peer_calls import HandoffLink
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool

@@ -18,13 +18,15 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError
 from baton.simulation import lab, mutations, regressions
-from baton.simulation.scenario import draw
+from baton.simulation.engine_kind import HASHES, EngineKind
+from baton.simulation.scenario import BLOCK, Scenario, draw
 
 MOST_SHOWN = 5  # failing seeds that are made shorter and shown
 
@@ -76,70 +78,90 @@ def run(
     keep: Sequence[int] | None = None,
     stop_at_first: bool = False,
     past: bool = True,
+    kind: EngineKind = HASHES,
 ) -> Report:
     """Run past bugs' seeds and then `count` seeds from `first` on, in this process."""
     logs.setup("faults", "critical")
+    how = _How(mutation, _named(mutation), kind)
     gc.collect()
     gc.freeze()  # what is there already: each collection between two runs would look through it
     try:
-        return _run(first, count, mutation, keep, stop_at_first=stop_at_first, past=past)
+        return _run(first, count, how, keep, stop_at_first=stop_at_first, past=past)
     finally:
         gc.unfreeze()
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """Seeds are run so."""
+
+    mutation: str
+    broken: mutations.Mutation
+    kind: EngineKind
+
+    def run(self, scenario: Scenario) -> lab.Outcome:
+        return lab.run(scenario, self.broken, kind=self.kind)
+
+    def arguments(self) -> str:
+        engine = f" --engine {self.kind.name}" if self.kind is not HASHES else ""
+        return engine + (f" --mutation {self.mutation}" if self.mutation else "")
 
 
 def _run(
     first: int,
     count: int,
-    mutation: str,
+    how: _How,
     keep: Sequence[int] | None,
     *,
     stop_at_first: bool,
     past: bool,
 ) -> Report:
-    report = Report(mutation=mutation)
-    broken = mutations.named(mutation)
+    report = Report(mutation=how.mutation)
     started_s = time.perf_counter()
     for seed in [*(regressions.seeds() if past else ()), *range(first, first + count)]:
         scenario = draw(seed)
         if keep is not None:
             scenario = scenario.only(tuple(keep))
-        outcome = lab.run(scenario, broken)
+        outcome = how.run(scenario)
         report.add(outcome)
         if outcome.breaches:
             if len(report.failing_seeds) <= MOST_SHOWN:
-                report.violations += _shown(outcome, broken, mutation, shorten=keep is None)
+                report.violations += _shown(outcome, how, shorten=keep is None)
             if stop_at_first:
                 break
     report.seeds_per_s = round(report.seeds / (time.perf_counter() - started_s), 1)
     return report
 
 
-def _shown(
-    outcome: lab.Outcome, broken: mutations.Mutation, mutation: str, *, shorten: bool
-) -> list[str]:
+def _named(name: str) -> mutations.Mutation:
+    """A deliberate break, or a past bug without its fix."""
+    bug = regressions.PAST_BUGS.get(name)
+    return partial(mutations.applied, bug.undo) if bug else mutations.named(name)
+
+
+def _shown(outcome: lab.Outcome, how: _How, *, shorten: bool) -> list[str]:
     """A failing seed, as short as it can be made, and the line that repeats it."""
     scenario = draw(outcome.seed)
     command = f"baton faults --from {outcome.seed} --seeds 1"
     kept = tuple(range(len(scenario.events)))
     breaches = outcome.breaches
     if shorten:
-        kept = lab.shrink(scenario, lambda shorter: bool(lab.run(shorter, broken).breaches))
-        breaches = lab.run(scenario.only(kept), broken).breaches
+        kept = lab.shrink(scenario, lambda shorter: bool(how.run(shorter).breaches))
+        breaches = how.run(scenario.only(kept)).breaches
         command += f" --keep {','.join(map(str, kept))}"
-    if mutation:
-        command += f" --mutation {mutation}"
+    command += how.arguments()
     events = [f"  {place}: {scenario.events[place]}" for place in kept] if shorten else []
     return [f"seed {outcome.seed}: {breaches[0]}", *breaches[1:4], *events, f"  again: {command}"]
 
 
-def run_jobs(first: int, count: int, jobs: int, mutation: str) -> Report:
+def run_jobs(first: int, count: int, jobs: int, model: Path | None) -> Report:
     """The same in `jobs` processes of this Python. Raises ConfigError if one of them fails."""
     started_s = time.perf_counter()
-    report = Report(mutation=mutation)
+    report = Report()
     with tempfile.TemporaryDirectory() as folder:
         starts = [first + count * job // jobs for job in range(jobs + 1)]
         processes = [
-            _start(starts[job], starts[job + 1], job, mutation, Path(folder)) for job in range(jobs)
+            _start(starts[job], starts[job + 1], job, model, Path(folder)) for job in range(jobs)
         ]
         for job, process in enumerate(processes):
             if process.wait() not in (0, 1):
@@ -149,10 +171,13 @@ def run_jobs(first: int, count: int, jobs: int, mutation: str) -> Report:
     return report
 
 
-def _start(first: int, end: int, job: int, mutation: str, folder: Path) -> subprocess.Popen[bytes]:
+def _start(
+    first: int, end: int, job: int, model: Path | None, folder: Path
+) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-P", "-m", "baton.simulation.fault_report"),
-        *(str(first), str(end - first), mutation, str(int(job == 0)), str(folder / f"{job}.json")),
+        *(str(first), str(end - first), str(int(job == 0)), str(folder / f"{job}.json")),
+        *([] if model is None else [str(model)]),
     ]
     return subprocess.Popen(command)
 
@@ -165,19 +190,29 @@ def faults(
     json_file: Path | None = None,
     mutation: str = "",
     keep: Sequence[int] | None = None,
+    model: Path | None = None,
 ) -> int:
     """What `baton faults` does; the exit code: 1 if a promise was broken, or if a mutation was
-    not noticed."""
+    not noticed. `model`: the folder of what the fleets compute with, instead of hashes."""
     if count < 1 or jobs < 1:
         raise ConfigError("--seeds and --jobs: give 1 or more")
     if jobs > 1 and keep is None and not mutation:
-        report = run_jobs(first, count, min(jobs, count), mutation)
+        report = run_jobs(first, count, min(jobs, count), model)
     else:
-        report = run(first, count, mutation=mutation, keep=keep, stop_at_first=bool(mutation))
+        kind, stop = _kind(model), bool(mutation)
+        report = run(first, count, mutation=mutation, keep=keep, stop_at_first=stop, kind=kind)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
     print("\n".join([*report.violations, _summary(report)]))
     return int(bool(report.failing_seeds) != bool(mutation))
+
+
+def _kind(model: Path | None) -> EngineKind:
+    if model is None:
+        return HASHES
+    from baton.simulation.model_engine import ModelKind  # with torch, which hashes do not need
+
+    return ModelKind(model, BLOCK)
 
 
 def _summary(report: Report) -> str:
@@ -194,9 +229,10 @@ def _summary(report: Report) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One process of several: FIRST COUNT MUTATION PAST FILE."""
-    first, count, mutation, past, file = arguments
-    report = run(int(first), int(count), mutation=mutation, past=past == "1")
+    """One process of several: FIRST COUNT PAST FILE [MODEL]."""
+    first, count, past, file, *model = arguments
+    kind = _kind(Path(model[0]) if model else None)
+    report = run(int(first), int(count), past=past == "1", kind=kind)
     Path(file).write_text(json.dumps(report.as_json()))
 
 

@@ -14,6 +14,8 @@ from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.simulation.scenario import Fault
 from baton.simulation.world import World
 
+TORN = 0.1  # of the READs: some of the blocks come early, and once more with the others
+
 
 class Striker:
     """One per run; `dice` are its own. `read_s` is a small READ's usual time."""
@@ -41,6 +43,7 @@ class Striker:
             "slow": self._slow,
             "hang": self._hang,
             "drain": self._drain,
+            "role": self._role,
             "cut": self._cut,
             "reset": self._reset,
             "reads": self._spoil,
@@ -84,8 +87,7 @@ class Striker:
         world.kill(name, silent=fault.what == "silently")
         if name in world.routers:
             return lambda: _ignore(world.start_router(name))
-        old = world.workers[name]
-        return lambda: _ignore(world.start_worker(name, old.role, old.pool.total))
+        return lambda: world.restart(name)
 
     def _pause(self, fault: Fault) -> Callable[[], None]:
         machine = self._world.machine(fault.targets[0])
@@ -113,10 +115,27 @@ class Striker:
         return usual
 
     def _drain(self, fault: Fault) -> Callable[[], None]:
-        world, (name,) = self._world, fault.targets
+        self._roll(fault.targets[0])
+        return _nothing
+
+    def _roll(self, name: str) -> None:
+        world = self._world
         if world.machine(name).alive and not world.workers[name].worker.draining.is_set():
             world.machine(name).spawn(world.roll(name), "drain")
-        return _nothing
+
+    def _role(self, fault: Fault) -> Callable[[], None]:
+        """It drains, and comes back in the other role; after the time, in its own one."""
+        world, (name,) = self._world, fault.targets
+        before = world.workers[name].role
+        world.roles[name] = "decode" if before == "prefill" else "prefill"
+        self._roll(name)
+
+        def back() -> None:
+            world.roles[name] = before
+            if world.workers[name].role != before:
+                self._roll(name)
+
+        return back
 
     def _cut(self, fault: Fault) -> Callable[[], None]:
         one, other = fault.targets
@@ -190,7 +209,8 @@ class Striker:
                         return Fate(delay_s, stale=self._another(attempt))
         if not self._reachable(attempt):
             return Fate(stuck=True)
-        return Fate(delay_s)
+        torn = dice.randint(1, len(attempt.local)) if dice.random() < TORN else 0
+        return Fate(delay_s, early=torn)
 
     def _another(self, attempt: Attempt) -> bytes:
         """The pool of another process, as where one has restarted at the same addresses."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
 
+from baton.engine.batch import Drawn
 from baton.proto import worker_pb2
 from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
 from baton.runtime.errors import BatonError
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.hash_engine import expected_output
-from baton.simulation.world import SLABS, VOCAB, RouterProcess
+from baton.simulation.engine_kind import HASHES, EngineKind
+from baton.simulation.world import RouterProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Ask:
     leaves_s: float | None = None
     enough: int | None = None
     reads_s: float = 0.0
+    top_logprobs: int | None = None
 
     def request(self) -> GenerationRequest:
         sampling = worker_pb2.Sampling(
@@ -46,6 +48,7 @@ class Ask:
             top_p=1.0,
             repetition_penalty=self.penalty,
             seed=self.seed,
+            top_logprobs=self.top_logprobs,
         )
         return GenerationRequest(
             prompt=self.prompt,
@@ -56,20 +59,29 @@ class Ask:
             cache_salt=self.salt,
         )
 
-    def expected(self, choice: int, count: int | None = None) -> list[int]:
-        """The tokens of a choice, as a run without faults gives them: the first `count`, or all."""
+    def drawn(
+        self, choice: int, count: int | None = None, kind: EngineKind = HASHES
+    ) -> list[Drawn]:
+        """What a run without faults draws for a choice: the first `count`, or all."""
         params = SamplingParams(
-            temperature=self.temperature, repetition_penalty=self.penalty, seed=self.seed
+            temperature=self.temperature,
+            repetition_penalty=self.penalty,
+            seed=self.seed,
+            top_logprobs=self.top_logprobs,
         )
         wanted = self.max_tokens if count is None else min(count, self.max_tokens)
-        tokens = expected_output(
-            self.prompt, wanted, params, choice=choice, slabs=SLABS, vocab_size=VOCAB
-        )
-        for place, token in enumerate(tokens):
-            if token in self.stops:
-                return tokens[: place + 1]
-        return tokens
+        drawn = kind.drawn(self.prompt, wanted, params, choice)
+        for place, one in enumerate(drawn):
+            if one.token in self.stops:
+                return drawn[: place + 1]
+        return drawn
 
+    def expected(self, choice: int) -> list[int]:
+        """All tokens of a choice, as a run without faults gives them."""
+        return [one.token for one in self.drawn(choice)]
+
+
+Logprob = tuple[float | None, tuple[tuple[int, float], ...]]  # the token's, and the best ones
 
 FINISHED, LEFT, ROUTER_LOST = "finished", "left", "router lost"
 
@@ -81,6 +93,7 @@ class History:
     ask: Ask
     number: int
     tokens: list[list[int]] = field(default_factory=list)  # of each choice
+    logprobs: list[list[Logprob]] = field(default_factory=list)  # beside each token
     finishes: list[list[str]] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     detail: str = ""
@@ -92,6 +105,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.tokens = [[] for _ in range(self.ask.choices)]
+        self.logprobs = [[] for _ in range(self.ask.choices)]
         self.finishes = [[] for _ in range(self.ask.choices)]
 
     @property
@@ -148,6 +162,7 @@ def _take(
         return
     if output.token is not None:
         tokens.append(output.token)
+        history.logprobs[choice].append((output.logprob, output.top))
     if output.finish is not None:
         history.finishes[choice].append(output.finish)
     elif enough is not None and len(tokens) >= enough:

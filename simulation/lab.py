@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Counter, Gauge, Histogram
 
 from baton.simulation import checks
+from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.faults import Striker
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
 from baton.simulation.scenario import Event, Fault, Scenario, draw
@@ -54,14 +55,14 @@ class Outcome:
 class Run:
     """A scenario on its way."""
 
-    def __init__(self, scenario: Scenario, loop: VirtualLoop) -> None:
+    def __init__(self, scenario: Scenario, loop: VirtualLoop, kind: EngineKind) -> None:
         self.scenario = scenario
         self.outcome = Outcome(scenario.seed)
         self.histories: list[History] = []
         self._loop = loop
         dice = random.Random(scenario.seed ^ 0x5EED)
         self.world = World(
-            loop, scenario.config, dice, step_s=scenario.step_s, delay_s=scenario.delay_s
+            loop, scenario.config, dice, kind, step_s=scenario.step_s, delay_s=scenario.delay_s
         )
         self._watch = checks.Watch(self.world)
         self.world.started = self._watch.over
@@ -170,7 +171,9 @@ class Run:
         outcome = self.outcome
         outcome.requests = len(self.histories)
         for history in self.histories:
-            outcome.breaches += checks.of_history(history, self._paused_s(history.ask.router))
+            outcome.breaches += checks.of_history(
+                history, self._paused_s(history.ask.router), self.world.kind
+            )
             outcome.migrations += history.migrations
             for end in history.ends:
                 outcome.ends[end] = outcome.ends.get(end, 0) + 1
@@ -188,7 +191,7 @@ class Run:
         ]
         await self._until(lambda: all(probe.ends for probe in probes), 2 * PROBE_S)
         for probe in probes:
-            found = list(checks.of_history(probe, 0.0))
+            found = list(checks.of_history(probe, 0.0, self.world.kind))
             if not found and probe.ends != [FINISHED]:
                 found = [f"ended with {probe.ends} {probe.detail}"]
             self.outcome.breaches += [f"the probe at the end: {what}" for what in found]
@@ -228,16 +231,18 @@ def run(
     scenario: Scenario,
     mutation: Callable[[], AbstractContextManager[None]] = nullcontext,
     trace: list[str] | None = None,
+    kind: EngineKind = HASHES,
 ) -> Outcome:
     """One run, always the same for the same scenario. `mutation` breaks the product meanwhile;
     `trace` gets a line for each callback."""
+    scenario = scenario.computed_by(kind)
     random.seed(scenario.seed)  # the product's own dice: jitter
     loop = VirtualLoop(scenario.seed, shuffle=scenario.shuffle)
     loop.trace = trace
     gc.disable()  # a collection in the midst would end coroutines at another time in each run
     try:
         with mutation(), _uncounted():
-            current = Run(scenario, loop)
+            current = Run(scenario, loop, kind)
             try:
                 loop.run(current.main(), LIMIT_S)
             except (OutOfTime, Deadlock) as error:

@@ -24,6 +24,7 @@ from baton.kv_transfer.lease import GranterLease, ReaderLease
 from baton.kv_transfer.places import Places
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.session import ReaderSession
+from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.router import placing
 from baton.router.admission import Admission
@@ -52,11 +53,11 @@ def named(name: str) -> Mutation:
         return nullcontext
     if name not in MUTATIONS:
         raise ConfigError(f"--mutation {name}: give one of {', '.join(MUTATIONS)}")
-    return partial(_broken, MUTATIONS[name])
+    return partial(applied, MUTATIONS[name])
 
 
 @contextmanager
-def _broken(broken: Break) -> Iterator[None]:
+def applied(broken: Break) -> Iterator[None]:
     before = broken.owner.__dict__[broken.name]
     setattr(broken.owner, broken.name, broken.make(before))
     try:
@@ -176,6 +177,16 @@ def _without_the_blocks(_: Any) -> Any:
     return conclude
 
 
+def _without_logprobs(before: Any) -> Any:
+    def first_tokens(self: Prompt, *more: Any) -> Any:
+        message = before(self, *more)
+        for token in message.tokens:
+            token.ClearField("logprob")
+        return message
+
+    return first_tokens
+
+
 def _ticket_lost(_: Any) -> Any:
     @contextmanager
     def ticket(self: Admission) -> Iterator[None]:
@@ -238,6 +249,9 @@ MUTATIONS: dict[str, Break] = {
     "accept-late-tokens": Break("any attempt's tokens", Dispatcher, "take", _any_attempt),
     "draw-first-tokens-again": Break(
         "a failed handoff's first tokens are drawn anew", DecodeScheduler, "_undrawn", _drawn_again
+    ),
+    "forget-first-logprobs": Break(
+        "the first token comes without its logprob", Prompt, "first_tokens", _without_logprobs
     ),
     "another-seed": Break("a retry draws otherwise", placing, "build_submit", _another_seed),
     "forget-where-output-begins": Break(

@@ -17,9 +17,8 @@ from baton.runtime.config import (
     StepConfig,
     WorkerConfig,
 )
-from baton.simulation.hash_engine import block_bytes
+from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.history import Ask
-from baton.simulation.world import SLABS
 
 BLOCK = 4
 # most fleets are small: a seed's time grows with its links
@@ -27,7 +26,7 @@ ROUTERS = (1, 1, 1, 1, 1, 2, 2, 3)
 PREFILLS = (1, 1, 1, 2, 2, 2, 3, 4)
 DECODES = (1, 1, 2, 2, 2, 2, 2, 3, 3, 4, 5)
 PAIR_S = 0.1  # two faults come within this time
-LONG = 60  # tokens: with a prompt, the smallest pool of a decode worker
+LONG = 60  # tokens: with a prompt, the smallest pool of a worker, which may come to decode
 LEAVING = 30  # tokens of a request whose client may leave before
 SLOW_READS = 0.25  # of the seeds
 TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
@@ -81,6 +80,13 @@ class Scenario:
     def asks(self) -> list[Event]:
         return [event for event in self.events if isinstance(event.does, Ask)]
 
+    def computed_by(self, kind: EngineKind) -> Scenario:
+        """With READs of as many blocks, whatever the size of those."""
+        handoff = self.config.handoff
+        blocks = handoff.read_bytes // HASHES.block_bytes(BLOCK)
+        handoff = replace(handoff, read_bytes=blocks * kind.block_bytes(BLOCK))
+        return replace(self, config=replace(self.config, handoff=handoff))
+
     def only(self, kept: tuple[int, ...]) -> Scenario:
         """With these of its events alone."""
         return replace(self, events=tuple(self.events[place] for place in kept))
@@ -95,7 +101,7 @@ def draw(seed: int) -> Scenario:
     routers = tuple(f"r{n}" for n in range(dice.choice(ROUTERS)))
     prefills = dice.choice([1, 1, 2] if slow else PREFILLS)
     decodes = dice.choice([1, 2] if slow or tight else DECODES)
-    prefill = {f"p{n}": dice.choice([16, 32, 64]) for n in range(prefills)}
+    prefill = {f"p{n}": dice.choice([24, 32, 64]) for n in range(prefills)}
     decode = {f"d{n}": 24 if tight else dice.choice([24, 40, 80]) for n in range(decodes)}
     step_s = dice.choice([0.001, 0.003, 0.01])
     read_s = dice.choice([0.02, 0.04]) if slow else dice.choice([0.0, 0.001, 0.01])
@@ -133,7 +139,7 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
             placement="disaggregated" if slow else dice.choice(["auto", "disaggregated"]),
             local_prefill_tokens=8,
             max_requests=dice.choice([8, 64, 64]),
-            stream_buffer_messages=64,
+            stream_buffer_messages=dice.choice([8, 64]),
             link_heartbeat_s=0.5,
             link_silence_s=1.2,
             link_grace_s=0.5,
@@ -152,7 +158,7 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
         handoff=HandoffConfig(
             lease_s=dice.choice([0.15, 0.25]) if slow else dice.choice([0.3, 0.5, 1.0]),
             read_timeout_s=max(8 * read_s, dice.choice([0.1, 0.4, 2.0])),
-            read_bytes=(1 if slow else dice.choice([1, 3])) * block_bytes(BLOCK, SLABS),
+            read_bytes=(1 if slow else dice.choice([1, 3])) * HASHES.block_bytes(BLOCK),
             window_reads=1 if slow else dice.choice([1, 2, 4]),
         ),
     )
@@ -182,6 +188,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...], *, tight: bool) -> list
             leaves_s=dice.uniform(0, 0.2) if leaves else None,
             enough=dice.randint(1, max_tokens) if dice.random() < 0.1 else None,
             reads_s=dice.choice([0.01, 0.2]) if dice.random() < 0.1 else 0.0,
+            top_logprobs=dice.choice([0, 2]) if dice.random() < 0.15 else None,
         )
         events.append(Event(dice.uniform(0.1, 0.25), ask))
     return sorted(events, key=lambda event: event.at_s)
@@ -207,8 +214,8 @@ def _faults(
 def _fault(dice: random.Random, fleet: _Fleet) -> Fault:
     routers, prefill, decode = fleet.routers, fleet.prefill, fleet.decode
     kind = dice.choices(
-        ["kill", "pause", "slow", "hang", "drain", "cut", "reset", "reads", "step"],
-        [4, 3, 1, 1, 2, 4, 2, 5, 2],
+        ["kill", "pause", "slow", "hang", "drain", "role", "cut", "reset", "reads", "step"],
+        [4, 3, 1, 1, 2, 2, 4, 2, 5, 2],
     )[0]
     any_worker = dice.choice([*prefill, *decode, dice.choice(decode)])
     for_s = dice.choice([0.02, 0.1, 0.4, 1.5, 4.0])
@@ -226,6 +233,6 @@ def _fault(dice: random.Random, fleet: _Fleet) -> Fault:
     if kind == "reads":
         share = dice.choice([0.2, 1.0])
         return Fault(kind, (dice.choice(prefill),), for_s, dice.choice(READ_FAULTS), share)
-    if kind in ("hang", "drain"):
+    if kind in ("hang", "drain", "role"):
         return Fault(kind, (any_worker,), for_s)
     return Fault(kind, (any_worker,), for_s, dice.choice(["fails", "breaks a slice", "no memory"]))

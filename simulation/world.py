@@ -16,20 +16,23 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peers import GREETING_TIMEOUT_S, HandoffLink
+from baton.decode_worker.peer_calls import GREETING_TIMEOUT_S, HandoffLink
+from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool
+from baton.kv_transfer import greeting
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.prefill_worker.worker import PrefillWorker
-from baton.proto import worker_pb2
+from baton.proto import handoff_pb2, worker_pb2
 from baton.router.admission import Admission
 from baton.router.dialer import Connection, RouterLink
 from baton.router.dispatch import Dispatcher
@@ -39,16 +42,13 @@ from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
-from baton.runtime.wire import ModelLimits
 from baton.runtime.worker_links import serve_link
-from baton.simulation.hash_engine import HashEngine, block_bytes
+from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.machine import Machine
 from baton.simulation.network import Network, Service, SimLink
 from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.virtual_steps import VirtualSteps
 
-SLABS = 2
-VOCAB = 1000
-MAX_CONTEXT = 10_000
 KEY = b"the lab's key"
 _LOW = 0xFFFFFFFF
 
@@ -74,7 +74,7 @@ class WorkerProcess:
     machine: Machine
     role: Role
     worker: PrefillWorker | DecodeWorker
-    engine: HashEngine
+    engine: VirtualSteps
     pool: BlockPool
     array: NDArray[np.uint8]  # [blocks, block_bytes]
     mover: MemoryMover
@@ -98,6 +98,7 @@ class World:
     loop: VirtualLoop
     config: Config
     dice: random.Random
+    kind: EngineKind = HASHES
     step_s: float = 0.002
     delay_s: float = 0.0005
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
@@ -105,12 +106,14 @@ class World:
     workers: dict[str, WorkerProcess] = field(default_factory=dict)  # the last boot of each
     routers: dict[str, RouterProcess] = field(default_factory=dict)
     boots: dict[bytes, WorkerProcess] = field(default_factory=dict)  # all of them
+    roles: dict[str, Role] = field(default_factory=dict)  # that workers are to take on
     started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
     router_started: Callable[[RouterProcess], None] = lambda process: None
     network: Network = field(init=False)
     _handoffs: int = 0
 
     def __post_init__(self) -> None:
+        self.kind.begin()
         self.network = Network(self.loop, self._delay)
         self.exchange.later = self._later
 
@@ -119,9 +122,6 @@ class World:
     def start_worker(self, name: str, role: Role, blocks: int) -> WorkerProcess:
         machine, boot_id = self._machine(name), self.dice.randbytes(16)
         size = self.config.pool.block_size
-        array = np.zeros((blocks, block_bytes(size, SLABS)), dtype=np.uint8)
-        pool = BlockPool(blocks, size)
-        mover = MemoryMover(PlainSums(array, SLABS), boot_id, self.exchange)
 
         def step_s(batch: StepBatch) -> float:
             tokens = sum(len(piece.tokens) for piece in batch.slices)
@@ -129,8 +129,9 @@ class World:
             hang_s, machine.hang_s = machine.hang_s, 0.0
             return hang_s + machine.slowness * self.step_s * (1 + tokens / 16) * spread
 
-        engine = HashEngine(array, block_size=size, slabs=SLABS, vocab_size=VOCAB, step_s=step_s)
-        limits = ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", KEY)
+        engine, array = self.kind.make(blocks, size, step_s)
+        pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
+        mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
         worker: PrefillWorker | DecodeWorker
         if role == "prefill":
             worker = PrefillWorker(
@@ -150,7 +151,13 @@ class World:
                 engine=engine,
                 pool=pool,
                 mover=mover,
-                peers=SimPeers(self, machine, mover, pool),
+                peers=RegisteredPeers(
+                    lambda: _greeting(name, mover, self.kind, size),
+                    mover,
+                    partial(SimCalls, self.network, machine),
+                    FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps),
+                    self.registry,
+                ),
                 limits=limits,
                 config=self.config,
                 wall_offset_s=0.0,
@@ -170,13 +177,13 @@ class World:
 
     def start_router(self, name: str) -> RouterProcess:
         machine = self._machine(name)
-        router = self.config.router
+        router, limits = self.config.router, self.kind.limits(KEY)
         fleet = Fleet(
             self.registry,
             SimDialer(self.network, machine),
             router,
             KEY,
-            Limits(MAX_CONTEXT, VOCAB),
+            Limits(limits.max_context, limits.vocab_size),
             boot_id=self.dice.randbytes(16),
         )
         dispatcher = Dispatcher(fleet, router)
@@ -213,10 +220,14 @@ class World:
         self.loop.call_world(self.loop.world_s, self._replace, name)
 
     def _replace(self, name: str) -> None:
-        process = self.workers[name]
-        if process.machine.alive:  # else it was killed while it drained
+        if self.machine(name).alive:  # else it was killed while it drained
             self.kill(name, silent=False)
-            self.start_worker(name, process.role, process.pool.total)
+            self.restart(name)
+
+    def restart(self, name: str) -> None:
+        """A worker that is gone comes back, in the role that it is to have by now."""
+        old = self.workers[name]
+        self.start_worker(name, self.roles.get(name, old.role), old.pool.total)
 
     def of_boot(self, boot_id: bytes) -> WorkerProcess:
         return self.boots[boot_id]
@@ -239,6 +250,7 @@ class World:
 
     def _services(self, process: WorkerProcess) -> dict[str, Service]:
         worker, router = process.worker, self.config.router
+        block_size = self.config.pool.block_size
 
         async def link(link: SimLink) -> None:
             await serve_link(
@@ -254,13 +266,30 @@ class World:
         async def greet(link: SimLink) -> None:
             with contextlib.suppress(LinkClosed):  # who greeted does not wait any more
                 await link.receive()
-                await link.send((process.boot_id, process.mover.describe()))
+                await link.send(
+                    _greeting(process.machine.name, process.mover, self.kind, block_size)
+                )
             await link.close()
 
         services: dict[str, Service] = {"link": link, "blocks": blocks, "greet": greet}
         if isinstance(worker, PrefillWorker):
             services["handoff"] = worker.serve_handoff
         return services
+
+
+def _greeting(
+    name: str, mover: MemoryMover, kind: EngineKind, block_size: int
+) -> handoff_pb2.Greeting:
+    limits = kind.limits(KEY)
+    common = greeting.compatibility(
+        limits.fingerprint,
+        limits.kv_dtype,
+        block_size,
+        layers=1,
+        kv_heads=kind.slabs,
+        head_dim=mover.describe().block_bytes // kind.slabs,
+    )
+    return greeting.build(name, mover.describe(), common)
 
 
 async def _keep_probing(worker: PrefillWorker | DecodeWorker) -> None:
@@ -333,44 +362,33 @@ class _SimConnection:
         return link
 
 
-class SimPeers:
-    """Implements decode_worker's `Peers`: greets once for each boot id, then opens streams."""
+class SimCalls:
+    """Implements decode_worker's `PeerCalls` on simulated streams."""
 
-    def __init__(self, world: World, machine: Machine, mover: MemoryMover, pool: BlockPool) -> None:
-        self._network = world.network
+    def __init__(self, network: Network, machine: Machine, address: str) -> None:
+        self._network = network
         self._machine = machine
-        self._mover = mover
-        self._contact = FirstContact(mover, pool, world.config.handoff.preflight_floor_gbps)
-        self._greeted: set[bytes] = set()
-        self._greeting: dict[bytes, asyncio.Lock] = {}
+        self._address = address
+        self._peer = network.services[address][0]  # who is called is who was there
 
-    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
-        boot_id = candidate.boot_id
-        async with self._greeting.setdefault(boot_id, asyncio.Lock()):
-            if boot_id not in self._greeted:
-                await self._greet(candidate)
-                self._greeted.add(boot_id)
-        return self._network.connect(self._machine, candidate.address, "handoff")
-
-    async def _greet(self, candidate: worker_pb2.Candidate) -> None:
-        link = self._network.connect(self._machine, candidate.address, "greet")
+    async def greet(self, mine: handoff_pb2.Greeting) -> handoff_pb2.Greeting:
+        link = self._network.connect(self._machine, self._address, "greet")
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
-                await link.send(None)
-                boot_id, pool = await link.receive()
+                await link.send(mine)
+                theirs: handoff_pb2.Greeting = await link.receive()
         except (TimeoutError, LinkClosed) as error:
-            raise Unavailable(f"{candidate.worker_id} does not answer") from error
+            raise Unavailable(f"{self._address} does not answer") from error
         finally:
             await link.close()
-        if boot_id != candidate.boot_id:
-            raise Unavailable(f"worker {candidate.worker_id} has restarted")
-        await self._mover.connect(pool)
-        await self._contact.check(candidate.worker_id, pool)
+        return theirs
 
-    def forget(self, boot_id: bytes) -> None:
-        self._greeted.discard(boot_id)
-        self._greeting.pop(boot_id, None)
-        self._mover.forget(boot_id)
+    def open(self) -> HandoffLink:
+        return self._network.connect(self._machine, self._address, "handoff")
+
+    @property
+    def up(self) -> bool:
+        return self._peer.alive or self._peer.silent
 
     async def close(self) -> None:
         pass

@@ -12,9 +12,10 @@ import grpc
 import numpy as np
 import pytest
 
-from baton.decode_worker import peers
+from baton.decode_worker import peer_calls
 from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peers import GrpcPeers
+from baton.decode_worker.peer_calls import grpc_dial
+from baton.decode_worker.peers import RegisteredPeers
 from baton.engine.blocks import BlockPool
 from baton.kv_transfer import greeting
 from baton.kv_transfer.local_pool import HostPool
@@ -68,7 +69,9 @@ class Scene:
         contact = FirstContact(self.mover, BlockPool(8, 4), 0.0)
         own = peer.greeting("decode-0", self.mover.describe())
         self.registry = MemoryRegistry()
-        self.peers = GrpcPeers(lambda: own, self.mover, "token", contact, self.registry)
+        self.peers = RegisteredPeers(
+            lambda: own, self.mover, grpc_dial("token"), contact, self.registry
+        )
 
     def register(self, boot_id: bytes, address: str = "") -> None:
         self.registry.announce(
@@ -231,7 +234,7 @@ async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_
         dialled.append(address)
         return open_channel(address, tls)
 
-    monkeypatch.setattr(peers, "open_channel", noted)
+    monkeypatch.setattr(peer_calls, "open_channel", noted)
     first, second = await greeting_begun(scene, "", "127.0.0.1:1")
     scene.peer.restart(b"2" * 16)  # so that the greeting fails
     scene.peer.gate.set()
@@ -268,7 +271,7 @@ async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
         opened.append(open_channel(address, tls))
         return opened[-1]
 
-    monkeypatch.setattr(peers, "open_channel", noted)
+    monkeypatch.setattr(peer_calls, "open_channel", noted)
     if how == "greeting":
         monkeypatch.setattr(scene.peer, "kv_dtype", "bfloat16")
     else:  # it fits, and cannot be read

@@ -117,6 +117,36 @@ def test_wrong_bytes_land_without_a_word_in_one_block_or_from_another_pool(
     lab.on_virtual_time(main)
 
 
+def test_blocks_that_land_early_land_again_with_the_others(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1.0, early=1))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        read = mover.read(lab.GRANTER, [1, 3], [2, 4])
+        await asyncio.sleep(0.6)
+        assert (stage.own[2] == stage.granted[1]).all() and not stage.own[4].any()
+        assert not read.landed.done() and not read.settled.done()
+        stage.granted[1] = 77
+        await read.landed
+        assert (stage.own[2] == 77).all() and (stage.own[4] == stage.granted[3]).all()
+
+    lab.on_virtual_time(main)
+
+
+def test_nothing_lands_early_from_a_granter_that_is_gone(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1.0, early=1))
+
+    async def main() -> None:
+        mover = await connected(stage)
+        read = mover.read(lab.GRANTER, [1], [2])
+        stage.exchange.leave(lab.GRANTER)
+        with pytest.raises(ReadFailed):
+            await read.landed
+        assert not stage.own.any()
+
+    lab.on_virtual_time(main)
+
+
 def test_some_of_the_stuck_reads_land_and_the_others_stay(lab: Any) -> None:
     stage = lab.Stage(decide=lambda attempt: Fate(stuck=True))
 

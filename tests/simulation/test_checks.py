@@ -19,8 +19,9 @@ def history(
         object.__setattr__(ask, name, value)
     made = History(ask, 3, asked_s=1.0)
     for choice in range(ask.choices):
-        tokens = ask.expected(choice)
-        made.tokens[choice] = tokens if ask.enough is None else tokens[: ask.enough]
+        drawn = ask.drawn(choice)[: ask.enough]
+        made.tokens[choice] = [one.token for one in drawn]
+        made.logprobs[choice] = [(one.logprob, one.top) for one in drawn]
         made.finishes[choice] = ["length"]
         made.used.append(len(made.tokens[choice]))
     made.end(how, 1.0 + took_s, detail)
@@ -31,7 +32,9 @@ def breaches(made: History, paused_s: float = 0.0) -> str:
     return "\n".join(checks.of_history(made, paused_s))
 
 
-@pytest.mark.parametrize("wishes", [{}, {"choices": 3}, {"enough": 2}, {"temperature": 1.0}])
+@pytest.mark.parametrize(
+    "wishes", [{}, {"choices": 3}, {"enough": 2}, {"temperature": 1.0}, {"top_logprobs": 0}]
+)
 def test_an_answer_as_it_should_be_is_no_breach(wishes: dict[str, object]) -> None:
     assert breaches(history(**wishes)) == ""
 
@@ -51,9 +54,23 @@ def test_tokens_are_those_of_a_run_without_faults() -> None:
         assert "expected" in breaches(made)
     cut_off = history(LEFT)
     cut_off.tokens[0] = cut_off.tokens[0][:3]
+    cut_off.logprobs[0] = cut_off.logprobs[0][:3]
     assert breaches(cut_off) == ""
     cut_off.ends = [FINISHED]
     assert "3 tokens of 6" in breaches(cut_off)
+
+
+def test_logprobs_are_those_of_a_run_without_faults_and_come_if_asked_for() -> None:
+    asked = history(top_logprobs=2)
+    assert breaches(asked) == "" and len(asked.logprobs[0][0][1]) == 2
+    (logprob, top), *others = asked.logprobs[0]
+    assert logprob is not None and history().logprobs[0][0] == (None, ())
+    for spoilt in ((None, top), (logprob, top[:1]), (logprob - 1, top)):
+        asked.logprobs[0] = [spoilt, *others]
+        assert "logprobs" in breaches(asked)
+    unasked = history()
+    unasked.logprobs[0][2] = (-0.5, ())
+    assert "logprobs" in breaches(unasked)
 
 
 def test_a_choice_finishes_once_and_as_it_did() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from baton.deploy import cli
 from baton.runtime.errors import ConfigError
 from baton.simulation import fault_report, regressions
 from baton.simulation.fault_report import faults, run
-from baton.simulation.regressions import SCENARIOS, PastBug
+from baton.simulation.regressions import PAST_BUGS
 from baton.simulation.scenario import draw
 
 CAUGHT_BY = 1  # a seed that catches the mutation below
@@ -52,7 +53,7 @@ def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
     arguments = again.split("baton ")[1].split()
     kept = arguments[arguments.index("--keep") + 1].split(",")
     assert len(kept) < len(draw(CAUGHT_BY).events)
-    monkeypatch.setattr(regressions, "PAST_BUGS", ())
+    monkeypatch.setattr(regressions, "PAST_BUGS", {})
     assert cli.main(arguments) == 0  # a mutation that is noticed is what is wanted
     assert f"caught by seed {CAUGHT_BY}" in capsys.readouterr().out
 
@@ -60,7 +61,7 @@ def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
 def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(regressions, "PAST_BUGS", ())
+    monkeypatch.setattr(regressions, "PAST_BUGS", {})
     assert faults(CAUGHT_BY, 1, mutation=MUTATION) == 0
     assert faults(CAUGHT_BY, 1, mutation="no-quarantine", keep=()) == 1
     assert "NOT CAUGHT" in capsys.readouterr().out
@@ -69,16 +70,18 @@ def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
     assert faults(CAUGHT_BY, 1) == 1
 
 
-def test_past_bugs_come_first_while_their_scenario_is_drawn_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bugs = (PastBug(901, SCENARIOS, "one"), PastBug(902, SCENARIOS - 1, "of another drawing"))
+def test_past_bugs_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = next(iter(PAST_BUGS.values()))
+    bugs = {"one": replace(bug, seed=901), "two": replace(bug, seed=902)}
     monkeypatch.setattr(regressions, "PAST_BUGS", bugs)
     ran: list[int] = []
     real = fault_report.draw
     monkeypatch.setattr(fault_report, "draw", lambda seed: ran.append(seed) or real(seed))
-    assert run(5, 2).seeds == 3
-    assert ran == [901, 5, 6]
+    assert run(5, 2).seeds == 4
+    assert ran == [901, 902, 5, 6]
+    ran.clear()
+    assert run(5, 2, past=False).seeds == 2
+    assert ran == [5, 6]
 
 
 def test_several_processes_add_up_to_one(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 from baton.kv_transfer.checksum import block_seed
 from baton.kv_transfer.memory_mover import Attempt
 from baton.simulation import virtual_loop
+from baton.simulation.engine_kind import SLABS
 from baton.simulation.faults import Striker
 from baton.simulation.scenario import Fault, draw
 from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import SLABS, PlainSums, World
+from baton.simulation.world import PlainSums, World
 
 
 class Place:
@@ -95,6 +96,33 @@ def test_a_drained_worker_is_replaced_once_it_owes_nothing() -> None:
         await asyncio.sleep(5)
         after = place.world.workers["p0"]
         assert before.task.done() and after.boot_id != before.boot_id
+        assert place.linked() == {"prefill": 2, "decode": 1}
+
+    on_loop(test)
+
+
+def test_a_worker_takes_on_the_other_role_and_then_its_own_again() -> None:
+    async def test(place: Place) -> None:
+        before = place.world.workers["p0"]
+        place.striker.strike(Fault("role", ("p0",), 6.0))
+        await asyncio.sleep(4)
+        other = place.world.workers["p0"]
+        assert other.role == "decode" and other.boot_id != before.boot_id
+        assert place.linked() == {"prefill": 1, "decode": 2} and place.striker.lasting
+        await asyncio.sleep(6)
+        assert place.world.workers["p0"].role == "prefill" and not place.striker.lasting
+        assert place.linked() == {"prefill": 2, "decode": 1}
+
+    on_loop(test)
+
+
+def test_a_worker_that_dies_in_another_role_comes_back_in_the_one_it_is_to_have() -> None:
+    async def test(place: Place) -> None:
+        place.striker.strike(Fault("role", ("p0",), 5.0))
+        await asyncio.sleep(3)
+        place.striker.strike(Fault("kill", ("p0",), 4.0))
+        await asyncio.sleep(8)
+        assert place.world.workers["p0"].role == "prefill"
         assert place.linked() == {"prefill": 2, "decode": 1}
 
     on_loop(test)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 
 from baton.engine.batch import Draw, Slice, StepBatch
-from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.hash_engine import HashEngine, block_bytes, expected_output
 
@@ -101,18 +98,6 @@ async def test_with_a_penalty_draws_hang_on_the_history_and_where_the_output_beg
     assert expected([*tokens, whole[0]], 2, params) != whole[1:]  # then it is of the prompt
 
 
-async def test_a_failing_step_and_a_broken_slice_happen_once() -> None:
-    engine, _ = make()
-    engine.fail_steps = 1
-    with pytest.raises(EngineError):
-        await run(engine, prompt_slice([1], [0]))
-    engine.break_slices = {1}
-    batch = StepBatch((prompt_slice([1], [0]), prompt_slice([2], [1])))
-    result = await engine.submit(batch).result()
-    assert result.broken == {1} and result.drawn[1] == () and result.drawn[0]
-    assert await run(engine, prompt_slice([2], [1])) == [expected([2], 1)]
-
-
 async def test_a_copied_block_reads_like_its_source() -> None:
     engine, _ = make()
     await run(engine, Slice([1, 2, 3], 0, [0]))
@@ -141,58 +126,3 @@ async def test_a_copy_waits_for_the_steps_before_it_and_the_next_one_for_the_cop
     engine.submit(StepBatch((Slice([1, 2, 3], 0, [0]),)))
     later = engine.submit(StepBatch((prompt_slice([4], [6], start=3),), ((0, 6),)))
     assert (await later.result()).drawn[0][0].token == expected([1, 2, 3, 4], 1)[0]
-
-
-async def test_a_step_that_failed_feeds_a_token_that_nobody_wants() -> None:
-    engine, pool = make()
-    engine.fail_steps = 1
-    failing = engine.submit(StepBatch((prompt_slice([1], [0]),)))
-    lost = Slice([0], 1, [0], (Draw(0, 2, GREEDY),), feed=0)
-    after = engine.submit(StepBatch((lost, prompt_slice([2], [1]))))
-    with pytest.raises(EngineError):
-        await failing.result()
-    assert (await after.result()).drawn[1][0].token == expected([2], 1)[0]
-    assert pool[0].any()  # what a step writes for a request that is over
-
-
-async def test_a_step_goes_on_when_nobody_waits_for_it_and_is_closed_in_the_end() -> None:
-    engine, pool = make()
-    engine.submit(StepBatch((prompt_slice([1], [0]),))).result().cancel()
-    engine.submit(StepBatch((prompt_slice([2], [1]),))).result().cancel()
-    assert not pool.any()
-    await engine.close()
-    assert pool[0].any() and engine.steps == 2 and not engine.under_way
-
-
-async def test_a_step_that_nobody_waits_for_may_fail() -> None:
-    engine, _ = make()
-    engine.fail_steps = 1
-    engine.submit(StepBatch((prompt_slice([2], [1]),))).result().cancel()
-    await engine.close()
-    assert engine.steps == 1 and not engine.under_way
-
-
-async def test_a_slice_over_the_memory_fails_alone_and_writes_nothing() -> None:
-    engine, pool = make()
-    engine.memory_tokens = 3
-    batch = StepBatch((prompt_slice([1, 2, 3, 4], [0]), prompt_slice([5, 6, 7], [1])))
-    result = await engine.submit(batch).result()
-    assert type(result.failed[0]) is OutOfMemory and result.drawn[0] == ()
-    assert result.drawn[1][0].token == expected([5, 6, 7], 1)[0]
-    assert result.shortages == 1 and not pool[0].any()
-
-
-async def test_a_stalled_engine_ends_no_step_until_it_goes_on() -> None:
-    engine, pool = make()
-    engine.stall()
-    steps = [engine.submit(StepBatch((prompt_slice([token], [token]),))) for token in (1, 2)]
-    await asyncio.sleep(0.01)
-    assert len(engine.under_way) == 2 and not pool.any()
-    engine.go_on()
-    results = [await step.result() for step in steps]
-    assert [r.drawn[0][0].token for r in results] == [*expected([1], 1), *expected([2], 1)]
-    engine.stall()
-    late = engine.submit(StepBatch((prompt_slice([3], [3]),)))
-    engine.go_on()  # before it would have ended: once is enough
-    await late.result()
-    assert engine.steps == 3 and not engine.under_way

@@ -61,7 +61,7 @@ def test_different_seeds_are_different_scenarios() -> None:
     assert {len(s.faults) for s in scenarios} == {0, 1, 2}
     kinds = {event.does.kind for s in scenarios for event in s.faults}  # type: ignore[union-attr]
     assert kinds == {
-        *("kill", "pause", "slow", "hang", "drain", "cut", "reset", "reads", "step"),
+        *("kill", "pause", "slow", "hang", "drain", "role", "cut", "reset", "reads", "step"),
     }
     for scenario in scenarios:
         times = [event.at_s for event in scenario.faults]
@@ -89,6 +89,8 @@ def one_fault(fault: Fault, *, seed: int = 5, asks: int = 6) -> Scenario:
         Fault("kill", ("d0",), 0.4),
         Fault("kill", ("d1",), 4.0, "silently"),
         Fault("kill", ("p0",), 0.4),
+        Fault("role", ("p0",), 1.0),
+        Fault("role", ("d0",), 4.0),
         Fault("pause", ("d0",), 4.0),
         Fault("pause", ("p0",), 4.0),
         Fault("cut", ("r0", "d0"), 4.0, "both"),
