@@ -178,7 +178,7 @@ async def test_a_peer_that_has_drained_and_gone_leaves_no_trace(scene: Scene) ->
     await scene.open(b"1" * 16)
     async with another_peer(scene, b"2" * 16) as open:
         await open()
-        channel = scene.peers._peers[b"2" * 16].channel
+        channel = scene.peers._peers[b"2" * 16].calls._channel
     async with asyncio.timeout(20):
         while channel.get_state() is grpc.ChannelConnectivity.READY:
             await asyncio.sleep(0.01)

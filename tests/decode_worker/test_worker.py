@@ -13,7 +13,7 @@ from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavailable
 from baton.simulation.client import Client
 from baton.simulation.cluster import MAX_CONTEXT, VOCAB, Cluster
-from baton.simulation.hash_engine import HashStep
+from baton.simulation.virtual_steps import VirtualStep
 
 HELLO = worker_pb2.RouterHello(
     router_id="router",
@@ -158,7 +158,7 @@ async def test_the_copies_of_a_step_that_was_refused_are_never_made(
     node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
     submit, refused = node.engine.submit, list[StepBatch]()
 
-    def refusing(batch: StepBatch) -> HashStep:
+    def refusing(batch: StepBatch) -> VirtualStep:
         if len(batch.slices) == 2:  # the first step of both choices
             refused.append(batch)
             raise EngineError("256 steps are queued already")
