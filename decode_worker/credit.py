@@ -44,8 +44,7 @@ def may_grant(
 
     `usable_blocks` is the pool without its quarantine.
     """
-    wanted = sum(sequence.promised for sequence in group.sequences)
     in_waiting = outstanding(s for g in waiting_grants for s in g.sequences)
-    if in_waiting and in_waiting + wanted > waiting_share * usable_blocks:
+    if in_waiting and in_waiting + group.promised > waiting_share * usable_blocks:
         return False
-    return outstanding(running) + in_waiting + wanted <= usable_blocks
+    return outstanding(running) + in_waiting + group.promised <= usable_blocks

@@ -20,18 +20,13 @@ from dataclasses import dataclass, field
 from baton.decode_worker import credit
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
+from baton.decode_worker.waiting_line import WaitingLine
 from baton.engine.batch import Drawn, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk, ChunkScheduler
 from baton.runtime import identity, metrics
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import (
-    EngineError,
-    InvalidRequest,
-    OutOfBlocks,
-    OutOfMemory,
-    Overloaded,
-)
+from baton.runtime.errors import EngineError, OutOfBlocks, OutOfMemory
 
 
 @dataclass(slots=True)
@@ -65,7 +60,7 @@ class DecodeScheduler:
         self._config = config
         self._key = key
         self.holdings = Holdings(pool, key)
-        self._waiting: list[Group] = []
+        self._line = WaitingLine(pool, config)
         self._granted: list[Group] = []  # fetching or prefilling, oldest first
         self._running: list[Sequence] = []  # oldest first
         self._chunks: ChunkScheduler[Group] = ChunkScheduler(
@@ -77,7 +72,7 @@ class DecodeScheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._line)
 
     @property
     def running(self) -> int:
@@ -91,8 +86,7 @@ class DecodeScheduler:
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens that are still to be computed on this worker."""
-        waiting = sum(len(group.tokens) for group in self._waiting if group.local)
-        return waiting + self._chunks.remaining_tokens
+        return self._line.local_tokens + self._chunks.remaining_tokens
 
     @property
     def promised_blocks(self) -> int:
@@ -104,21 +98,11 @@ class DecodeScheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded if the queue is full, InvalidRequest if the
         pool can never hold it."""
-        if len(self._waiting) >= self._config.max_queue:
-            raise Overloaded(f"{len(self._waiting)} requests wait for KV room on this worker")
+        self._line.check_room()
         first = request.sequences[0]
         tokens = first.span(0, first.length)
         local: Local = "placed" if request.local else None
-        group = self._group(request, list(request.sequences), tokens, local)
-        wanted = sum(sequence.promised for sequence in group.sequences)
-        longest = credit.blocks_for(len(request.prompt) + request.max_tokens, self._pool.block_size)
-        if max(wanted, longest) > self._pool.total:
-            raise InvalidRequest(
-                f"the request needs {max(wanted, longest)} KV blocks and this worker's pool has "
-                f"{self._pool.total}: shorten the prompt, lower max_tokens or n",
-                field="max_tokens",
-            )
-        self._waiting.append(group)
+        self._line.join(self._group(request, list(request.sequences), tokens, local))
 
     def admit(self) -> list[Group]:
         """Grant credit and reserve blocks, oldest first, until one does not fit.
@@ -128,13 +112,15 @@ class DecodeScheduler:
         take what a grant gives back.
         """
         admitted = []
-        while (group := self._next_waiting()) is not None and not self.starved:
-            if not self._fits(group) or not self.holdings.reserve(group):
+        while (group := self._line.next()) is not None and not self.starved:
+            if not self._line.has_credit(group, self._running, self._granted):
+                break
+            if not self.holdings.reserve(group):
                 break
             group.phase = Phase.FETCHING
             if group.local:
                 self._start_prefill(group)
-            self._waiting.remove(group)
+            self._line.leave(group)
             self._granted.append(group)
             admitted.append(group)
         return admitted
@@ -161,7 +147,7 @@ class DecodeScheduler:
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
         waits = self._group(group.request, sequences, group.tokens, group.local)
         waits.again = group.again
-        self._wait_again(waits)
+        self._line.rejoin(waits)
 
     def youngest_fetching(self) -> Group | None:
         fetching = [group for group in self._granted if group.phase is Phase.FETCHING]
@@ -238,7 +224,7 @@ class DecodeScheduler:
         if sequence in self._running:
             self._running.remove(sequence)
         self.holdings.free(sequence)
-        self._waiting = [group for group in self._waiting if group.live]
+        self._line.forget_ended()
         for group in list(self._granted):
             if group.phase is Phase.PREFILLING and not group.live:
                 self._drop_group(group)
@@ -269,31 +255,6 @@ class DecodeScheduler:
         group = Group(request, sequences, tokens, names, local)
         credit.promise(group, self._pool.block_size, self._config.expected_growth_tokens)
         return group
-
-    @property
-    def _usable_blocks(self) -> int:
-        return self._pool.total - self._pool.counts().quarantined
-
-    def _next_waiting(self) -> Group | None:
-        """The oldest; but one that even an empty pool could not hold beside its quarantine,
-        which may last, keeps nobody else waiting."""
-        usable = self._usable_blocks
-        for group in self._waiting:
-            if sum(sequence.promised for sequence in group.sequences) <= usable:
-                return group
-        return None
-
-    def _fits(self, group: Group) -> bool:
-        sequences = sum(not sequence.ended for sequence in self._live())
-        if sequences and sequences + len(group.sequences) > self._config.max_sequences:
-            return False
-        return credit.may_grant(
-            group,
-            running=self._running,
-            waiting_grants=self._granted,
-            usable_blocks=self._usable_blocks,
-            waiting_share=self._config.waiting_share,
-        )
 
     def _start_prefill(self, group: Group) -> None:
         group.phase = Phase.PREFILLING
@@ -342,11 +303,7 @@ class DecodeScheduler:
         self.holdings.free(young)
         group = self._group(young.request, [young], young.span(0, young.length), "recompute")
         group.again = len(group.tokens)
-        self._wait_again(group)
-
-    def _wait_again(self, group: Group) -> None:
-        place = sum(1 for other in self._waiting if other.arrived_s <= group.arrived_s)
-        self._waiting.insert(place, group)
+        self._line.rejoin(group)
 
     def _undrawn(self, group: Group) -> list[Sequence]:
         """Those whose next token follows the group's tokens: a sequence that has its first

@@ -148,6 +148,11 @@ class Group:
         return self.request.arrived_s
 
     @property
+    def promised(self) -> int:
+        """Blocks of its credit."""
+        return sum(sequence.promised for sequence in self.sequences)
+
+    @property
     def live(self) -> bool:
         """Whether any sequence still wants its KV."""
         return any(not sequence.ended for sequence in self.sequences)

@@ -233,7 +233,7 @@ def test_nobody_is_preempted_while_a_step_is_under_way() -> None:
             waited += 1
         if not plan or len(under_way) == 2:
             bench.commit(under_way.pop(0))
-    assert waited == 1 and young in [g.sequences[0] for g in bench.scheduler._waiting]
+    assert waited == 1 and young in [g.sequences[0] for g in bench.scheduler._line._groups]
     assert under_way == [plan] and plan.decoding == [old]
     assert young.blocks == [] and (old.under_way, young.under_way) == (1, 0)
     had = len(young.output)

@@ -1,0 +1,90 @@
+"""The line of groups that wait for decode credit, in order of arrival, and who of it may go on.
+
+    submit ─▶ ... oldest ─ credit, and a place in the batch ─▶ granted
+                 ▲
+                 └── taken back, preempted: in the place of its arrival
+
+Decides by counting alone: it holds no blocks, and the scheduler reserves them. Owned by the
+decode scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from baton.decode_worker import credit
+from baton.decode_worker.sequences import Group, Sequence
+from baton.engine.blocks import BlockPool
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import InvalidRequest, Overloaded
+
+
+class WaitingLine:
+    def __init__(self, pool: BlockPool, config: StepConfig) -> None:
+        self._pool = pool
+        self._config = config
+        self._groups: list[Group] = []  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def local_tokens(self) -> int:
+        """Prompt tokens that are to be computed on this worker."""
+        return sum(len(group.tokens) for group in self._groups if group.local)
+
+    def check_room(self) -> None:
+        """Raises Overloaded if the line is full."""
+        if len(self._groups) >= self._config.max_queue:
+            raise Overloaded(f"{len(self._groups)} requests wait for KV room on this worker")
+
+    def join(self, group: Group) -> None:
+        """At the end of the line. Raises InvalidRequest if the pool can never hold it."""
+        request = group.request
+        longest = credit.blocks_for(len(request.prompt) + request.max_tokens, self._pool.block_size)
+        if (wanted := max(group.promised, longest)) > self._pool.total:
+            raise InvalidRequest(
+                f"the request needs {wanted} KV blocks and this worker's pool has "
+                f"{self._pool.total}: shorten the prompt, lower max_tokens or n",
+                field="max_tokens",
+            )
+        self._groups.append(group)
+
+    def rejoin(self, group: Group) -> None:
+        """What has been granted before waits again, in the place of its arrival."""
+        place = sum(1 for other in self._groups if other.arrived_s <= group.arrived_s)
+        self._groups.insert(place, group)
+
+    def leave(self, group: Group) -> None:
+        """It has been granted."""
+        self._groups.remove(group)
+
+    def forget_ended(self) -> None:
+        """Those that nobody wants any more."""
+        self._groups = [group for group in self._groups if group.live]
+
+    def next(self) -> Group | None:
+        """The oldest; but one that even an empty pool could not hold beside its quarantine,
+        which may last, keeps nobody else waiting."""
+        usable = self._usable_blocks
+        return next((group for group in self._groups if group.promised <= usable), None)
+
+    def has_credit(
+        self, group: Group, running: Collection[Sequence], granted: Collection[Group]
+    ) -> bool:
+        """Whether it may be granted beside what runs and what has been granted before."""
+        sequences = [*running, *(s for before in granted for s in before.sequences)]
+        living = sum(not sequence.ended for sequence in sequences)
+        if living and living + len(group.sequences) > self._config.max_sequences:
+            return False
+        return credit.may_grant(
+            group,
+            running=running,
+            waiting_grants=granted,
+            usable_blocks=self._usable_blocks,
+            waiting_share=self._config.waiting_share,
+        )
+
+    @property
+    def _usable_blocks(self) -> int:
+        return self._pool.total - self._pool.counts().quarantined

@@ -1,0 +1,132 @@
+"""The line for decode credit: order, bounds, and who is passed over."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.context import Context
+
+from baton.decode_worker import credit
+from baton.decode_worker.sequences import Group, Request, Sequence
+from baton.decode_worker.waiting_line import WaitingLine
+from baton.engine.blocks import BlockPool, Hold
+from baton.proto import worker_pb2
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import InvalidRequest, Overloaded
+from baton.runtime.sampling import SamplingParams
+
+SIZE = 4
+
+
+def group(
+    prompt: int = 8, arrived: float = 0.0, max_tokens: int = 8, n: int = 1, local: bool = True
+) -> Group:
+    request = Request(
+        request_id="r",
+        attempt=1,
+        prompt=list(range(prompt)),
+        sampling=SamplingParams(),
+        wire_sampling=worker_pb2.Sampling(),
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(),
+        local=local,
+        candidates=[],
+        cache_salt=b"",
+        root=b"",
+        trace=Context(),
+        arrived_s=arrived,
+        arrived_wall_s=arrived,
+        emit=lambda output: None,
+    )
+    request.sequences = [Sequence(request, choice, []) for choice in range(n)]
+    made = Group(request, request.sequences, request.prompt, [], "placed" if local else None)
+    credit.promise(made, SIZE, expected_growth_tokens=8)
+    return made
+
+
+def line(blocks: int = 32, **step: int) -> tuple[WaitingLine, BlockPool]:
+    pool = BlockPool(blocks, SIZE)
+    return WaitingLine(pool, StepConfig(**step)), pool  # type: ignore[arg-type]
+
+
+def test_who_came_first_is_next() -> None:
+    waiting, _ = line()
+    assert waiting.next() is None
+    first, second = group(arrived=1.0), group(arrived=2.0)
+    waiting.join(first)
+    waiting.join(second)
+    assert len(waiting) == 2 and waiting.next() is first
+    waiting.leave(first)
+    assert len(waiting) == 1 and waiting.next() is second
+
+
+def test_who_comes_back_has_the_place_of_its_arrival() -> None:
+    waiting, _ = line()
+    groups = [group(arrived=float(n)) for n in range(4)]
+    for each in groups:
+        waiting.join(each)
+    for each in groups[:3]:
+        waiting.leave(each)
+    waiting.rejoin(groups[2])
+    waiting.rejoin(groups[0])
+    order = []
+    while (following := waiting.next()) is not None:
+        order.append(following.arrived_s)
+        waiting.leave(following)
+    assert order == [0.0, 2.0, 3.0]
+
+
+def test_a_full_line_refuses() -> None:
+    waiting, _ = line(max_queue=1)
+    waiting.check_room()
+    waiting.join(group())
+    with pytest.raises(Overloaded, match="1 requests wait"):
+        waiting.check_room()
+
+
+@pytest.mark.parametrize("wanted", [{"prompt": 100}, {"max_tokens": 200}, {"n": 9}])
+def test_what_the_pool_can_never_hold_is_refused_by_name(wanted: dict[str, int]) -> None:
+    waiting, _ = line(blocks=16)
+    with pytest.raises(InvalidRequest, match="this worker's pool has 16") as refused:
+        waiting.join(group(**wanted))
+    assert refused.value.field == "max_tokens" and len(waiting) == 0
+
+
+def test_who_does_not_fit_beside_a_quarantine_keeps_nobody_else_waiting() -> None:
+    waiting, pool = line(blocks=16)
+    large, small = group(prompt=40, arrived=1.0), group(arrived=2.0)
+    waiting.join(large)
+    waiting.join(small)
+    quarantined = pool.allocate(8, Hold.QUARANTINED)
+    assert waiting.next() is small
+    pool.release(quarantined, Hold.QUARANTINED)
+    assert waiting.next() is large
+
+
+def test_those_that_have_ended_are_forgotten_and_tokens_to_compute_are_counted() -> None:
+    waiting, _ = line()
+    groups = [group(prompt=8), group(prompt=12, local=False), group(prompt=20)]
+    for each in groups:
+        waiting.join(each)
+    assert waiting.local_tokens == 28
+    groups[0].sequences[0].ended = True
+    waiting.forget_ended()
+    assert len(waiting) == 2 and waiting.local_tokens == 20
+
+
+def test_credit_needs_blocks_and_a_place_in_the_batch() -> None:
+    waiting, _ = line(blocks=16, max_sequences=2)
+    wanted = group(n=2)
+    assert waiting.has_credit(wanted, [], [])
+    running = group()
+    assert not waiting.has_credit(wanted, running.sequences, [])  # three in a batch of two
+    running.sequences[0].ended = True
+    assert waiting.has_credit(wanted, running.sequences, [])
+    alone, holder = group(), group()
+    holder.sequences[0].blocks = list(range(14))
+    assert not waiting.has_credit(alone, holder.sequences, [])  # it wants four
+    assert not waiting.has_credit(alone, [], [group(prompt=24)])  # half of the pool for grants
+
+
+def test_a_batch_that_is_smaller_than_a_request_takes_it_alone() -> None:
+    waiting, _ = line(blocks=64, max_sequences=2)
+    assert waiting.has_credit(group(n=4), [], [])
