@@ -111,7 +111,8 @@ class Holdings:
         size = self._pool.block_size
         for place in range(first, tokens // size):
             content = group.tokens[place * size : (place + 1) * size]
-            self._pool.identify(group.blocks[place], group.identities[place], content)
+            name, tenant = group.identities[place], group.request.tenant
+            self._pool.identify(group.blocks[place], name, content, tenant)
 
     def publish_grown(self, sequence: Sequence) -> None:
         """If the token just computed filled a block, publish it as a prefix."""
@@ -122,4 +123,5 @@ class Holdings:
         parent = sequence.identities[-1] if sequence.identities else sequence.request.root
         name = identity.child(self._key, parent, tokens)
         sequence.identities.append(name)
-        self._pool.identify(sequence.blocks[len(sequence.identities) - 1], name, tokens)
+        block = sequence.blocks[len(sequence.identities) - 1]
+        self._pool.identify(block, name, tokens, sequence.request.tenant)

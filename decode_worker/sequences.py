@@ -19,6 +19,7 @@ from opentelemetry.context import Context
 
 from baton.engine.batch import Draw, Slice
 from baton.proto import worker_pb2
+from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams
 
 
@@ -60,6 +61,10 @@ class Request:
     batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none
     deadline: asyncio.TimerHandle | None = None
     failed_prefills: list[bytes] = field(default_factory=list)  # boot ids; not told yet
+
+    @property
+    def tenant(self) -> bytes:
+        return tenant_of(self.cache_salt)
 
     @property
     def ended(self) -> bool:

@@ -171,7 +171,8 @@ class WorkerProcess:
         """One role, from its first step to its last lease. Raises EngineError if READs of this
         role may still land when another role is to follow."""
         config, engine = boot.config, self._engine
-        pool = BlockPool(engine.pool.blocks, config.pool.block_size)
+        sizes = engine.pool.blocks, config.pool.block_size
+        pool = BlockPool(*sizes, config.pool.tenant_share)
         await first_step(engine, pool)
         read_threads = config.handoff.read_threads if boot.role == "decode" else 1
         mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)

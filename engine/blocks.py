@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from baton.engine.tenant_shares import TenantShares
 from baton.runtime.errors import OutOfBlocks
 
 
@@ -83,7 +84,9 @@ class _Block:
 class BlockPool:
     """Reference counts, prefix cache with LRU eviction, and the events they cause."""
 
-    def __init__(self, total: int, block_size: int) -> None:
+    def __init__(self, total: int, block_size: int, tenant_share: float = 1.0) -> None:
+        """`tenant_share`: of the pool; a tenant with more of it loses its own cached blocks
+        before anybody else does."""
         self.total = total
         self.block_size = block_size
         self._blocks = [_Block([0] * len(Hold)) for _ in range(total)]
@@ -91,6 +94,7 @@ class BlockPool:
         self._free = list(range(total - 1, -1, -1))
         self._by_identity: dict[bytes, int] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached, oldest first
+        self._shares = TenantShares(int(tenant_share * total)) if tenant_share < 1 else None
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 
@@ -149,6 +153,8 @@ class BlockPool:
         for block in blocks:
             self._change(block, hold, 1)
             self._evictable.pop(block, None)
+            if self._shares is not None:
+                self._shares.taken(block)
 
     def release(self, blocks: Sequence[int], hold: Hold) -> None:
         """Take one hold away from each. The tail of a prefix becomes the oldest, so that
@@ -164,14 +170,19 @@ class BlockPool:
                 self._free.append(block)
             else:
                 self._evictable[block] = None
+                if self._shares is not None:
+                    self._shares.cached(block)
 
     def convert(self, blocks: Sequence[int], old: Hold, new: Hold) -> None:
         """Replace a hold by another."""
         self.hold(blocks, new)
         self.release(blocks, old)
 
-    def identify(self, block: int, identity: bytes, tokens: Sequence[int]) -> None:
-        """Publish a held, full block as the cache of a prefix; from now on it never changes.
+    def identify(
+        self, block: int, identity: bytes, tokens: Sequence[int], tenant: bytes = b""
+    ) -> None:
+        """Publish a held, full block as the cache of a tenant's prefix; from now on it never
+        changes.
 
         Where another block has this identity already, nothing happens.
         """
@@ -183,13 +194,14 @@ class BlockPool:
         self._by_identity[identity] = block
         self._removed.pop(identity, None)
         self._stored[identity] = None
+        if self._shares is not None:
+            self._shares.identified(block, tenant)
 
     def unpublish(self, blocks: Iterable[int]) -> None:
         """Nobody shall match these held blocks again: their content has proved bad."""
         for block in blocks:
-            state = self._blocks[block]
-            if state.identity is not None:
-                self._drop_identity(state)
+            if self._blocks[block].identity is not None:
+                self._drop_identity(block)
 
     def identity_of(self, block: int) -> bytes | None:
         return self._blocks[block].identity
@@ -240,6 +252,8 @@ class BlockPool:
         for identity, number in self._by_identity.items():
             if self._blocks[number].identity != identity:
                 raise RuntimeError(f"identity of block {number} differs from the index")
+        if self._shares is not None:
+            self._shares.check(set(self._by_identity.values()), evictable)
 
     def _change(self, block: int, hold: Hold, by: int) -> None:
         state = self._blocks[block]
@@ -252,12 +266,18 @@ class BlockPool:
                 self._by_hold[after] += 1
 
     def _evict(self) -> None:
-        block, _ = self._evictable.popitem(last=False)
-        self._drop_identity(self._blocks[block])
+        block = None if self._shares is None else self._shares.victim()
+        if block is None:
+            block = next(iter(self._evictable))
+        del self._evictable[block]
+        self._drop_identity(block)
         self._free.append(block)
 
-    def _drop_identity(self, state: _Block) -> None:
+    def _drop_identity(self, block: int) -> None:
+        state = self._blocks[block]
         assert state.identity is not None
+        if self._shares is not None:
+            self._shares.forgotten(block)
         del self._by_identity[state.identity]
         self._stored.pop(state.identity, None)
         self._removed[state.identity] = None

@@ -41,6 +41,7 @@ def to_prompt(
         params=sampling_params(opening.sampling, limits.vocab_size),
         choices=choices,
         identities=identity.chain(limits.key, limits.root(opening.cache_salt), tokens, block_size),
+        tenant=identity.tenant_of(opening.cache_salt),
         trace=tracing.extract(opening.trace_context),
         arrived_wall_s=wall_s,
         on_end=on_end,

@@ -34,6 +34,7 @@ class Prompt:
     params: SamplingParams
     choices: list[int]
     identities: list[bytes]  # of all full blocks
+    tenant: bytes
     trace: Context
     arrived_wall_s: float
     on_end: Callable[[Prompt], None]

@@ -202,7 +202,8 @@ class PrefillScheduler:
         size = self._pool.block_size
         for place in range(chunk.start // size, chunk.end // size):
             tokens = prompt.tokens[place * size : (place + 1) * size]
-            self._pool.identify(prompt.blocks[place], prompt.identities[place], tokens)
+            name = prompt.identities[place]
+            self._pool.identify(prompt.blocks[place], name, tokens, prompt.tenant)
 
     def _offer(self, prompt: Prompt, full_blocks: int) -> None:
         """Pin and offer the full blocks up to this place that the reader lacks."""

@@ -56,6 +56,7 @@ class PoolConfig:
     blocks: int = 0  # 0: sized from `memory_fraction`
     memory_fraction: float = 0.5  # of what is free after loading, shared by the host's workers
     kv_dtype: KvDtype = "auto"  # auto: what the model computes in
+    tenant_share: float = 1.0  # of the pool; an API key with more loses its own prefixes first
     quarantine_limit: float = 0.25  # share of the pool; above it the worker drains and restarts
 
 
@@ -165,6 +166,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "pool.block_size": (1, 256),
     "pool.blocks": (0, 1 << 31),
     "pool.memory_fraction": (0.01, 0.98),
+    "pool.tenant_share": (0.01, 1),
     "pool.quarantine_limit": (0.01, 1),
     "step.prefill_tokens": (1, 1 << 20),
     "step.chunk_tokens": (1, 1 << 20),

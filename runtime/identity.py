@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 IDENTITY_BYTES = 16
+NOBODY = bytes(IDENTITY_BYTES)  # the tenant of requests without an API key
 
 
 def cluster_key(secret: str) -> bytes:
@@ -24,14 +25,21 @@ def cluster_key(secret: str) -> bytes:
 
 def tenant_salt(key: bytes, tenant: bytes, salt: bytes) -> bytes:
     """The salt of a tenant's identities: keyed, so that no tenant can name another's, with what
-    the tenant itself gave. Empty for nobody's request without a salt of its own."""
+    the tenant itself gave. Empty for nobody's request without a salt of its own; else it begins
+    with what names the tenant alone."""
     if not tenant and not salt:
         return b""
-    digest = blake2b(key=key, digest_size=IDENTITY_BYTES, person=b"baton-tenant")
-    digest.update(len(tenant).to_bytes(4, "little"))
-    digest.update(tenant)
-    digest.update(salt)
-    return digest.digest()
+    name = _keyed(key, tenant, b"baton-tenant-id") if tenant else NOBODY
+    return name + _keyed(key, len(tenant).to_bytes(4, "little") + tenant + salt, b"baton-tenant")
+
+
+def tenant_of(salt: bytes) -> bytes:
+    """What names the tenant in a salt, whatever the tenant added to it."""
+    return salt[:IDENTITY_BYTES] or NOBODY
+
+
+def _keyed(key: bytes, content: bytes, person: bytes) -> bytes:
+    return blake2b(content, key=key, digest_size=IDENTITY_BYTES, person=person).digest()
 
 
 def root(

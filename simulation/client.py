@@ -86,6 +86,7 @@ class Client:
         deadline_ms: int = 0,
         stop: tuple[int, ...] = (),
         trace: dict[str, str] | None = None,
+        salt: bytes = b"",
     ) -> Request:
         number = len(self.requests)
         submit = worker_pb2.Submit(
@@ -103,6 +104,7 @@ class Client:
             ),
             deadline_ms=deadline_ms,
             trace_context=trace,
+            cache_salt=salt,
         )
         request = Request(submit)
         self.requests.append(request)

@@ -175,7 +175,8 @@ class Cluster:
             array, block_size=size, slabs=SLABS, vocab_size=VOCAB, step_s=self._step_s
         )
         mover = MemoryMover(HostPool(array, SLABS), boot_id, self.exchange)
-        return boot_id, engine, BlockPool(blocks, size), array, mover
+        pool = BlockPool(blocks, size, self.config.pool.tenant_share)
+        return boot_id, engine, pool, array, mover
 
 
 class MemoryPeers:

@@ -10,6 +10,7 @@ from baton.decode_worker.intake import MAX_CANDIDATES, to_request
 from baton.decode_worker.sequences import Request
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
+from baton.runtime.identity import tenant_of
 from baton.runtime.wire import MAX_CHOICES, ModelLimits
 
 LIMITS = ModelLimits(
@@ -46,6 +47,7 @@ def test_what_was_submitted_comes_through() -> None:
     assert request.local and request.candidates == candidates
     assert (request.sampling.seed, request.wire_sampling.seed) == (9, 9)
     assert request.root == LIMITS.root(b"tenant") != LIMITS.root(b"")
+    assert request.tenant == tenant_of(b"tenant")
     assert (request.arrived_s, request.arrived_wall_s) == (1.5, 100.5)
     assert not request.ended and request.deadline is None
 

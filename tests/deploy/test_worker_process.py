@@ -423,8 +423,8 @@ async def test_a_role_does_not_change_over_reads_that_may_still_land(
     pools: list[BlockPool] = []
 
     class Kept(BlockPool):
-        def __init__(self, total: int, block_size: int) -> None:
-            super().__init__(total, block_size)
+        def __init__(self, total: int, block_size: int, tenant_share: float) -> None:
+            super().__init__(total, block_size, tenant_share)
             pools.append(self)
 
     monkeypatch.setattr(worker_process, "BlockPool", Kept)

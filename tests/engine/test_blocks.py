@@ -18,7 +18,7 @@ def identities(tokens: list[int]) -> list[bytes]:
     return chain(b"key", ROOT, tokens, SIZE)
 
 
-def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
+def fill(pool: BlockPool, tokens: list[int], tenant: bytes = b"") -> list[int]:
     """Compute a sequence's full blocks and publish them."""
     names = identities(tokens)
     blocks = pool.match(names, tokens, Hold.USED, limit=len(names))
@@ -28,7 +28,7 @@ def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
         pool.release(blocks, Hold.USED)
         raise
     for place, block in enumerate(fresh, start=len(blocks)):
-        pool.identify(block, names[place], tokens[place * SIZE : (place + 1) * SIZE])
+        pool.identify(block, names[place], tokens[place * SIZE : (place + 1) * SIZE], tenant)
     return blocks + fresh
 
 
@@ -163,8 +163,9 @@ def test_events_tell_the_last_change_of_each_identity() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_use_keeps_the_books_balanced(seed: int) -> None:
+    """With and without shares of tenants; whose a prefix is, its first token says."""
     rng = random.Random(seed)
-    pool = BlockPool(24, SIZE)
+    pool = BlockPool(24, SIZE, tenant_share=rng.choice([1.0, 0.1, 0.5]))
     held: list[tuple[list[int], Hold]] = []
     mirror: set[bytes] = set()  # what a listener to the events believes
     for _ in range(400):
@@ -172,13 +173,15 @@ def test_random_use_keeps_the_books_balanced(seed: int) -> None:
         if act < 0.5:
             tokens = [rng.randrange(2) for _ in range(SIZE * rng.randrange(1, 5))]
             try:
-                held.append((fill(pool, tokens), Hold.USED))
+                held.append((fill(pool, tokens, bytes(tokens[:1])), Hold.USED))
             except OutOfBlocks:
                 for blocks, hold in held:
                     pool.release(blocks, hold)
                 held.clear()
         elif act < 0.6 and pool.available >= 2:
             held.append((pool.allocate(2, Hold.LEASED), Hold.LEASED))
+        elif act < 0.65 and held:
+            pool.unpublish(held[0][0])
         elif held:
             blocks, hold = held.pop(rng.randrange(len(held)))
             if rng.random() < 0.3:
@@ -198,3 +201,51 @@ def test_random_use_keeps_the_books_balanced(seed: int) -> None:
     for blocks, hold in held:
         pool.release(blocks, hold)
     assert pool.available == pool.total
+
+
+def cached(pool: BlockPool, tokens: list[int], tenant: bytes) -> None:
+    pool.release(fill(pool, tokens, tenant), Hold.USED)
+
+
+def test_who_holds_more_than_its_share_loses_its_own_prefixes_first() -> None:
+    pool = BlockPool(8, SIZE, tenant_share=0.5)
+    cached(pool, [1] * 8, b"small")  # the oldest of all
+    for token in range(2, 8):
+        cached(pool, [token] * 8, b"flood")
+        pool.check()
+    assert pool.held_prefix(identities([1] * 8)) == 2
+    assert pool.held_prefix(identities([7] * 8)) == 2  # and the flood has the rest, newest first
+    assert sum(pool.held_prefix(identities([token] * 8)) for token in range(2, 8)) == 6
+
+
+def test_without_shares_a_flood_evicts_everybody() -> None:
+    pool = BlockPool(8, SIZE)
+    cached(pool, [1] * 8, b"small")
+    for token in range(2, 8):
+        cached(pool, [token] * 8, b"flood")
+    assert pool.held_prefix(identities([1] * 8)) == 0
+
+
+def test_a_tenant_alone_has_the_whole_pool() -> None:
+    pool = BlockPool(8, SIZE, tenant_share=0.25)
+    for token in range(4):
+        cached(pool, [token] * 8, b"one")
+    assert pool.counts().cached == 8
+    taken = pool.allocate(8, Hold.USED)  # and its share keeps no block from anybody
+    assert len(taken) == 8
+    pool.check()
+
+
+def test_what_runs_counts_for_its_tenant_too() -> None:
+    """Its cached prefixes go before another's, however few of them there are."""
+    pool = BlockPool(8, SIZE, tenant_share=0.5)
+    cached(pool, [1] * 8, b"small")
+    running = fill(pool, [2] * 16, b"large")
+    cached(pool, [3] * 8, b"large")
+    pool.allocate(2, Hold.USED)
+    assert pool.held_prefix(identities([1] * 8)) == 2
+    assert pool.held_prefix(identities([3] * 8)) == 0
+    pool.allocate(2, Hold.USED)  # it has none left: now the oldest of all goes
+    assert pool.held_prefix(identities([1] * 8)) == 0
+    pool.release(running, Hold.USED)
+    pool.check()

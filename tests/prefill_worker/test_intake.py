@@ -84,7 +84,7 @@ def test_what_lies_just_within_is_taken(fields: dict[str, Any]) -> None:
 def test_each_full_block_has_the_name_that_the_reader_gives_it() -> None:
     prompt = read(cache_salt=b"tenant")
     assert prompt.identities == identity.chain(b"key", LIMITS.root(b"tenant"), range(9), SIZE)
-    assert len(prompt.identities) == 2
+    assert len(prompt.identities) == 2 and prompt.tenant == identity.tenant_of(b"tenant")
     assert set(prompt.identities).isdisjoint(read(cache_salt=b"other").identities)
 
 

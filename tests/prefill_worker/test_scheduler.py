@@ -41,6 +41,7 @@ class Bench:
             params=SamplingParams(),
             choices=list(range(choices)),
             identities=identity.chain(b"key", ROOT, tokens, SIZE),
+            tenant=b"t",
             trace=Context(),
             arrived_wall_s=0.0,
             on_end=self.scheduler.end,

@@ -143,7 +143,7 @@ async def test_any_cache_salt_is_a_salt_or_refused(router: Any) -> None:
         raw = b'{"model":"tiny","prompt":"a","cache_salt":"\\ud800"}'
         assert (await running.http.post("/v1/completions", content=raw)).status_code == 400
         salts = [submit.cache_salt for submit in running.workers["decode-0"].seen("submit")]
-        assert len(set(salts)) == 7 and {len(salt) for salt in salts} == {16}
+        assert len(set(salts)) == 7 and {len(salt) for salt in salts} == {32}
 
 
 def every_error(root: type[BatonError] = BatonError) -> list[type[BatonError]]:

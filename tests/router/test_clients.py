@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from baton.router.choice_text import ChoiceText
+from baton.runtime.identity import tenant_of
 
 
 async def test_openai_async_client(router: Any) -> None:
@@ -211,12 +212,14 @@ async def test_each_key_has_prefixes_of_its_own(router: Any, fast_config: Any) -
     asked = [("k1", None), ("k1", None), ("k2", None), ("k1", "s"), ("k2", "s")]
     plain, again, other, salted, other_salted = await salts(keys, *asked)
     assert plain == again and len({plain, other, salted, other_salted}) == 4
-    assert {len(salt) for salt in (plain, other, salted, other_salted)} == {16}
+    assert {len(salt) for salt in (plain, other, salted, other_salted)} == {32}
+    assert tenant_of(plain) == tenant_of(salted) != tenant_of(other) == tenant_of(other_salted)
     forged = await salts(keys, ("k2", plain.hex()), ("k2", plain.decode("latin-1")))
     assert plain not in forged
     shared = replace(keys, shared_prefixes=True)
     plain, other, salted, other_salted = await salts(shared, asked[0], *asked[2:])
     assert plain == other == b"" and salted == other_salted != b""
+    assert tenant_of(plain) == tenant_of(salted)
 
 
 async def test_stopping_lets_open_requests_end(router: Any, eventually: Any) -> None:

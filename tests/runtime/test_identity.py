@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.runtime.identity import IDENTITY_BYTES, chain, child, cluster_key, root, tenant_salt
+from baton.runtime.identity import (
+    IDENTITY_BYTES,
+    chain,
+    child,
+    cluster_key,
+    root,
+    tenant_of,
+    tenant_salt,
+)
 
 KEY = cluster_key("secret")
 ROOT = root(KEY, "model", "bfloat16")
@@ -41,8 +49,10 @@ def test_one_other_token_changes_its_block_and_all_after_it(tokens: list[int], a
 def test_a_tenants_salt_is_its_own(one: bytes, two: bytes, first: bytes, second: bytes) -> None:
     mine, other = tenant_salt(KEY, one, first), tenant_salt(KEY, two, second)
     assert (mine == other) == ((one, first) == (two, second))
-    assert len(mine) == (IDENTITY_BYTES if one or first else 0)
-    assert not mine or mine != tenant_salt(cluster_key("another"), one, first)
+    assert len(mine) == (2 * IDENTITY_BYTES if one or first else 0)
+    assert (tenant_of(mine) == tenant_of(other)) == (one == two)
+    assert not mine or mine != (foreign := tenant_salt(cluster_key("another"), one, first))
+    assert not one or tenant_of(mine) != tenant_of(foreign)
 
 
 def test_a_longer_prompt_keeps_the_identities_of_its_prefix() -> None:
