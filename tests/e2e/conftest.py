@@ -21,6 +21,7 @@ from chaos.cluster import Cluster  # noqa: E402
 
 TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
 CORRUPTING = (sys.executable, "-P", str(HERE / "corrupting_worker.py"))
+FAILING = (sys.executable, "-P", str(HERE / "failing_worker.py"))
 
 
 class Load:
@@ -141,6 +142,12 @@ def compare() -> Callable[..., list[str]]:
 def corrupting() -> tuple[str, ...]:
     """The command of a worker whose mover spoils blocks."""
     return CORRUPTING
+
+
+@pytest.fixture(scope="session")
+def failing() -> tuple[str, ...]:
+    """The command of a worker whose steps fail once it is ill (failing_worker.py)."""
+    return FAILING
 
 
 @pytest.fixture(scope="session")
