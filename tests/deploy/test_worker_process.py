@@ -140,15 +140,15 @@ async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
 ) -> None:
     monkeypatch.setattr(worker_process, "STEPS_LOOK_S", 0.005)
     health, hurried = Health(), asyncio.Event()
-    watching = asyncio.create_task(_watch_steps(health, 0.3, hurried.set))  # type: ignore[arg-type]
-    for _ in range(5):  # for less than that each time
+    watching = asyncio.create_task(_watch_steps(health, 1.0, hurried.set))  # type: ignore[arg-type]
+    for _ in range(15):  # for less than that each time, and for longer in all
         health.fails = "no device"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.07)
         health.fails = ""
         await asyncio.sleep(0.02)
     assert not watching.done()
     health.fails = "no device"
-    with pytest.raises(EngineError, match="no device; nothing has gone well for 0.3 s: the worker"):
+    with pytest.raises(EngineError, match="no device; nothing has gone well for 1 s: the worker r"):
         await asyncio.wait_for(watching, 30)
     assert hurried.is_set()
 
