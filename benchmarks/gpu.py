@@ -31,11 +31,11 @@ from benchmarks.report import Figure, command, machine
 FOLDER = Path(__file__).resolve().parent.parent
 TESTS = FOLDER / "tests" / "engine"
 SCRIPTS: dict[str, tuple[float, list[str]]] = {  # limit in seconds, file and arguments
-    "kernel_parity": (59, ["triton_parity.py"]),
-    "attention_parity": (32, ["attention_parity.py"]),
-    "codes_parity": (30, ["codes_parity.py"]),
-    "latent_parity": (18, ["latent_parity.py"]),
-    "fixed_parity": (16, ["fixed_parity.py"]),
+    "kernel_parity": (58, ["parity.py", "triton"]),
+    "attention_parity": (32, ["parity.py", "attention"]),
+    "codes_parity": (28, ["parity.py", "codes"]),
+    "latent_parity": (21, ["parity.py", "latent"]),
+    "fixed_parity": (16, ["parity.py", "fixed"]),
 }
 ENGINE_PARITY_S, DETERMINISTIC_S = 37.0, 36.0
 HANDOFF_S, CHECKSUM_S, WORKERS_S = 23.0, 18.0, 50.0
@@ -151,8 +151,8 @@ def _run(
 ) -> Outcome:
     out = folder / f"{part}.json"
     if part in SCRIPTS:
-        script = [sys.executable, "-P", str(TESTS / SCRIPTS[part][1][0])]
-        line = [*script, f"--device={device}"]
+        script, *more = SCRIPTS[part][1]
+        line = [sys.executable, "-P", str(TESTS / script), *more, f"--device={device}"]
     else:
         known = {each["name"]: each["value"] for done in before for each in done.figures}
         line = [sys.executable, "-m", "benchmarks.gpu", f"--part={part}", f"--out={out}"]

@@ -1,6 +1,7 @@
 """Multi-head latent attention over the paged pool (DeepSeek-AI 2024, arXiv:2405.04434).
 
     pool, per token and layer:  [ latent, after its norm | key part that all heads share, rotated ]
+                                  in eight bits, each part with a scale of its own
     head h:  key = up_k[h] latent | shared part        value = up_v[h] latent
 
 A query is multiplied by up_k and the mixed latents by up_v ("absorbed"), so that keys and
@@ -94,11 +95,26 @@ class LatentAttention:
 
     def write(self, layer: int, latents: Tensor, layout: StepLayout) -> None:
         """Put `latents` [rows, width] into their blocks."""
-        self._pool.tensor[layout.write_blocks, 0, layer, layout.write_slots] = latents
+        pool, places = self._pool, (layout.write_blocks, 0, layer, layout.write_slots)
+        if pool.codes is None or pool.scales is None:
+            pool.tensor[places] = latents
+            return
+        both = [pool.codes.encode(part) for part in latents.tensor_split((self._spec.rank,), -1)]
+        # Bytes: torch does not index some kinds of eight bits.
+        stored = [codes.view(torch.uint8) for codes, _ in both]
+        pool.tensor.view(torch.uint8)[places] = torch.cat(stored, dim=-1)
+        pool.scales[places] = torch.stack([scales for _, scales in both], dim=-1)
 
     def latents(self, layer: int, blocks: Tensor, tokens: int) -> Tensor:
         """The first `tokens` of the sequence in `blocks`, [tokens, width]."""
-        return self._pool.tensor[:, 0, layer].index_select(0, blocks).flatten(0, 1)[:tokens]
+        pool = self._pool
+        if pool.codes is None or pool.scales is None:
+            return pool.tensor[:, 0, layer].index_select(0, blocks).flatten(0, 1)[:tokens]
+        bits = pool.tensor.view(torch.uint8)[:, 0, layer].index_select(0, blocks)
+        codes = bits.view(pool.tensor.dtype).flatten(0, 1)[:tokens]
+        scales = pool.scales[:, 0, layer].index_select(0, blocks).flatten(0, 1)[:tokens]
+        parts = zip(codes.tensor_split((self._spec.rank,), -1), scales.unbind(-1), strict=True)
+        return torch.cat([pool.codes.decode(*part) for part in parts], dim=-1).to(pool.dtype)
 
     def _project(self, weights: LatentWeights, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """Queries [rows, heads, query_dim] and latents [rows, width], their ends rotated."""

@@ -20,6 +20,7 @@ from baton.engine.mixture_spec import LatentSpec
 from baton.engine.pool import KvPool
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import StepLayout
+from baton.runtime.errors import ConfigError
 
 _TILE_ROWS = 64
 
@@ -33,6 +34,11 @@ class InvariantLatentAttention(LatentAttention):
         self, pool: KvPool, spec: LatentSpec, heads: int, attention: AttentionSpec
     ) -> None:
         """Raises ConfigError for a pool whose numbers the kernel does not read."""
+        if pool.codes is not None:
+            raise ConfigError(
+                f"worker.deterministic: on a CPU not with latent attention over KV in "
+                f"{pool.codes.name}; set pool.kv_dtype to auto, or serve without the setting"
+            )
         super().__init__(pool, spec, heads, attention.scale)
         self._strict = InvariantAttention(pool.as_pairs(), attention)
 

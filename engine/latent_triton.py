@@ -69,7 +69,7 @@ class TritonLatentAttention(LatentAttention):
         super().__init__(pool, spec, heads, scale)
         self._always_absorb = deterministic
         self._products = fixed_products if deterministic else torch.bmm
-        self._tiles = latent_tiles(heads, pool.tensor.dtype)
+        self._tiles = latent_tiles(heads, pool.dtype, pool.codes is not None)
         self._buffers: DecodeBuffers | None = None
         if limits.split_tokens or not deterministic:
             programs = -(-heads // self._tiles.rows)
@@ -98,7 +98,12 @@ class TritonLatentAttention(LatentAttention):
     def write(self, layer: int, latents: Tensor, layout: StepLayout) -> None:
         """As `LatentAttention.write`; a row whose block is negative writes nothing."""
         arrays = self._prepared(layout).arrays
-        write_latents(latents, self._pool.tensor[:, 0, layer], arrays.blocks, arrays.slots)
+        write_latents(latents, *self._layer(layer), arrays.blocks, arrays.slots, self._spec.rank)
+
+    def _layer(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """[block, token, width]; of codes the scales [block, token, latent|key]."""
+        scales = self._pool.scales
+        return self._pool.tensor[:, 0, layer], scales if scales is None else scales[:, 0, layer]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, NORM_EPS)
@@ -108,19 +113,21 @@ class TritonLatentAttention(LatentAttention):
         spec, buffers = self._spec, self._buffers
         out = queries.new_empty(*queries.shape[:2], spec.rank)
         most = len(queries) if buffers is None else buffers.limits.rows
+        latents, scales = self._layer(layer)
         for first in range(0, len(queries), most):
             part = slice(first, first + most)
             whole = Splits(1), Partials(out[part], out[part])  # of which nothing is written
             latent_attention(
                 out[part],
                 queries[part],
-                self._pool.tensor[:, 0, layer],
+                latents,
                 absorbed.tables,
                 absorbed.sequences[part],
                 absorbed.lengths[part],
                 *(whole if buffers is None else buffers.of(len(queries[part]))),
                 self._scale,
                 tiles=self._tiles,
+                scales=scales,
             )
         return out
 

@@ -7,7 +7,8 @@
      one slab, alike on every rank
 
     [block, kv_head, codes [layer, k|v, token, head_dim] | scales [layer, k|v, token]]
-     in eight bits: a head's slab ends in its scales, so that it moves and is summed with them
+     in eight bits: a head's slab ends in its scales, so that it moves and is summed with them;
+     of a latent's row there are two, [layer, token, latent|key]
 
 Knows no sequences and no identities. Who may write into which block is the caller's matter;
 only the device thread writes here.
@@ -28,12 +29,14 @@ from baton.engine.kv_codes import SCALE_BYTES, KvCodes
 from baton.engine.spec import ModelSpec
 from baton.runtime.errors import ConfigError
 
+_WORD_BYTES = 8  # that checksums add up
 _LEAST_TOKENS = 512  # a smaller pool serves no one
 
 
 class KvPool:
     """`tensor` has the shape above, in `dtype` or, in eight bits, in codes of `codes` beside
-    float32 `scales` [block, kv_head, layer, k|v, token]; both lie in `memory`, uint8 [block,
+    float32 `scales` [block, kv_head, layer, k|v, token] (of latents [block, 1, layer, token,
+    latent|key]); both lie in `memory`, uint8 [block,
     kv_head, bytes]. The memory is touched when first written."""
 
     def __init__(
@@ -70,7 +73,9 @@ class KvPool:
             return
         many = math.prod(rows[1:])
         self.tensor = self.memory[:, :, :many].view(codes.dtype).view(there, *rows)
-        self.scales = self.memory[:, :, many:].view(torch.float32).view(there, *rows[:-1])
+        scales = self.memory[:, :, many:].view(torch.float32)
+        pair = (_scales_of_row(spec),) if spec.latent else ()
+        self.scales = scales.view(there, *rows[:-1], *pair)
 
     @property
     def kind(self) -> str:
@@ -150,17 +155,23 @@ def block_bytes(
     shape = _block_shape(spec, block_size)
     if codes is None:
         return math.prod(shape) * dtype.itemsize
-    if spec.latent is not None:
-        raise ConfigError(
-            f"pool.kv_dtype is {codes.name}: not for a model with latent attention, whose rows "
-            "hold a latent and a key of unlike sizes; give auto"
-        )
     if spec.head_dim % 4:  # a slab would not be whole words, which are what checksums add up
         raise ConfigError(
             f"pool.kv_dtype is {codes.name}: not for heads of {spec.head_dim} numbers, which are "
             "no multiple of 4; give auto"
         )
-    return math.prod(shape[:-1]) * (spec.head_dim + SCALE_BYTES)
+    block = math.prod(shape[:-1]) * (spec.head_dim + _scales_of_row(spec) * SCALE_BYTES)
+    if block // spec.kv_heads % _WORD_BYTES:
+        raise ConfigError(
+            f"pool.kv_dtype is {codes.name}: {block // spec.kv_heads} bytes of a head and block "
+            f"are no multiple of {_WORD_BYTES}; give another pool.block_size, or auto"
+        )
+    return block
+
+
+def _scales_of_row(spec: ModelSpec) -> int:
+    """A latent and the key beside it are of unlike sizes."""
+    return 2 if spec.latent else 1
 
 
 def _block_shape(spec: ModelSpec, block_size: int) -> tuple[int, ...]:
@@ -196,5 +207,6 @@ def _arithmetic(spec: ModelSpec, block_size: int, dtype: torch.dtype, codes: KvC
     pair = "" if spec.latent else " x 2"
     row = f"{spec.head_dim} x {dtype.itemsize} bytes"
     if codes is not None:
-        row = f"({spec.head_dim} codes + a scale of {SCALE_BYTES} bytes)"
+        scales = "2 scales" if spec.latent else "a scale"
+        row = f"({spec.head_dim} codes + {scales} of {SCALE_BYTES} bytes)"
     return f"{heads} x {spec.layers} layers{pair} x {block_size} tokens x {row}"

@@ -1,8 +1,5 @@
 """The attention kernels against attention written out in float64, on any device.
 
-    TRITON_INTERPRET=1 python -P tests/engine/attention_parity.py --device cpu     what CI runs
-    python -P tests/engine/attention_parity.py --device cuda                       on a GPU
-
 A check draws fresh inputs, and returns its error (of its worst row, the norm of the difference
 over that of the truth) and the largest that is allowed. The pool's blocks are scattered, and hold
 NaN wherever a kernel has no business; results are NaN until they are written. Latent attention has
@@ -11,13 +8,11 @@ a script of its own, `latent_parity.py`.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from parity import Check, error, noticed
 from torch import Tensor
 
 from baton.engine.attention import TorchAttention
@@ -34,7 +29,6 @@ from baton.engine.triton_kv_write import rotate_and_write, write
 from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_attention, prefill_tiles
 from baton.engine.triton_tile import Tiles
 
-Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
 CHECKS: dict[str, Check] = {}
 ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 TINY_TILES = Tiles(16, 16, 4, 1)  # so that few tokens make many tiles
@@ -319,28 +313,10 @@ class Pool(KvPool):
         self.codes = self.scales = None
 
 
-def noticed(check: Check) -> Check:
-    """Of a check that computes something slightly wrong: it must fail, by far."""
-
-    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
-        found, allowed = check(device, tiny)
-        return allowed / found, 0.1
-
-    return run
-
-
 def random_queries(rows: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[rows, heads, dim] inside of a wider row, as queries lie beside keys and values."""
     heads = shape.kv_heads * shape.group
     return torch.randn(rows, heads + 1, shape.dim).to(device, dtype)[:, :heads]
-
-
-def error(out: Tensor, truth: Tensor) -> float:
-    """The largest of the rows' errors: one bad row of thousands must not hide among the others.
-    NaN counts as infinite."""
-    rows, wanted = out.double().flatten(1), truth.double().flatten(1)
-    worst = (rows - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-30)
-    return worst.max().item() if worst.isfinite().all() else float("inf")
 
 
 _WHOLE, _COUNTED, _FIXED = (
@@ -370,27 +346,3 @@ CHECKS["step, splits by count"] = step_check(DecodeLimits(4, 500), False)
 CHECKS["step, fixed splits"] = step_check(DecodeLimits(4, 500, split_tokens=64), False)
 CHECKS["step, buffers for fewer rows"] = step_check(DecodeLimits(1, 500), False)
 CHECKS["step, deterministic"] = step_check(DecodeLimits(4, 500), True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
-    parser.add_argument("--json", metavar="FILE", help="write the results there too")
-    given = parser.parse_args()
-    results = []
-    for name, check in CHECKS.items():
-        if given.only in name:
-            torch.manual_seed(len(name))
-            found, allowed = check(torch.device(given.device), given.device == "cpu")
-            said = f"error {found:.2e}, allowed {allowed:.0e}"
-            results.append({"name": name, "good": found <= allowed, "error": found, "said": said})
-            print(f"{'ok' if found <= allowed else 'WRONG':6} {name}: {said}", flush=True)
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump(results, file)
-    return 0 if results and all(result["good"] for result in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,5 @@
 """The kernels over KV in eight bits against `KvCodes` and plain torch, on any device.
 
-    TRITON_INTERPRET=1 python -P tests/engine/codes_parity.py --device cpu     what CI runs
-    python -P tests/engine/codes_parity.py --device cuda                       on a GPU
-
 Codes and scales are held bit for bit to what torch makes on a CPU; attention to `TorchAttention`
 in float64 over the same codes. As in `attention_parity.py`, a check returns the error of its worst
 row and the largest that is allowed, and what no kernel may read holds NaN.
@@ -10,14 +7,12 @@ row and the largest that is allowed, and what no kernel may read holds NaN.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from parity import Check, error, noticed
 from torch import Tensor
 
 from baton.engine.attention import TorchAttention
@@ -32,7 +27,6 @@ from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.triton_kv_write import rotate_and_write, write
 
-Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
 ALLOWED = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 LAYERS = 2
 POISON = 0x7F  # FP8's NaN; int8's greatest
@@ -198,23 +192,6 @@ def broken_check(device: torch.device, tiny: bool) -> tuple[float, float]:
     return float(wrong), 0.0
 
 
-def noticed(check: Check) -> Check:
-    """Of a check that computes something slightly wrong: it must fail, by far."""
-
-    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
-        found, allowed = check(device, tiny)
-        return (allowed + 1e-3) / max(found, 1e-9), 0.2
-
-    return run
-
-
-def error(out: Tensor, truth: Tensor) -> float:
-    """The largest of the rows' errors; NaN counts as infinite."""
-    rows, wanted = out.double().flatten(1), truth.double().flatten(1)
-    worst = (rows - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-30)
-    return worst.max().item() if worst.isfinite().all() else float("inf")
-
-
 CHECKS: dict[str, Check] = {}
 for _name in CODES:
     CHECKS[f"write, {_name}, whole heads turn, float32"] = write_check(_name, 24, torch.float32)
@@ -228,27 +205,3 @@ CHECKS["step, int8, float16"] = step_check("int8", torch.float16)
 CHECKS["step, fp8_e4m3, deterministic"] = step_check("fp8_e4m3", torch.float32, True)
 CHECKS["step, a wrong scale is noticed"] = noticed(step_check("int8", torch.float32, mistake=1.5))
 CHECKS["step, a broken row is seen"] = broken_check
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
-    parser.add_argument("--json", metavar="FILE", help="write the results there too")
-    given = parser.parse_args()
-    results = []
-    for name, check in CHECKS.items():
-        if given.only in name:
-            torch.manual_seed(len(name))
-            found, allowed = check(torch.device(given.device), given.device == "cpu")
-            said = f"error {found:.2e}, allowed {allowed:.0e}"
-            results.append({"name": name, "good": found <= allowed, "error": found, "said": said})
-            print(f"{'ok' if found <= allowed else 'WRONG':6} {name}: {said}", flush=True)
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump(results, file)
-    return 0 if results and all(result["good"] for result in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

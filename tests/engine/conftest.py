@@ -145,16 +145,22 @@ def prompts() -> Callable[..., list[int]]:
 
 
 @pytest.fixture(scope="session")
-def triton_parity() -> ModuleType:
+def parity() -> ModuleType:
+    """What runs the checks, in this process."""
+    return neighbour("parity")
+
+
+@pytest.fixture(scope="session")
+def triton_parity(parity: ModuleType) -> ModuleType:
     """The module of that name, in this process: its checks, not its kernels, can be tested."""
     return neighbour("triton_parity")
 
 
-def checked_by_interpreter(script: Path, file: Path) -> dict[str, dict[str, Any]]:
-    """Every check of `script` by name, run under Triton's interpreter: in a process of its own,
-    since that is chosen when Triton is imported."""
+def checked_by_interpreter(name: str, file: Path) -> dict[str, dict[str, Any]]:
+    """Every check of `parity.py name` by its own name, run under Triton's interpreter: in another
+    process, since that is chosen when Triton is imported."""
     done = subprocess.run(
-        [sys.executable, "-P", script, "--device=cpu", f"--json={file}"],
+        [sys.executable, "-P", HERE / "parity.py", name, "--device=cpu", f"--json={file}"],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -180,19 +186,18 @@ def spec_of(tmp_path: Path) -> Callable[..., ModelSpec]:
     return read
 
 
-def checks_of(script: str) -> Any:
+def checks_of(name: str) -> Any:
     """A fixture: what `checked_by_interpreter` finds."""
 
     @pytest.fixture(scope="session")
     def checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-        file = tmp_path_factory.mktemp("triton") / f"{script}.json"
-        return checked_by_interpreter(HERE / f"{script}.py", file)
+        return checked_by_interpreter(name, tmp_path_factory.mktemp("triton") / f"{name}.json")
 
     return checks
 
 
-triton_checks = checks_of("triton_parity")
-attention_checks = checks_of("attention_parity")
-codes_checks = checks_of("codes_parity")
-latent_checks = checks_of("latent_parity")
-fixed_checks = checks_of("fixed_parity")
+triton_checks = checks_of("triton")
+attention_checks = checks_of("attention")
+codes_checks = checks_of("codes")
+latent_checks = checks_of("latent")
+fixed_checks = checks_of("fixed")

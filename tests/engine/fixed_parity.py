@@ -1,20 +1,15 @@
 """The products of the deterministic mode: right, and each row the same bits whatever is beside it.
 
-    TRITON_INTERPRET=1 python -P tests/engine/fixed_parity.py --device cpu     what CI runs
-    python -P tests/engine/fixed_parity.py --device cuda                       on a GPU
-
 As in `attention_parity.py`, a check returns its error and the largest that is allowed; for bits
 that is how many differ.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable
 
 import torch
+from parity import Check, error, noticed
 from torch import Tensor
 
 from baton.engine.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
@@ -23,18 +18,10 @@ from baton.engine.triton_linear import FixedLinear, fixed_products
 from baton.engine.triton_quantized import TritonQuantized
 from baton.engine.triton_quantized_experts import quantized_expert_matmul, stacked_codes
 
-Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
 CHECKS: dict[str, Check] = {}
 ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 ROWS = 70  # more than a tile
 PARTS = ((0, 1), (3, 5), (30, 67), (69, 70))  # of them, computed without the others
-
-
-def error(out: Tensor, truth: Tensor) -> float:
-    """The largest of the rows' errors; NaN counts as infinite."""
-    rows, wanted = out.double().flatten(1).cpu(), truth.double().flatten(1).cpu()
-    worst = (rows - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-30)
-    return worst.max().item() if worst.isfinite().all() else float("inf")
 
 
 def bits(product: Callable[[Tensor], Tensor], x: Tensor) -> float:
@@ -150,16 +137,6 @@ def _offsets_of(chosen: Tensor, experts: int) -> Tensor:
     return sort_by_expert(chosen[None], experts)[1]
 
 
-def noticed(check: Check) -> Check:
-    """Of a product that does not keep rows apart: it must fail, by far."""
-
-    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
-        found, allowed = check(device, tiny)
-        return (allowed + 1e-3) / max(found, 1e-9), 0.2
-
-    return run
-
-
 def _fp8(weight: Tensor) -> QuantizedWeight:
     codes = weight.to(torch.float8_e4m3fn)
     return QuantizedWeight("fp8", codes, torch.rand(len(codes), 1) + 0.5, codes.shape[1])
@@ -185,27 +162,3 @@ CHECKS["experts, int4 by groups of 32, many rows"] = coded_experts_check(
 )
 CHECKS["experts, fp8"] = coded_experts_check(_fp8, 0, 3)
 CHECKS["experts, int8, fixed"] = coded_experts_check(quantize_int8, 64, 3)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
-    parser.add_argument("--json", metavar="FILE", help="write the results there too")
-    given = parser.parse_args()
-    results = []
-    for name, check in CHECKS.items():
-        if given.only in name:
-            torch.manual_seed(len(name))
-            found, allowed = check(torch.device(given.device), given.device == "cpu")
-            said = f"error {found:.2e}, allowed {allowed:.0e}"
-            results.append({"name": name, "good": found <= allowed, "error": found, "said": said})
-            print(f"{'ok' if found <= allowed else 'WRONG':6} {name}: {said}", flush=True)
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump(results, file)
-    return 0 if results and all(result["good"] for result in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,35 +1,54 @@
 """The kernels of latent attention against the same in float64, on any device.
 
-    TRITON_INTERPRET=1 python -P tests/engine/latent_parity.py --device cpu     what CI runs
-    python -P tests/engine/latent_parity.py --device cuda                       on a GPU
-
 As in `attention_parity.py`, a check returns the error of its worst row and the largest that is
 allowed, and memory that no kernel may read holds NaN.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from parity import Check, error, noticed
 from torch import Tensor
 
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.decode_buffers import DecodeLimits
+from baton.engine.kv_codes import CODES
 from baton.engine.latent import LatentAttention
 from baton.engine.latent_triton import TritonLatentAttention
 from baton.engine.mixture_spec import LatentSpec
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.pool import KvPool
+from baton.engine.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.triton_decode import Splits, new_partials
 from baton.engine.triton_latent import latent_attention
 
-Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
 ALLOWED = {torch.float32: 4e-6, torch.bfloat16: 2e-2}
+
+
+def latent_spec(tiny: bool) -> LatentSpec:
+    return LatentSpec(
+        rank=24 if tiny else 512,
+        rope_dim=8 if tiny else 64,
+        plain_dim=16 if tiny else 128,
+        value_dim=8 if tiny else 128,
+        query_rank=None,
+        interleaved=False,
+    )
+
+
+def steps(blocks: int, size: int) -> Iterator[StepLayout]:
+    """Of three sequences: chunks that are expanded, chunks that are not, rows that decode."""
+    order = torch.randperm(blocks).tolist()
+    cut = (order[:5], order[5:8], order[8:12])
+    for slices in (
+        (Slice([1] * 33, 0, cut[0]), Slice([1], 0, cut[1])),
+        (Slice([1] * 3, 33, cut[0]), Slice([1], 1, cut[1]), Slice([1] * 25, 0, cut[2])),
+        (Slice([1], 36, cut[0]), Slice([1], 2, cut[1]), Slice([1], 25, cut[2])),
+    ):
+        yield lay_out(StepBatch(slices), Bounds(blocks, size, 9, 500))
 
 
 def latent_check(limits: DecodeLimits, deterministic: bool, dtype: torch.dtype) -> Check:
@@ -37,14 +56,7 @@ def latent_check(limits: DecodeLimits, deterministic: bool, dtype: torch.dtype) 
     `TritonLatentAttention` against `LatentAttention` in float64."""
 
     def run(device: torch.device, tiny: bool) -> tuple[float, float]:
-        spec = LatentSpec(
-            rank=24 if tiny else 512,
-            rope_dim=8 if tiny else 64,
-            plain_dim=16 if tiny else 128,
-            value_dim=8 if tiny else 128,
-            query_rank=None,
-            interleaved=False,
-        )
+        spec = latent_spec(tiny)
         heads, scale = (3, 0.3) if tiny else (128, 0.07)
         blocks, size, worst = 30, 8, 0.0
         up = (torch.randn(heads, spec.plain_dim + spec.value_dim, spec.rank) * 0.2).to(dtype)
@@ -53,14 +65,7 @@ def latent_check(limits: DecodeLimits, deterministic: bool, dtype: torch.dtype) 
         ours = TritonLatentAttention(
             _pool(pool.to(device)), spec, heads, scale, limits, deterministic=deterministic
         )
-        order = torch.randperm(blocks).tolist()
-        cut = (order[:5], order[5:8], order[8:12])
-        for slices in (
-            (Slice([1] * 33, 0, cut[0]), Slice([1], 0, cut[1])),
-            (Slice([1] * 3, 33, cut[0]), Slice([1], 1, cut[1]), Slice([1] * 25, 0, cut[2])),
-            (Slice([1], 36, cut[0]), Slice([1], 2, cut[1]), Slice([1], 25, cut[2])),
-        ):
-            layout = lay_out(StepBatch(slices), Bounds(blocks, size, 9, 500))
+        for layout in steps(blocks, size):
             rows = len(layout.tokens)
             for layer in range(2):
                 queries = torch.randn(rows, heads, spec.query_dim).to(dtype)
@@ -72,6 +77,47 @@ def latent_check(limits: DecodeLimits, deterministic: bool, dtype: torch.dtype) 
                 worst = max(worst, error(found.cpu(), wanted))
         same = torch.equal(ours._pool.tensor.cpu().isnan(), theirs._pool.tensor.isnan())
         return worst if same else float("inf"), ALLOWED[dtype]
+
+    return run
+
+
+def codes_check(
+    name: str, dtype: torch.dtype, deterministic: bool = False, mistake: float = 1.0
+) -> Check:
+    """Steps over a pool in eight bits: bytes are those that torch makes on a CPU, attention that
+    of `LatentAttention` in float64 over them. `mistake` multiplies one scale of its pool."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        spec, codes = latent_spec(tiny), CODES[name]
+        heads, scale = (3, 0.3) if tiny else (128, 0.07)
+        blocks, size, worst, wrong = 30, 8, 0.0, 0
+        shape: Any = SimpleNamespace(kv_heads=1, layers=2, head_dim=spec.width, latent=spec)
+        pool = KvPool(shape, blocks, size, dtype, device, codes)
+        plain = KvPool(shape, blocks, size, torch.float64, codes=codes)
+        for each in (pool, plain):
+            each.memory.fill_(0x7F)  # FP8's NaN; int8's greatest
+            each.scales.fill_(float("nan"))  # type: ignore[union-attr]
+        up = (torch.randn(heads, spec.plain_dim + spec.value_dim, spec.rank) * 0.2).to(dtype)
+        limits = DecodeLimits(8, 500)
+        ours = TritonLatentAttention(pool, spec, heads, scale, limits, deterministic=deterministic)
+        theirs = LatentAttention(plain, spec, heads, scale)
+        for layout in steps(blocks, size):
+            rows = len(layout.tokens)
+            for layer in range(2):
+                queries = torch.randn(rows, heads, spec.query_dim).to(dtype)
+                latents = torch.randn(rows, spec.width)
+                latents[:, spec.rank :] *= 5  # keys are larger than latents
+                latents = latents.to(dtype)
+                ours.write(layer, latents.to(device), layout)
+                theirs.write(layer, latents, layout)
+                wrong += int((pool.memory[:blocks].cpu() != plain.memory).sum())
+                place = layout.write_blocks[0], 0, layer, layout.write_slots[0], 0
+                plain.scales[place] *= mistake  # type: ignore[index]
+                wanted = theirs.attend(layer, queries.double(), up.double(), layout)
+                plain.scales[place] /= mistake  # type: ignore[index]
+                found = ours.attend(layer, queries.to(device), up.to(device), layout)
+                worst = max(worst, error(found.cpu(), wanted))
+        return worst + wrong, ALLOWED[dtype]
 
     return run
 
@@ -119,15 +165,9 @@ def one_row_off(check: Check) -> Check:
 
 def _pool(tensor: Tensor) -> Any:
     """As much of a `KvPool` as attention looks at."""
-    return SimpleNamespace(tensor=tensor, dtype=tensor.dtype, block_size=tensor.shape[-2])
-
-
-def error(out: Tensor, truth: Tensor) -> float:
-    """The largest of the rows' errors: one bad row of thousands must not hide among the others.
-    NaN counts as infinite."""
-    rows, wanted = out.double().flatten(1), truth.double().flatten(1)
-    worst = (rows - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-30)
-    return worst.max().item() if worst.isfinite().all() else float("inf")
+    size = tensor.shape[-2]
+    plain = {"codes": None, "scales": None}
+    return SimpleNamespace(tensor=tensor, dtype=tensor.dtype, block_size=size, **plain)
 
 
 CHECKS: dict[str, Check] = {}
@@ -137,28 +177,11 @@ CHECKS["latent step, bfloat16"] = latent_check(DecodeLimits(8, 500), False, torc
 CHECKS["latent step, one row that is off is noticed"] = one_row_off(
     latent_check(DecodeLimits(3, 500), False, torch.float32)
 )
+for _name in CODES:
+    CHECKS[f"latent step, {_name}"] = codes_check(_name, torch.float32)
+CHECKS["latent step, int8, bfloat16"] = codes_check("int8", torch.bfloat16)
+CHECKS["latent step, fp8_e4m3, deterministic"] = codes_check("fp8_e4m3", torch.float32, True)
+CHECKS["latent step, a wrong scale is noticed"] = noticed(
+    codes_check("int8", torch.float32, mistake=1.5)
+)
 CHECKS["latent rows, bits do not depend on the batch"] = latent_batch_check
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
-    parser.add_argument("--json", metavar="FILE", help="write the results there too")
-    given = parser.parse_args()
-    results = []
-    for name, check in CHECKS.items():
-        if given.only in name:
-            torch.manual_seed(len(name))
-            found, allowed = check(torch.device(given.device), given.device == "cpu")
-            said = f"error {found:.2e}, allowed {allowed:.0e}"
-            results.append({"name": name, "good": found <= allowed, "error": found, "said": said})
-            print(f"{'ok' if found <= allowed else 'WRONG':6} {name}: {said}", flush=True)
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump(results, file)
-    return 0 if results and all(result["good"] for result in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -80,6 +80,22 @@ def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(story, prompts, 
     assert told.runner.numerics != plain.runner.numerics  # no block is taken for another's
 
 
+def test_latents_in_eight_bits_give_the_same_tokens_however_computed(
+    references, story, prompts, as_greedy, kv_dtype
+):
+    """Chunks that are expanded and chunks that are not, and rows that decode, over one pool."""
+    prompt, folder = prompts(70, seed=5), references("deepseek-v3").folder
+    told = story(folder, kv_dtype=kv_dtype)
+    whole = told.blocks(90)
+    expected = told.greedy(prompt, whole, STEPS)
+    chunked = told.blocks(90)
+    told.logits(Slice(prompt[:33], 0, chunked))
+    told.logits(Slice(prompt[:20], 0, told.blocks(20)), Slice(prompt[33:64], 33, chunked))
+    assert told.greedy(prompt, chunked, STEPS, start=64) == expected
+    cached = [*whole[:8], *told.blocks(26)]
+    assert told.greedy(prompt, cached, STEPS, start=64) == expected
+
+
 SEEN = {"qwen3": (0.015, 0.067), "gemma2": (0.0057, 0.027), "mistral": (0.032, 0.14)}
 
 
@@ -156,5 +172,5 @@ def test_what_is_refused(folder, references):
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int4': give auto or one of int8"):
         build_runner(folder, blocks=8, kv_dtype="int4")
     latent = references("deepseek-v2").folder
-    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*latent attention"):
-        build_runner(latent, blocks=8, kv_dtype="int8")
+    with pytest.raises(ConfigError, match=r"worker\.deterministic: on a CPU not with latent.*int8"):
+        build_runner(latent, blocks=8, kv_dtype="int8", deterministic=True)

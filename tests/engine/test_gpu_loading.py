@@ -4,6 +4,8 @@ import gc
 import sys
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +68,7 @@ class Device:
 class Runner:
     def __init__(self, device, pool):
         self.device, self.pool, self.max_context, self.memory = device, pool, 512, None
+        self.eager = SimpleNamespace(numerics="")
 
     def run(self, batch):
         (item,) = batch.slices
@@ -248,11 +251,33 @@ def test_other_errors_of_loading_stay_what_they_are(qwen3, monkeypatch):
         loaded(qwen3.folder)
 
 
-def test_latent_attention_in_eight_bits_is_refused_before_weights_are_read(references):
+def test_heads_that_codes_do_not_fit_are_refused_before_weights_are_read(qwen3, monkeypatch):
     pytest.importorskip("triton")
-    folder = references("deepseek-v2").folder
-    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*latent attention.*give auto"):
-        gpu_loading.gpu_runner(folder, GPU, KIND, options(codes=INT8), MADE[0], None)
+    odd = replace(read_spec(qwen3.folder), head_dim=30)
+    monkeypatch.setattr(gpu_loading, "read_spec", lambda *_: odd)
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*heads of 30.*give auto"):
+        gpu_loading.gpu_runner(qwen3.folder, GPU, KIND, options(codes=INT8), MADE[0], None)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_deterministic_runner_proves_itself_over_the_pool_that_it_will_serve(
+    spec, monkeypatch, wanted
+):
+    device = Device(spec, total=100 * MIB, beside=20 * MIB)
+    proved = []
+    monkeypatch.setattr(gpu_loading, "prove_graphs", lambda runner: proved.append(runner) or "bits")
+    runner = sized(spec, device, deterministic=wanted)
+    assert proved == ([runner] if wanted else [])
+    assert runner.eager.numerics == ("bits" if wanted else "")
+
+
+def test_a_proof_without_room_says_what_to_lower(spec, monkeypatch):
+    def no_room(runner):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(gpu_loading, "prove_graphs", no_room)
+    with pytest.raises(ConfigError, match=r"lower pool\.blocks, pool\.memory_fraction"):
+        sized(spec, Device(spec, total=100 * MIB, beside=20 * MIB), deterministic=True)
 
 
 @pytest.mark.parametrize(("name", "codes"), [("auto", None), ("fp8_e4m3", FP8_E4M3)])

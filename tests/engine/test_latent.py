@@ -7,6 +7,7 @@ import torch
 
 from baton.engine import latent
 from baton.engine.batch import Slice, StepBatch
+from baton.engine.kv_codes import FP8_E4M3, INT8
 from baton.engine.latent import (
     LatentAttention,
     LatentWeights,
@@ -249,3 +250,50 @@ def test_scale_is_the_one_given(pool, up):
         attention(pool).attend(LAYER, queries, up, layout),
         atol=1e-3,
     )
+
+
+@pytest.mark.parametrize(("codes", "bound"), [(INT8, 0.5 / 127), (FP8_E4M3, 1 / 16)])
+def test_latent_and_key_are_coded_apart(references, codes, bound):
+    """Each within its own scale, however large the other is; what is written stays as it is."""
+    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, codes=codes)
+    layout, rows = step(Slice([1] * 11, 0, [7, 3])), torch.randn(11, SPEC.width)
+    rows[:, SPEC.rank :] *= 1000
+    ours = attention(pool)
+    ours.write(LAYER, rows, layout)
+    found = ours.latents(LAYER, torch.tensor([7, 3]), 11)
+    assert found.shape == rows.shape and found.dtype == torch.float32
+    for part in (slice(0, SPEC.rank), slice(SPEC.rank, None)):
+        most = rows[:, part].abs().amax(-1, keepdim=True)
+        assert ((found[:, part] - rows[:, part]).abs() <= bound * most).all()
+    before = pool.memory.clone()
+    ours.write(LAYER, rows, layout)
+    assert torch.equal(pool.memory, before)
+    others = [block for block in range(BLOCKS) if block not in (3, 7)]
+    assert not pool.memory[others].any()
+
+
+def test_attention_over_codes_is_that_over_the_numbers_that_they_stand_for(references, up):
+    if up.dtype != torch.float32:
+        pytest.skip("the numbers of codes are float32")
+    spec = read_spec(references("deepseek-v2").folder)
+    coded, plain = KvPool(spec, BLOCKS, SIZE, codes=INT8), KvPool(spec, BLOCKS, SIZE)
+    blocks = table(60)
+    first = step(Slice([1] * 50, 0, blocks))
+    attention(coded).write(LAYER, torch.randn(50, SPEC.width), first)
+    attention(plain).write(LAYER, attention(coded).latents(LAYER, torch.tensor(blocks), 50), first)
+    for item in (Slice([1] * 50, 0, blocks), Slice([1] * 3, 47, blocks), Slice([1], 49, blocks)):
+        queries = torch.randn(len(item.tokens), HEADS, SPEC.query_dim)
+        found, wanted = (
+            attention(p).attend(LAYER, queries, up, step(item)) for p in (coded, plain)
+        )
+        assert torch.equal(found, wanted)
+
+
+def test_a_latent_that_is_no_number_stays_none(references):
+    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, codes=INT8)
+    rows = torch.randn(2, SPEC.width)
+    rows[1, SPEC.rank + 1] = float("nan")
+    attention(pool).write(LAYER, rows, step(Slice([1, 1], 0, [5])))
+    found = attention(pool).latents(LAYER, torch.tensor([5]), 2)
+    assert found[0].isfinite().all() and found[1, : SPEC.rank].isfinite().all()
+    assert found[1, SPEC.rank :].isnan().all()

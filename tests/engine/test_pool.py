@@ -123,11 +123,24 @@ def test_a_pool_in_eight_bits_holds_more_blocks_and_shows_why(spec):
 
 def test_models_that_eight_bits_do_not_fit(spec, references):
     latent = read_spec(references("deepseek-v2").folder)
-    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*latent attention.*give auto"):
-        block_bytes(latent, 8, torch.float32, INT8)
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8: 1092 bytes.*pool\.block_size"):
+        block_bytes(dataclasses.replace(latent, head_dim=44), 7, torch.float32, INT8)
     odd = dataclasses.replace(spec, head_dim=30)
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is fp8_e4m3.*heads of 30.*give auto"):
         KvPool(odd, 4, 8, codes=FP8_E4M3)
+
+
+@pytest.mark.parametrize("codes", [INT8, FP8_E4M3])
+def test_a_latent_row_in_eight_bits_has_two_scales(references, codes):
+    spec = read_spec(references("deepseek-v2").folder)  # 3 layers, rank 32, 8 rotated
+    pool = KvPool(spec, 5, 8, torch.bfloat16, codes=codes)
+    assert pool.block_bytes == 3 * 8 * (40 + 2 * 4) == block_bytes(spec, 8, torch.bfloat16, codes)
+    assert pool.tensor.shape == (5, 1, 3, 8, 40) and pool.tensor.dtype == codes.dtype
+    assert pool.scales.shape == (5, 1, 3, 8, 2)
+    pool.scales[4, 0, 2, 7, 1] = 1.0  # the last number of the last slab
+    assert pool.bytes_view()[4, -4:].view(np.float32) == 1.0 and not pool.bytes_view()[:4].any()
+    with pytest.raises(ConfigError, match=r"16 tokens x \(40 codes \+ 2 scales of 4 bytes\)"):
+        blocks_for(spec, 16, torch.bfloat16, 100, codes)
 
 
 def test_copy_of_a_block_in_eight_bits_copies_its_scales(spec):

@@ -36,6 +36,9 @@ def test_all_kernels_compile_and_fit(tmp_path, capability):
     for row in rows:
         if row["kernel"] not in ATTENTION or "float32" in row["case"]:
             continue
+        if " kv, latent" in row["case"]:  # these codes go through registers
+            assert row["products"] >= 8
+            continue
         # Keys and values pass the registers by, 16 bytes at a time; products are the matrix
         # units' own: on Hopper, of whole warpgroups where the rows suffice.
         assert row["wide_copies"] >= (4 if " kv," in row["case"] else 8)  # of half the bytes

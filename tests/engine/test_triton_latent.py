@@ -9,7 +9,7 @@ from baton.engine.triton_latent import latent_tiles, write_latents
 def test_results_are_those_of_the_reference(latent_checks):
     wrong = {name: found["said"] for name, found in latent_checks.items() if not found["good"]}
     assert wrong == {}
-    for word in ("by count", "fixed", "bfloat16", "bits", "noticed"):
+    for word in ("by count", "fixed", "bfloat16", "bits", "noticed", "int8", "fp8_e4m3, determ"):
         assert any(word in name for name in latent_checks), word
 
 
@@ -24,4 +24,4 @@ def test_tiles_are_what_a_matrix_product_takes(heads, dtype):
 def test_no_rows_launch_nothing():
     """Without a GPU a launch would fail."""
     places = torch.empty(0, dtype=torch.int64)
-    write_latents(torch.empty(0, 24), torch.empty(1, 8, 24), places, places)
+    write_latents(torch.empty(0, 24), torch.empty(1, 8, 24), None, places, places, 16)

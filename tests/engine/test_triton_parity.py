@@ -22,18 +22,10 @@ def test_memory_is_poisoned_only_meanwhile(triton_parity):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_wrong_kernel_and_an_exception_are_told(triton_parity, monkeypatch, capsys):
+def test_a_wrong_kernel_is_told(triton_parity, monkeypatch):
     monkeypatch.setattr(triton_parity, "gated", lambda x, activation: x[:, : x.shape[1] // 2])
-    monkeypatch.setattr(
-        triton_parity,
-        "CHECKS",
-        {"gate": triton_parity.CHECKS["gated silu fp32"], "none": lambda device, tiny: 1 / 0},
-    )
-    results = triton_parity.run_checks(CPU, True)
-    assert [each["good"] for each in results] == [False, False]
-    assert "WRONG  gate: error" in capsys.readouterr().out
-    assert "ZeroDivisionError" in results[1]["said"]
-    assert triton_parity.run_checks(CPU, True, "no such name") == []
+    found, allowed = triton_parity.CHECKS["gated silu fp32"](CPU, True)
+    assert found > 100 * allowed
 
 
 def test_an_output_left_unwritten_is_told(triton_parity, monkeypatch):

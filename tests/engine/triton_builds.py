@@ -195,12 +195,16 @@ def _write(
     write(keys, keys, kv, places, places, scales)
 
 
-def _latent(heads: int, splits: Splits) -> None:
-    pool, queries, out = _bf16(2, 16, 576), _bf16(3, heads, 576), _bf16(3, heads, 512)
+def _latent(heads: int, splits: Splits, codes: str = "") -> None:
+    queries, out = _bf16(3, heads, 576), _bf16(3, heads, 512)
+    spec: Any = SimpleNamespace(kv_heads=1, layers=1, head_dim=576, latent=True)
+    pool = KvPool(spec, 2, 16, _BF16, codes=CODES.get(codes))
+    kv, scales = pool.tensor[:, 0, 0], None if pool.scales is None else pool.scales[:, 0, 0]
     rows, tables = torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
     partials = new_partials(3, heads, splits.capacity(100, 64), 512, _CPU)
-    latent_attention(out, queries, pool, tables, rows, rows, splits, partials, 0.1)
-    write_latents(queries[:, 0], pool, rows.long(), rows.long())
+    given = (queries, kv, tables, rows, rows, splits, partials, 0.1)
+    latent_attention(out, *given, scales=scales)
+    write_latents(queries[:, 0], kv, scales, rows.long(), rows.long(), 512)
 
 
 _BF16, _CAPPED = torch.bfloat16, {"window": 4096, "soft_cap": 50.0}
@@ -230,6 +234,8 @@ CASES: dict[str, Callable[[], None]] = {
     "decode, qwen2 0.5b": partial(_decode, 2, 7, 64, torch.float16, Splits(4, 512)),
     "decode, gemma2 9b": partial(_decode, 8, 2, 256, _BF16, Splits(1), **_CAPPED),
     "latent, deepseek v3": partial(_latent, 128, Splits(4)),
+    "int8 kv, latent": partial(_latent, 128, Splits(4), "int8"),
+    "fp8 kv, latent, few heads": partial(_latent, 16, Splits(1), "fp8_e4m3"),
     "write, llama3 8b": partial(_write, 8, 4, 128, 128, _BF16),
     "write, a part turns": partial(_write, 4, 7, 96, 24, torch.float32),
     "int8 kv, prefill": partial(_prefill, 8, 4, 128, _BF16, "int8"),

@@ -1,24 +1,17 @@
 """The engine's GPU kernels against what they must compute, on a GPU or in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -P tests/engine/triton_parity.py --device cpu     what CI runs
-    python -P tests/engine/triton_parity.py --device cuda                       part of `make gpu`
-
 A check makes fresh random inputs, and returns its error and the largest one that is allowed.
 Memory from torch is poisoned with NaN first where a kernel must write all of it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from parity import Check
 from torch import Tensor
 
 from baton.engine.batch import Draw, SamplingParams
@@ -37,7 +30,6 @@ from baton.engine.triton_quantized import (
 )
 from baton.engine.triton_sampling import draw_tokens
 
-Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
 CHECKS: dict[str, Check] = {}
 _KINDS = {"fp32": (torch.float32, 2e-5), "bf16": (torch.bfloat16, 1e-2)}
 
@@ -323,40 +315,3 @@ def _checksums(slab_words: int) -> Check:
 
 CHECKS["checksum of one short slab"] = _checksums(37)
 CHECKS["checksum summed in parts"] = _checksums(16384 + 1030)
-
-
-def run_checks(device: torch.device, tiny: bool, named: str = "") -> list[dict[str, object]]:
-    """Every check whose name contains `named`, printed as it ends; a failure stops none."""
-    results: list[dict[str, object]] = []
-    for name, function in CHECKS.items():
-        if named not in name:
-            continue
-        torch.manual_seed(len(name))
-        begun = time.perf_counter()
-        try:
-            found, allowed = function(device, tiny)
-            good, said = found <= allowed, f"error {found:.2e}, allowed {allowed:.2e}"
-        except Exception as failure:  # reported with the others, and by the exit code
-            traceback.print_exc()
-            found, good, said = float("inf"), False, f"{type(failure).__name__}: {failure}"
-        seconds = time.perf_counter() - begun
-        print(f"{'ok    ' if good else 'WRONG '} {name}: {said} ({seconds:.2f} s)", flush=True)
-        results.append({"name": name, "good": good, "error": found, "said": said})
-    return results
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
-    parser.add_argument("--json", metavar="FILE", help="write the results there too")
-    given = parser.parse_args()
-    results = run_checks(torch.device(given.device), given.device == "cpu", given.only)
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump(results, file)
-    return 0 if results and all(result["good"] for result in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

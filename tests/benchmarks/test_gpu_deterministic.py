@@ -1,0 +1,61 @@
+"""The deterministic part of `make gpu`: what it makes of its stories."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[2]
+GIVEN = SimpleNamespace(device=torch.device("cpu"), dry=False)
+
+
+@pytest.fixture
+def part(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    found = importlib.import_module("benchmarks.gpu_deterministic")
+    monkeypatch.setattr(found, "_costs", lambda given: [])
+    return found
+
+
+@pytest.fixture
+def ended(part, monkeypatch):
+    """Stories end as `how` says; the lines that began them."""
+    lines = []
+
+    def make(code=0, **said):
+        def run(line, **_):
+            lines.append(line)
+            assert (Path(line[3]) / "config.json").exists()
+            return SimpleNamespace(returncode=code, stdout=json.dumps(said) if said else "")
+
+        monkeypatch.setattr(subprocess, "run", run)
+        return lines
+
+    return make
+
+
+def test_all_that_held_is_counted_over_all_models(part, ended):
+    lines = ended(proved=True, other=True, apart=0.25)
+    (figure,) = part.deterministic(GIVEN)
+    assert (figure.name, figure.value) == ("deterministic_checks_held", 2.0 * len(part._STORIES))
+    assert "--device=cpu" in lines[0] and lines[1][-2:] == list(part._STORIES[1][1])
+    assert Path(lines[0][2]).name == "deterministic_story.py" and Path(lines[0][2]).exists()
+
+
+def test_a_check_that_did_not_hold_fails_the_part_by_name(part, ended):
+    ended(1, proved=True, other=False, apart=0.25)
+    with pytest.raises(RuntimeError, match="'other': False"):
+        part.deterministic(GIVEN)
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+def test_a_story_that_says_nothing_fails_the_part(part, ended, code):
+    ended(code)
+    with pytest.raises(RuntimeError, match=f"ended with {code}"):
+        part.deterministic(GIVEN)
