@@ -11,6 +11,7 @@ owned by the task that answers it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,7 +90,8 @@ class Answering:
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Around all that is done for the request: it holds a ticket, and how it ends is counted
-        and logged. Raises Overloaded without a ticket; what is raised inside passes."""
+        and logged. Raises Overloaded without a ticket; what is raised inside passes. A client
+        that leaves is a ClientGone, or the cancelling of the task."""
         outcome = "failed"  # unless it is known better: what is not our error is a bug
         started_s = time.time()
         try:
@@ -99,7 +101,7 @@ class Answering:
             ):
                 yield
             outcome = "finished"
-        except ClientGone:
+        except (ClientGone, asyncio.CancelledError):
             outcome = "cancelled"
             raise
         except BatonError as error:

@@ -79,6 +79,13 @@ class Router:
         whose = b"" if self.config.shared_prefixes else tenant
         return replace(request, cache_salt=tenant_salt(self.key, whose, request.cache_salt))
 
+    @asynccontextmanager
+    async def receiving(self, deadline_s: float) -> AsyncIterator[None]:
+        """Around the reading of a request's body and prompt."""
+        with self.serving.admission.arrival():
+            async with until(deadline_s):
+                yield
+
 
 def build_app(router: Router) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -93,7 +100,7 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        async with _arrival(router, deadline_s):
+        async with router.receiving(deadline_s):
             asked = parse(await read_body(request, router.config.max_body_bytes), ChatRequest)
             validated = await router.validator.chat(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
@@ -109,7 +116,7 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        async with _arrival(router, deadline_s):
+        async with router.receiving(deadline_s):
             asked = parse(await read_body(request, router.config.max_body_bytes), CompletionRequest)
             validated = await router.validator.completion(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
@@ -206,14 +213,6 @@ def _answer(
     validated = router.of_tenant(validated, request.state.tenant)
     answering = Answering(router.serving, validated, request_id, arrival_s, context, deadline_s)
     return Answer(answering, validated, renderer, request_id)
-
-
-@asynccontextmanager
-async def _arrival(router: Router, deadline_s: float) -> AsyncIterator[None]:
-    """Around the reading of a request's body and prompt."""
-    with router.serving.admission.arrival():
-        async with until(deadline_s):
-            yield
 
 
 def _deadline(router: Router, request: Request) -> float:

@@ -20,6 +20,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(fail_fast=True)]
+Alternatives = Annotated[int, Field(ge=0, le=20)]  # told of each token
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 MAX_TOKENS = 1 << 24
 MAX_FIELDS = 128  # of one object
@@ -214,7 +215,7 @@ class ChatRequest(Generation):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Alternatives | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -222,7 +223,7 @@ class ChatRequest(Generation):
 
 class CompletionRequest(Generation):
     prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_one_prompt)]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Alternatives | None = None
 
 
 class TokenizeRequest(Body):

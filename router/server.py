@@ -27,13 +27,14 @@ from baton.router.dialer import Dialer, GrpcDialer
 from baton.router.dispatch import Dispatcher
 from baton.router.fleet import Fleet
 from baton.router.gate import Gate
+from baton.router.grpc_front import GrpcFront
 from baton.router.http_protocol import BoundedHttp
 from baton.router.model_card import read_card
 from baton.router.sampling_defaults import sampling_defaults
 from baton.router.tokenizer import HfTokenizer
 from baton.router.validation import Limits, Validator
 from baton.runtime import logs
-from baton.runtime.config import Config, RouterConfig
+from baton.runtime.config import NO_GRPC, Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.identity import cluster_key
 from baton.runtime.registry import Registry
@@ -53,11 +54,13 @@ async def serve_router(
     registry: Registry,
     token: str,
     ready: Callable[[str], None] | None = None,
+    grpc_ready: Callable[[str], None] | None = None,
     dialer: Dialer | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation. `ready` is called once with the URL when the
-    port answers (not when workers are there: that is /readyz). Raises ConfigError for a port in
-    use or an open host without keys, ModelError for the model's folder."""
+    port answers (not when workers are there: that is /readyz); before it `grpc_ready` with
+    host:port, where gRPC is served. Raises ConfigError for a port in use or an open host without
+    keys, ModelError for the model's folder."""
     check_exposure(config.router)
     card = read_card(model_folder, model_name)
     template = template_of(card)
@@ -93,20 +96,27 @@ async def serve_router(
             ),
             key=key,
         )
-        await _serve(router, dispatcher, listener, ready)
+        front = await _grpc_front(router, grpc_ready)
+        await _serve(router, dispatcher, _http_server(router, listener, ready), listener, front)
     finally:
         listener.close()
         await tokenizer.close()
 
 
-async def _serve(
-    router: Router,
-    dispatcher: Dispatcher,
-    listener: socket.socket,
-    ready: Callable[[str], None] | None,
-) -> None:
-    drain_s, leave_s = router.config.drain_s, router.config.leave_s
-    server = _Server(
+async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> GrpcFront | None:
+    if router.config.grpc_port == NO_GRPC:
+        return None
+    front = GrpcFront(router)
+    await front.start()
+    if ready is not None:
+        ready(front.address)
+    return front
+
+
+def _http_server(
+    router: Router, listener: socket.socket, ready: Callable[[str], None] | None
+) -> _Server:
+    return _Server(
         uvicorn.Config(
             Gate(build_app(router), router.config.api_keys),
             http=BoundedHttp,
@@ -115,19 +125,30 @@ async def _serve(
             access_log=False,
             lifespan="off",
             limit_concurrency=router.config.max_connections + 1,  # BoundedHttp refuses before
-            timeout_graceful_shutdown=math.ceil(drain_s) + TOLD_S,
+            timeout_graceful_shutdown=math.ceil(router.config.drain_s) + TOLD_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
         ),
         on_started=lambda: ready(url_of(listener)) if ready is not None else None,
     )
 
+
+async def _serve(
+    router: Router,
+    dispatcher: Dispatcher,
+    server: _Server,
+    listener: socket.socket,
+    front: GrpcFront | None,
+) -> None:
+    drain_s, leave_s = router.config.drain_s, router.config.leave_s
     loop = asyncio.get_running_loop()
 
     def leave() -> None:
         """Nobody new; who is there may finish for a while, and is told before the end."""
         if not server.should_exit:
             server.should_exit = True
+            if front is not None:
+                front.leave(drain_s + TOLD_S)
             loop.call_later(drain_s, dispatcher.end_all)
 
     def stop() -> None:
@@ -140,18 +161,20 @@ async def _serve(
 
     following = asyncio.create_task(router.fleet.run(dispatcher), name="fleet")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    try:
-        with _signals(stop):
+    with _signals(stop):
+        try:
             # bounded by the process's owner: this is the router's whole life
             await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stop()
-        if not serving.done():
-            await asyncio.wait({serving}, timeout=leave_s + drain_s + 2 * TOLD_S)
-        await dispatcher.close()
-        for task in (serving, following):
-            task.cancel()
-        await asyncio.gather(serving, following, return_exceptions=True)
+        finally:
+            stop()
+            if not serving.done():
+                await asyncio.wait({serving}, timeout=leave_s + drain_s + 2 * TOLD_S)
+            if front is not None:
+                await front.leave(drain_s + TOLD_S)
+            await dispatcher.close()
+            for task in (serving, following):
+                task.cancel()
+            await asyncio.gather(serving, following, return_exceptions=True)
     for task in (serving, following):
         if not task.cancelled():
             task.result()

@@ -54,7 +54,7 @@ class Limits:
 
 def parse(body: bytes, shape: type[_Shape]) -> _Shape:
     """The body as `shape`. Raises InvalidRequest naming the first bad field."""
-    _check_counts(body)
+    check_counts(body)
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -76,19 +76,22 @@ def shaped(found: dict[str, Any], shape: type[_Shape]) -> _Shape:
         raise _explain(error, found) from error
 
 
-def _check_counts(body: bytes) -> None:
-    """Refuse a body of so many values that to parse it would hold up the other requests. What
-    stands in its strings does not count."""
-    values = body.count(b",") + body.count(b'"')
-    if values <= MOST_VALUES and body.count(b"[") + body.count(b"{") <= MOST_CONTAINERS:
+def check_counts(*texts: bytes) -> None:
+    """Refuse JSON of so many values in all that to parse it would hold up the other requests.
+    What stands in its strings does not count."""
+    values = sum(text.count(b",") + text.count(b'"') for text in texts)
+    containers = sum(text.count(b"[") + text.count(b"{") for text in texts)
+    if values <= MOST_VALUES and containers <= MOST_CONTAINERS:
         return
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # no escapes: a quote ends a string
-    quotes = bare.count(b'"')
-    outside = b"".join(bare.split(b'"')[::2]) if quotes <= MOST_VALUES else b""
-    values = outside.count(b",") + quotes
+    values = containers = 0
+    for text in texts:
+        bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # no escapes: a quote ends a string
+        quotes = bare.count(b'"')
+        outside = b"".join(bare.split(b'"')[::2]) if quotes <= MOST_VALUES else b""
+        values += outside.count(b",") + quotes
+        containers += outside.count(b"[") + outside.count(b"{")
     if values > MOST_VALUES:
         raise InvalidRequest(f"the body holds over {MOST_VALUES} values: send fewer")
-    containers = outside.count(b"[") + outside.count(b"{")
     if containers > MOST_CONTAINERS:
         raise InvalidRequest(
             f"the body holds {containers} lists and objects, at most {MOST_CONTAINERS} are read"

@@ -17,12 +17,14 @@ ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
+NO_GRPC = -1  # as router.grpc_port
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int = NO_GRPC  # for clients that speak gRPC; 0: the system gives one
     api_keys: tuple[str, ...] = ()
     shared_prefixes: bool = False  # between API keys; else each finds its own prefixes alone
     placement: PlacementMode = "auto"
@@ -137,6 +139,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "router.port": (0, 65535),
+    "router.grpc_port": (NO_GRPC, 65535),
     "router.local_prefill_tokens": (0, 1 << 20),
     "router.max_body_bytes": (1 << 10, 1 << 30),
     "router.max_requests": (1, 1 << 20),

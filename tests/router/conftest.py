@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import grpc.aio
 import httpx
 import pytest
 import tokenizers
 from opentelemetry.context import Context
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from baton.proto import worker_pb2
+from baton.proto import client_pb2_grpc, worker_pb2
 from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
 from baton.router.generation import Generation
@@ -121,6 +122,7 @@ class Running:
     http: httpx.AsyncClient
     vocabulary: int
     serving: asyncio.Task[None]
+    grpc_address: str = ""  # where the router's configuration asks for gRPC
 
     async def ready(self) -> None:
         await eventually(lambda: self._ready())
@@ -170,6 +172,7 @@ async def running_router(
             await made[name].start()
             stack.push_async_callback(made[name].die)
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        grpc_addresses: list[str] = []
         serving = asyncio.create_task(
             serve_router(
                 replace(Config(), router=config),
@@ -178,6 +181,7 @@ async def running_router(
                 registry=registry,
                 token=TOKEN,
                 ready=url.set_result,
+                grpc_ready=grpc_addresses.append,
             )
         )
         stack.push_async_callback(_stop, serving)
@@ -186,7 +190,9 @@ async def running_router(
         if not url.done():
             serving.result()
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url.result(), timeout=60))
-        running = Running(url.result(), registry, made, http, vocabulary, serving)
+        running = Running(
+            url.result(), registry, made, http, vocabulary, serving, "".join(grpc_addresses)
+        )
         if wait:
             await running.ready()
         yield running
@@ -203,6 +209,21 @@ def router(model_folder: Path) -> Callable[..., Any]:
 
     def start(folder: Path = model_folder, **options: Any) -> Any:
         return running_router(folder, **options)
+
+    return start
+
+
+@pytest.fixture
+def grpc_router(router: Callable[..., Any]) -> Callable[..., Any]:
+    """`async with grpc_router(...) as (running, stub)`: as `router`, with a gRPC client."""
+
+    @asynccontextmanager
+    async def start(config: RouterConfig = FAST, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
+        async with (
+            router(config=replace(config, grpc_port=0), **options) as running,
+            grpc.aio.insecure_channel(running.grpc_address) as channel,
+        ):
+            yield running, client_pb2_grpc.InferenceStub(channel)
 
     return start
 

@@ -1,0 +1,96 @@
+"""The methods of proto/client.proto, each as its HTTP route: parse, validate, hand on.
+
+The validator, admission and the way of a request are those of the HTTP front end. Owns nothing
+beyond a call.
+"""
+
+from __future__ import annotations
+
+import time
+
+from baton.proto import client_pb2
+from baton.router.answering import Answering
+from baton.router.app import Router
+from baton.router.grpc_call import Call, Method
+from baton.router.grpc_reply import pieces_reply, usage_reply
+from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing_of
+from baton.runtime import metrics, tracing
+from baton.runtime.errors import BatonError
+
+SERVICE = client_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+
+class Inference:
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def methods(self) -> dict[str, Method]:
+        return {
+            "Generate": self._generate,
+            "Tokenize": self._tokenize,
+            "Detokenize": self._detokenize,
+            "ListModels": self._list_models,
+        }
+
+    async def _generate(self, call: Call) -> None:
+        router = self._router
+        try:
+            async with router.receiving(call.deadline_s):
+                asked = await call.read(client_pb2.GenerateRequest)
+                limits = router.fleet.limits()
+                request = await generation_of(asked, router.validator, limits)
+        except BatonError:
+            metrics.REQUESTS.labels("refused").inc()
+            raise
+        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - call.arrival_s)
+        metrics.PROMPT_TOKENS.observe(len(request.prompt))
+        answering = Answering(
+            router.serving,
+            router.of_tenant(request, call.tenant),
+            call.request_id,
+            call.arrival_s,
+            tracing.extract({"traceparent": call.header("traceparent")}),
+            call.deadline_s,
+        )
+        with answering.admitted():
+            try:
+                await self._answer(answering, call)
+            finally:
+                answering.leave()
+
+    async def _answer(self, answering: Answering, call: Call) -> None:
+        await answering.begin()
+        token_bytes = self._router.tokenizer.token_bytes
+        while (pieces := await answering.next()) is not None:
+            shown = [piece for piece in pieces if piece]
+            if shown:
+                await call.write(pieces_reply(shown, token_bytes))
+        await call.write(usage_reply(answering.usage()))
+
+    async def _tokenize(self, call: Call) -> None:
+        router = self._router
+        async with router.receiving(call.deadline_s):
+            asked = tokenizing_of(await call.read(client_pb2.TokenizeRequest))
+            limits = router.fleet.limits()
+            tokens = await router.validator.tokens(asked, limits)
+        await call.write(
+            client_pb2.TokenizeResponse(tokens=tokens, max_model_len=limits.max_context)
+        )
+
+    async def _detokenize(self, call: Call) -> None:
+        router = self._router
+        async with router.receiving(call.deadline_s):
+            asked = detokenizing_of(await call.read(client_pb2.DetokenizeRequest))
+            text = router.validator.text(asked, router.fleet.limits())
+        await call.write(client_pb2.DetokenizeResponse(prompt=text))
+
+    async def _list_models(self, call: Call) -> None:
+        router = self._router
+        async with router.receiving(call.deadline_s):
+            await call.read(client_pb2.ListModelsRequest)
+        model = client_pb2.Model(
+            id=router.model,
+            created=router.started_s,
+            max_model_len=router.fleet.limits().max_context,
+        )
+        await call.write(client_pb2.ListModelsResponse(models=[model]))

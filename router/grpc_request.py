@@ -1,0 +1,122 @@
+"""A gRPC client's message, as the shapes that the one validator checks.
+
+Fields have the names of the HTTP API and mean the same, so both front ends refuse the same things
+by the same names. Only what differs stands here: token ids have a field of their own, `logprobs`
+is a count for chats too, and a schema is sent as text. Knows no call. Stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from pydantic import Field
+
+from baton.proto import client_pb2
+from baton.router.generation_request import GenerationRequest
+from baton.router.openai_schema import (
+    Alternatives,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    Tokens,
+)
+from baton.router.validation import (
+    MOST_CONTAINERS,
+    MOST_VALUES,
+    Limits,
+    Validator,
+    check_counts,
+    shaped,
+)
+from baton.runtime.errors import InvalidRequest
+
+_SOURCES = ("prompt", "prompt_tokens", "messages")
+
+
+class TokenPrompt(CompletionRequest):
+    prompt: Tokens = Field(alias="prompt_tokens")
+
+
+class CountingChat(ChatRequest):
+    logprobs: bool | None = Field(None, alias="with_logprobs")  # no field of the message
+    top_logprobs: Alternatives | None = Field(None, alias="logprobs")
+
+
+async def generation_of(
+    message: client_pb2.GenerateRequest, validator: Validator, limits: Limits
+) -> GenerationRequest:
+    """Raises InvalidRequest naming the field as the message has it."""
+    sent = _sent(message)
+    sources = [name for name in _SOURCES if name in sent]
+    if len(sources) != 1:
+        raise InvalidRequest(f"give one of {', '.join(_SOURCES)}", "prompt")
+    if sources == ["messages"]:
+        sent["with_logprobs"] = "logprobs" in sent
+        return await validator.chat(shaped(sent, CountingChat), limits)
+    shape = CompletionRequest if sources == ["prompt"] else TokenPrompt
+    return await validator.completion(shaped(sent, shape), limits, *sources)
+
+
+def tokenizing_of(message: client_pb2.TokenizeRequest) -> TokenizeRequest:
+    return shaped(_sent(message), TokenizeRequest)
+
+
+def detokenizing_of(message: client_pb2.DetokenizeRequest) -> DetokenizeRequest:
+    return shaped({"tokens": [], **_sent(message)}, DetokenizeRequest)
+
+
+def _sent(message: Message) -> dict[str, Any]:
+    """What was sent, by names. Raises InvalidRequest for a field that is not known, and for so
+    many values that to read them would hold up the other requests."""
+    sent = _Reader().fields(message)
+    functions = {
+        f"tools[{place}].function.parameters": tool["function"]
+        for place, tool in enumerate(sent.get("tools", ()))
+        if "parameters" in tool.get("function", ())
+    }
+    check_counts(*(function["parameters"].encode() for function in functions.values()))
+    for field, function in functions.items():
+        try:
+            function["parameters"] = orjson.loads(function["parameters"])
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(
+                f"{field}: it should be the text of a JSON object", field
+            ) from error
+    return sent
+
+
+class _Reader:
+    """Of one message, with all that lies in it."""
+
+    def __init__(self) -> None:
+        self._left = MOST_CONTAINERS
+
+    def fields(self, message: Message) -> dict[str, Any]:
+        self._left -= 1
+        if self._left < 0:
+            raise InvalidRequest(f"the message holds over {MOST_CONTAINERS} others: send fewer")
+        unknown = UnknownFieldSet(message)
+        if len(unknown):
+            raise InvalidRequest(
+                f"field number {unknown[0].field_number} of {message.DESCRIPTOR.name} is not "
+                "known here: leave it out"
+            )
+        return {field.name: self._value(value) for field, value in message.ListFields()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Message):
+            return self.fields(value)
+        if isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence):
+            return value
+        if len(value) > MOST_VALUES:
+            raise InvalidRequest(f"the message holds over {MOST_VALUES} values: send fewer")
+        if isinstance(value, Mapping):
+            return {str(key): entry for key, entry in value.items()}
+        if isinstance(value[0], Message):
+            return [self.fields(entry) for entry in value]
+        return list(value)
