@@ -22,6 +22,7 @@ DISTRIBUTION = "baton-serve"
 FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "host": "router.host",
     "port": "router.port",
+    "grpc_port": "router.grpc_port",
     "placement": "router.placement",
     "device": "worker.device",
     "dtype": "worker.dtype",
@@ -102,6 +103,10 @@ def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.Argume
     command.add_argument("--decode", type=int, default=1, metavar="N", help="decode workers")
     command.add_argument("--host", help="the router's address (router.host)")
     command.add_argument("--port", help="the router's port (router.port)")
+    command.add_argument(
+        "--grpc-port", metavar="PORT",
+        help="serve gRPC clients too; 0: on a port that the system gives (router.grpc_port)",
+    )  # fmt: skip
     command.add_argument("--placement", choices=("auto", "disaggregated", "local"))
     command.add_argument(
         "--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (worker.device)"

@@ -21,9 +21,9 @@ from typing import Literal
 
 from baton.deploy.instance import runtime_folder
 from baton.deploy.packages import INSTALL, NEEDED, installed, missing_packages
-from baton.deploy.ports import bind, check_port
+from baton.deploy.ports import bind, check_grpc_port, check_port
 from baton.engine.host_memory import available_bytes
-from baton.runtime.config import Config
+from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
 
 Level = Literal["ok", "warn", "fail"]
@@ -156,15 +156,23 @@ def files() -> Finding:
 def ports(config: Config) -> list[Finding]:
     """Of the router, and of a worker where they are set: 0 is whatever the system gives."""
     router, worker = config.router, config.worker
-    try:
-        check_port(router)
-        found = [Finding("port", "ok", f"{router.host}:{router.port} is free")]
-    except ConfigError as error:
-        found = [Finding("port", "fail", f"{router.host}:{router.port} is taken", str(error))]
+    found = [_router_port("port", router, router.port, check_port)]
+    if router.grpc_port > 0:
+        found.append(_router_port("gRPC port", router, router.grpc_port, check_grpc_port))
     for name, number in (("worker.port", worker.port), ("worker.admin_port", worker.admin_port)):
         if number:
             found.append(_worker_port(name, worker.host, number))
     return found
+
+
+def _router_port(
+    name: str, router: RouterConfig, number: int, check: Callable[[RouterConfig], None]
+) -> Finding:
+    try:
+        check(router)
+    except ConfigError as error:
+        return Finding(name, "fail", f"{router.host}:{number} is taken", str(error))
+    return Finding(name, "ok", f"{router.host}:{number} is free")
 
 
 def _worker_port(name: str, host: str, number: int) -> Finding:

@@ -240,6 +240,11 @@ def read_progress(folder: Path, name: str) -> str:
         return ""
 
 
+def grpc_address_file(address_file: Path) -> Path:
+    """Where a router whose address is in `address_file` says where it serves gRPC."""
+    return address_file.with_suffix(".grpc_address")
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace a file atomically, readable by this user alone."""
     draft = path.with_suffix(path.suffix + f".{os.getpid()}.draft")

@@ -5,23 +5,32 @@ from __future__ import annotations
 
 import socket
 
-from baton.runtime.config import RouterConfig
+from baton.runtime.config import NO_GRPC, RouterConfig
 from baton.runtime.errors import ConfigError
 
 
 def check_port(router: RouterConfig) -> None:
-    """Raise ConfigError where the router could not listen."""
+    """Raise ConfigError where the router could not listen for HTTP."""
+    _check(router.host, router.port, "--port")
+
+
+def check_grpc_port(router: RouterConfig) -> None:
+    """Raise ConfigError where it could not listen for gRPC, if it is to."""
+    if router.grpc_port != NO_GRPC:
+        _check(router.host, router.grpc_port, "--grpc-port")
+
+
+def _check(host: str, port: int, option: str) -> None:
     try:
-        bind(router.host, router.port)
+        bind(host, port)
     except socket.gaierror as error:
         raise ConfigError(
-            f"--host {router.host}: {error.strerror or error}; give a name or an address of "
-            "this machine"
+            f"--host {host}: {error.strerror or error}; give a name or an address of this machine"
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"port {router.port} on {router.host} cannot be used ({error.strerror or error}): "
-            "stop what listens there, or choose another --port"
+            f"port {port} on {host} cannot be used ({error.strerror or error}): "
+            f"stop what listens there, or choose another {option}"
         ) from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from baton.deploy.instance import write_private
+from baton.deploy.instance import grpc_address_file, write_private
 from baton.router.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import logs, tracing
@@ -26,7 +26,8 @@ def run_router(
     token: str,
     address_file: Path | None,
 ) -> None:
-    """Serve until SIGTERM. `address_file` gets host:port once the router listens.
+    """Serve until SIGTERM. `address_file` gets host:port once the router listens; where it
+    serves gRPC, the file beside it (`grpc_address_file`) has got that address before.
 
     Raises ConfigError for a port, a certificate or a model folder that cannot be used.
     """
@@ -38,6 +39,10 @@ def run_router(
         if address_file is not None:
             write_private(address_file, address.removeprefix("http://").rstrip("/"))
 
+    def grpc_ready(address: str) -> None:
+        if address_file is not None:
+            write_private(grpc_address_file(address_file), address)
+
     asyncio.run(
         serve_router(
             config,
@@ -46,6 +51,7 @@ def run_router(
             registry=DirectoryRegistry(registry_folder, secret=token),
             token=token,
             ready=ready,
+            grpc_ready=grpc_ready,
             dialer=GrpcDialer(token, tls_of(config.security)),
         )
     )

@@ -25,6 +25,7 @@ from baton.deploy.gpus import visible_gpus
 from baton.deploy.instance import (
     TOKEN_KEY,
     Instance,
+    grpc_address_file,
     processes_of,
     read_progress,
     read_status,
@@ -33,7 +34,7 @@ from baton.deploy.job_log import keep_logs
 from baton.deploy.model_source import ModelSource, check_model, find_model
 from baton.deploy.packages import check_worker_packages
 from baton.deploy.plan import ROUTER_JOB, ServeOptions
-from baton.deploy.ports import check_port
+from baton.deploy.ports import check_grpc_port, check_port
 from baton.deploy.process_launcher import Launcher, ProcessLauncher
 from baton.deploy.ray_launcher import RAY_JOB, RayLauncher
 from baton.runtime.errors import ConfigError, Unavailable
@@ -76,6 +77,7 @@ class Serving:
         """
         self._options.check()
         check_port(self._options.config.router)
+        check_grpc_port(self._options.config.router)
         check_worker_packages()
         self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
         if self._stopping:
@@ -93,7 +95,7 @@ class Serving:
             launcher = self._prepare(instance, model)
             url = self._until_ready(instance, launcher)
             if url is not None:
-                self._announce(url, model)
+                self._announce(url, model, grpc_address(instance.folder))
                 if after_ready is not None:
                     self._afterwards(after_ready, url, model)
                 self._watch(instance, launcher)
@@ -223,11 +225,12 @@ class Serving:
         tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
         return f"{name} cannot be kept running ({ended}). The end of its log:\n{tail}"
 
-    def _announce(self, url: str, model: ModelSource) -> None:
+    def _announce(self, url: str, model: ModelSource, grpc: str | None) -> None:
         asked = [{"role": "user", "content": "Hello"}]
         body = {"model": model.name, "stream": True, "messages": asked}
         data = shlex.quote(json.dumps(body))
-        self._say(f"Ready at {url} after {time.monotonic() - self._began:.1f} s. Try:")
+        also = f" (gRPC at {grpc})" if grpc else ""
+        self._say(f"Ready at {url} after {time.monotonic() - self._began:.1f} s{also}. Try:")
         self._say(
             f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
         )
@@ -288,6 +291,14 @@ def router_address(folder: Path) -> str | None:
     """host:port of the router, once it listens."""
     try:
         return (folder / "router.address").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def grpc_address(folder: Path) -> str | None:
+    """host:port where the router serves gRPC, if it does; known once it listens."""
+    try:
+        return grpc_address_file(folder / "router.address").read_text().strip()
     except FileNotFoundError:
         return None
 

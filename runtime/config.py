@@ -200,6 +200,8 @@ def validate(config: Config) -> None:
         value = getattr(getattr(config, section), key)
         if not low <= value <= high:
             raise ConfigError(f"{name} is {value}: give a value from {low:g} to {high:g}")
+    if config.router.grpc_port > 0 and config.router.grpc_port == config.router.port:
+        raise ConfigError("router.grpc_port and router.port are the same: give another")
     if config.router.link_silence_s <= config.router.link_heartbeat_s:
         raise ConfigError("router.link_silence_s must be longer than router.link_heartbeat_s")
     if config.step.chunk_tokens % config.pool.block_size:
