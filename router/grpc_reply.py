@@ -46,7 +46,7 @@ def status_of(error: BatonError, request_id: str) -> tuple[grpc.StatusCode, str,
     told = error_body(error)["error"]
     trailers = [(REQUEST_ID, request_id), ("x-error-code", told["code"])]
     if told["param"]:
-        field = told["param"].encode("ascii", "backslashreplace").decode()
+        field = told["param"].encode("unicode_escape").decode()
         trailers.append(("x-error-field", field))
     wait_s = retry_after_s(error)
     if wait_s:

@@ -1,0 +1,461 @@
+"""gRPC clients as they are, against a router with scripted workers: the same tokens as by HTTP,
+deadlines and cancels in every phase, overload, workers that die, a router that stops."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from baton.proto import client_pb2
+from baton.router.choice_text import ChoiceText
+from baton.router.tokenizer import HfTokenizer
+from baton.runtime import metrics
+
+CODE = grpc.StatusCode
+USER = client_pb2.Message(role="user", content="hi")
+PROMPT = "the quick brown"
+
+
+def prompted(**fields: Any) -> client_pb2.GenerateRequest:
+    return client_pb2.GenerateRequest(model="tiny", **{"prompt": PROMPT, **fields})
+
+
+def chatting(**fields: Any) -> client_pb2.GenerateRequest:
+    return client_pb2.GenerateRequest(model="tiny", messages=[USER], **fields)
+
+
+async def collect(call: Any) -> tuple[dict[int, str], dict[int, int], client_pb2.Usage]:
+    """Text and finish of each choice, and the usage, which comes once, last and alone."""
+    texts: dict[int, str] = {}
+    ends: dict[int, int] = {}
+    messages = [message async for message in call]
+    for message in messages[:-1]:
+        assert message.pieces and not message.HasField("usage")
+        for piece in message.pieces:
+            assert piece.choice not in ends
+            texts[piece.choice] = texts.get(piece.choice, "") + piece.text
+            if piece.finish_reason:
+                ends[piece.choice] = piece.finish_reason
+    assert not messages[-1].pieces and messages[-1].HasField("usage")
+    return texts, ends, messages[-1].usage
+
+
+async def refused(call: Any) -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as found:
+        async for _ in call:
+            pass
+    return found.value
+
+
+def trailers(error: Any) -> dict[str, Any]:
+    return dict(error.trailing_metadata())
+
+
+def count(outcome: str) -> float:
+    return metrics.REQUESTS.labels(outcome)._value.get()  # type: ignore[no-any-return]
+
+
+def passed(phase: str) -> float:
+    return metrics.DEADLINES_PASSED.labels(phase)._value.get()  # type: ignore[no-any-return]
+
+
+# -- the same answer as by HTTP ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": 3, "max_tokens": 20},
+        {"seed": 4, "max_tokens": 9, "n": 3},
+        {"seed": 5, "max_tokens": 40, "stop": ["a", "e"]},
+        {"seed": 6},
+    ],
+)
+async def test_a_prompt_as_text_and_as_tokens(grpc_router: Any, fields: dict[str, Any]) -> None:
+    async with grpc_router() as (running, stub):
+        running.workers["decode-0"].cached_tokens = 2
+        http = (await running.complete(**fields)).json()
+        texts = {choice["index"]: choice["text"] for choice in http["choices"]}
+        tokens = (await stub.Tokenize(client_pb2.TokenizeRequest(prompt=PROMPT))).tokens
+        for asked in (
+            prompted(**fields),
+            client_pb2.GenerateRequest(model="tiny", prompt_tokens=tokens, **fields),
+        ):
+            got, ends, usage = await collect(stub.Generate(asked))
+            assert {index: got.get(index, "") for index in texts} == texts
+            reasons = {client_pb2.STOP: "stop", client_pb2.LENGTH: "length"}
+            assert {index: reasons[end] for index, end in ends.items()} == {
+                choice["index"]: choice["finish_reason"] for choice in http["choices"]
+            }
+            assert usage.prompt_tokens == http["usage"]["prompt_tokens"] == len(tokens)
+            assert usage.completion_tokens == http["usage"]["completion_tokens"]
+            assert usage.cached_tokens == 2
+
+
+async def test_a_chat_with_logprobs(grpc_router: Any) -> None:
+    async with grpc_router() as (running, stub):
+        fields = {"seed": 3, "max_tokens": 8}
+        http = (await running.chat(logprobs=True, top_logprobs=2, **fields)).json()
+        call = stub.Generate(chatting(logprobs=2, **fields))
+        assert dict(await call.initial_metadata())["x-request-id"].startswith("req-")
+        text, entries = "", []
+        async for message in call:
+            for piece in message.pieces:
+                text += piece.text
+                entries += piece.logprobs
+        (choice,) = http["choices"]
+        assert text == choice["message"]["content"]
+        assert [
+            (list(entry.bytes), entry.logprob, [alt.logprob for alt in entry.alternatives])
+            for entry in entries
+        ] == [
+            (entry["bytes"], entry["logprob"], [top["logprob"] for top in entry["top_logprobs"]])
+            for entry in choice["logprobs"]["content"]
+        ]
+        assert len(entries) == 8 and len(entries[0].alternatives) == 2
+
+
+async def test_calls_of_tools(grpc_router: Any, tool_model: Any) -> None:
+    folder = tool_model("hermes", ("<tool_call>", "</tool_call>"))
+    tokenizer = HfTokenizer(folder / "tokenizer.json")
+    said = 'Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    tokens = await tokenizer.encode(said, add_special_tokens=False)
+    await tokenizer.close()
+    async with grpc_router(folder=folder) as (running, stub):
+        running.workers["decode-0"].says = [tokens]
+        asked = chatting(max_tokens=200)
+        function = asked.tools.add(type="function").function
+        function.name, function.parameters = "f", '{"type": "object"}'
+        pieces = [p async for message in stub.Generate(asked) for p in message.pieces]
+        (call,) = [call for piece in pieces for call in piece.tool_calls]
+        assert "".join(piece.text for piece in pieces) == "Well."
+        assert (call.function.name, call.function.arguments) == ("f", '{"a": 1}')
+        assert pieces[-1].finish_reason == client_pb2.TOOL_CALLS
+        back = [
+            USER,
+            client_pb2.Message(role="assistant", tool_calls=[call]),
+            client_pb2.Message(role="tool", content="7", tool_call_id=call.id),
+        ]
+        again = client_pb2.GenerateRequest(model="tiny", messages=back, tools=asked.tools)
+        _, _, usage = await collect(stub.Generate(again))
+        assert usage.prompt_tokens > 0
+
+
+async def test_tokenizer_and_models(grpc_router: Any) -> None:
+    async with grpc_router() as (running, stub):
+        http = (await running.http.post("/tokenize", json={"prompt": PROMPT})).json()
+        got = await stub.Tokenize(client_pb2.TokenizeRequest(prompt=PROMPT))
+        assert list(got.tokens) == http["tokens"] and got.max_model_len == http["max_model_len"]
+        back = await stub.Detokenize(client_pb2.DetokenizeRequest(tokens=got.tokens))
+        assert back.prompt == PROMPT
+        (model,) = (await stub.ListModels(client_pb2.ListModelsRequest())).models
+        (told,) = (await running.http.get("/v1/models")).json()["data"]
+        assert (model.id, model.created, model.max_model_len) == (
+            told["id"],
+            told["created"],
+            told["max_model_len"],
+        )
+
+
+# -- refusals --------------------------------------------------------------------------------
+
+
+async def test_bad_input_is_named_and_no_worker_hears_of_it(grpc_router: Any) -> None:
+    async with grpc_router() as (running, stub):
+        before = count("refused")
+        for asked, field, code in [
+            (prompted(temperature=3), "temperature", CODE.INVALID_ARGUMENT),
+            (prompted(max_tokens=5000), "max_tokens", CODE.INVALID_ARGUMENT),
+            (prompted(logprobs=-1), "logprobs", CODE.INVALID_ARGUMENT),
+            (
+                client_pb2.GenerateRequest(model="tiny", prompt_tokens=[1, 99_999]),
+                "prompt_tokens[1]",
+                CODE.INVALID_ARGUMENT,
+            ),
+            (client_pb2.GenerateRequest(model="other", prompt="a"), "model", CODE.NOT_FOUND),
+        ]:
+            error = await refused(stub.Generate(asked))
+            assert error.code() is code and trailers(error)["x-error-field"] == field
+            assert error.details().startswith(field) or code is CODE.NOT_FOUND
+            assert trailers(error)["x-request-id"].startswith("req-")
+        assert count("refused") == before + 5
+        with pytest.raises(grpc.aio.AioRpcError, match=r"tokens\[0\]"):
+            await stub.Detokenize(client_pb2.DetokenizeRequest(tokens=[99_999]))
+        with pytest.raises(grpc.aio.AioRpcError, match="either prompt or messages"):
+            await stub.Tokenize(client_pb2.TokenizeRequest())
+        assert not running.workers["decode-0"].seen("submit")
+
+
+async def test_keys_and_whose_prefixes(grpc_router: Any, fast_config: Any) -> None:
+    """The same key is the same tenant by either way."""
+    config = replace(fast_config, api_keys=("k1", "k2"))
+    async with grpc_router(config=config) as (running, stub):
+        for given in (None, "Bearer k3", "k1", "Basic k1"):
+            metadata = () if given is None else (("authorization", given),)
+            error = await refused(stub.Generate(prompted(), metadata=metadata))
+            assert error.code() is CODE.UNAUTHENTICATED
+            assert trailers(error)["x-error-code"] == "invalid_api_key"
+            with pytest.raises(grpc.aio.AioRpcError, match="API keys"):
+                await stub.ListModels(client_pb2.ListModelsRequest(), metadata=metadata)
+        for key in ("k1", "k2"):
+            bearer = (("authorization", f"Bearer {key}"),)
+            await collect(stub.Generate(prompted(), metadata=bearer))
+            headers = dict(bearer)
+            body = {"model": "tiny", "prompt": PROMPT}
+            await running.http.post("/v1/completions", json=body, headers=headers)
+        one, one_http, two, two_http = [
+            submit.cache_salt for submit in running.workers["decode-0"].seen("submit")
+        ]
+        assert one == one_http != two == two_http
+
+
+async def test_overload_says_when_to_come_back(
+    grpc_router: Any, eventually: Any, fast_config: Any
+) -> None:
+    config = replace(fast_config, max_requests=2)
+    async with (
+        grpc_router(config=config) as (running, stub),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        worker = running.workers["decode-0"]
+        worker.pause_at = 1
+        held = [asyncio.create_task(collect(stub.Generate(prompted()))) for _ in range(2)]
+        open_call = channel.stream_stream("/baton.client.v1.Inference/Generate")
+        await eventually(lambda: len(worker.held) == 2)
+        for call in (stub.Generate(prompted()), open_call()):  # of that nothing has come
+            error = await refused(call)
+            assert error.code() is CODE.UNAVAILABLE
+            assert trailers(error)["retry-after"] == "1"
+            assert trailers(error)["x-error-code"] == "overloaded"
+        assert (await running.complete()).status_code == 503  # the tickets are the same
+        worker.pause_at = None
+        await asyncio.gather(*held)
+        await collect(stub.Generate(prompted()))
+
+
+# -- deadlines -------------------------------------------------------------------------------
+
+
+async def test_a_deadline_while_the_message_comes(grpc_router: Any) -> None:
+    async with (
+        grpc_router() as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        before = passed("receiving")
+        open_call = channel.stream_stream("/baton.client.v1.Inference/Generate")
+        error = await refused(open_call(timeout=0.3))
+        assert error.code() is CODE.DEADLINE_EXCEEDED
+        assert passed("receiving") == before + 1
+
+
+async def test_a_deadline_in_the_queue(grpc_router: Any) -> None:
+    async with grpc_router(workers=(), wait=False) as (_, stub):
+        before = passed("placing")
+        error = await refused(stub.Generate(prompted(), timeout=0.3))
+        assert error.code() is CODE.DEADLINE_EXCEEDED and "no decode worker" in error.details()
+        assert trailers(error)["x-error-code"] == "deadline_exceeded"
+        assert passed("placing") == before + 1
+
+
+@pytest.mark.parametrize("pause_at", [0, 3], ids=["prefill", "decode"])
+async def test_a_deadline_at_a_worker(grpc_router: Any, eventually: Any, pause_at: int) -> None:
+    async with grpc_router() as (running, stub):
+        worker = running.workers["decode-0"]
+        worker.pause_at = pause_at
+        before, failed = passed("answering"), count("failed")
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        error = await refused(stub.Generate(prompted(), timeout=0.4))
+        assert error.code() is CODE.DEADLINE_EXCEEDED
+        assert 0.3 < loop.time() - started_s < 2.0
+        (submit,) = worker.seen("submit")
+        assert 0 < submit.deadline_ms <= 400
+        await eventually(lambda: not worker.held)
+        assert (passed("answering"), count("failed")) == (before + 1, failed + 1)
+
+
+async def test_the_longest_life_is_a_setting_also_for_longer_deadlines(
+    grpc_router: Any, fast_config: Any
+) -> None:
+    config = replace(fast_config, request_s=0.3)
+    async with grpc_router(config=config) as (running, stub):
+        running.workers["decode-0"].pause_at = 0
+        for timeout in (None, 3600):
+            error = await refused(stub.Generate(prompted(), timeout=timeout))
+            assert error.code() is CODE.DEADLINE_EXCEEDED
+        assert all(s.deadline_ms <= 300 for s in running.workers["decode-0"].seen("submit"))
+
+
+async def test_a_deadline_that_is_over_reaches_no_worker(grpc_router: Any) -> None:
+    async with grpc_router() as (running, stub):
+        error = await refused(stub.Generate(prompted(), timeout=0.005))
+        assert error.code() is CODE.DEADLINE_EXCEEDED
+        assert not running.workers["decode-0"].seen("submit")
+
+
+# -- clients that leave -----------------------------------------------------------------------
+
+
+async def test_a_cancel_in_the_queue(grpc_router: Any, eventually: Any) -> None:
+    async with grpc_router() as (running, stub):
+        worker = running.workers["decode-0"]
+        worker.draining = True
+        await eventually(lambda: _unready(running))
+        before = count("cancelled")
+        call = stub.Generate(prompted())
+        await asyncio.sleep(0.2)
+        call.cancel()
+        await eventually(lambda: count("cancelled") == before + 1)
+        worker.draining = False
+        await running.ready()
+        await collect(stub.Generate(prompted(max_tokens=1)))
+        assert len(worker.seen("submit")) == 1
+
+
+async def _unready(running: Any) -> bool:
+    return bool((await running.http.get("/readyz")).status_code == 503)
+
+
+@pytest.mark.parametrize("pause_at", [0, 3], ids=["prefill", "decode"])
+async def test_a_cancel_at_a_worker(grpc_router: Any, eventually: Any, pause_at: int) -> None:
+    async with grpc_router() as (running, stub):
+        worker = running.workers["decode-0"]
+        worker.pause_at = pause_at
+        before = count("cancelled")
+        call = stub.Generate(prompted(n=2))
+        await eventually(lambda: bool(worker.held))
+        if pause_at:
+            assert (await call.read()).pieces
+        call.cancel()
+        await eventually(lambda: not worker.held)
+        (submit,), (cancel,) = worker.seen("submit"), worker.seen("cancel")
+        assert cancel.request_id == submit.request_id
+        await eventually(lambda: count("cancelled") == before + 1)
+
+
+async def test_a_channel_that_closes_is_a_client_that_leaves(
+    grpc_router: Any, eventually: Any
+) -> None:
+    async with grpc_router() as (running, _):
+        worker = running.workers["decode-0"]
+        worker.pause_at = 1
+        channel = grpc.aio.insecure_channel(running.grpc_address)
+        generate = channel.unary_stream("/baton.client.v1.Inference/Generate")
+        call = generate(prompted().SerializeToString())
+        await eventually(lambda: bool(worker.held))
+        await channel.close()
+        await eventually(lambda: not worker.held)
+        assert call.done()
+
+
+async def test_a_client_that_does_not_read_is_cancelled_and_others_are_not(
+    grpc_router: Any, eventually: Any, fast_config: Any
+) -> None:
+    config = replace(fast_config, stream_buffer_messages=16)
+    narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+    async with (
+        grpc_router(config=config) as (running, stub),
+        grpc.aio.insecure_channel(running.grpc_address, options=narrow) as channel,
+    ):
+        worker = running.workers["decode-0"]
+        generate = channel.unary_stream("/baton.client.v1.Inference/Generate")
+        asked = prompted(max_tokens=4000, n=16, logprobs=20, ignore_eos=True)
+        idle = generate(asked.SerializeToString())
+        await eventually(lambda: bool(worker.seen("submit")))
+        texts, _, _ = await collect(stub.Generate(prompted(max_tokens=30)))
+        assert texts[0]
+        await eventually(lambda: len(worker.seen("cancel")) == 1)
+        await collect(stub.Generate(prompted(max_tokens=3)))
+        error = await refused(idle)
+        assert error.code() is CODE.CANCELLED and "slowly" in error.details()
+
+
+# -- workers that die, bugs, the end ---------------------------------------------------------
+
+
+async def test_a_migration_is_not_seen(grpc_router: Any, eventually: Any) -> None:
+    async with grpc_router(workers=("decode-0", "decode-1")) as (running, stub):
+        workers = running.workers.values()
+        await eventually(lambda: all(worker.seen("hello") for worker in workers))
+        asked = prompted(seed=9, max_tokens=30, n=2)
+        whole, _, _ = await collect(stub.Generate(asked))
+        await eventually(lambda: not any(worker.held for worker in workers))
+        for worker in workers:
+            worker.pause_at = 7
+        going = asyncio.create_task(collect(stub.Generate(asked)))
+        await eventually(lambda: any(worker.held for worker in workers))
+        (dying,) = [worker for worker in workers if worker.held]
+        await eventually(lambda: len(next(iter(dying.held.values())).outputs) == 14)
+        for worker in workers:
+            worker.pause_at = 7 if worker is dying else None
+        await dying.die()
+        texts, ends, usage = await going
+        assert texts == whole and set(ends) == {0, 1}
+        assert usage.completion_tokens == 60
+
+
+async def test_a_failure_at_a_worker_is_the_status(grpc_router: Any) -> None:
+    async with grpc_router() as (running, stub):
+        running.workers["decode-0"].fail_at = {3: ("EngineError", False)}
+        error = await refused(stub.Generate(prompted()))
+        assert error.code() is CODE.INTERNAL and "told to fail" not in error.details()
+
+
+async def test_a_bug_tells_nothing_of_the_inside(
+    grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, calls = ChoiceText.push, iter(range(100))
+
+    def broken(text: ChoiceText, outputs: Any) -> Any:
+        if next(calls) == 2:
+            raise RuntimeError("a secret of the inside")
+        return push(text, outputs)
+
+    monkeypatch.setattr(ChoiceText, "push", broken)
+    async with grpc_router() as (running, stub):
+        worker = running.workers["decode-0"]
+        worker.step_s = 0.02
+        error = await refused(stub.Generate(prompted(max_tokens=30, ignore_eos=True)))
+        assert error.code() is CODE.INTERNAL and "secret" not in error.details()
+        await eventually(lambda: not worker.held)
+
+
+async def test_traces_logs_and_metrics(grpc_router: Any) -> None:
+    async with grpc_router() as (running, stub):
+        finished, first = count("finished"), metrics.TTFT._sum.get()
+        trace = "0af7651916cd43dd8448eb211c80319c"
+        metadata = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"), ("x-request-id", "mine"))
+        with capture_logs() as told:
+            await collect(stub.Generate(prompted(user="Ada"), metadata=metadata))
+        (submit,) = running.workers["decode-0"].seen("submit")
+        assert trace in submit.trace_context["traceparent"]
+        assert submit.request_id != "mine"
+        assert count("finished") == finished + 1 and metrics.TTFT._sum.get() > first
+        (ended,) = [event for event in told if event["event"] == "request ended"]
+        assert ended["outcome"] == "finished" and ended["request_id"].startswith("req-")
+        assert PROMPT not in str(told) and "Ada" not in str(told)
+
+
+async def test_stopping_lets_open_calls_end_and_tells_those_that_do_not(
+    grpc_router: Any, eventually: Any, fast_config: Any
+) -> None:
+    config = replace(fast_config, drain_s=1.0)
+    async with grpc_router(config=config) as (running, stub):
+        worker = running.workers["decode-0"]
+        worker.step_s = 0.01
+        short = asyncio.create_task(collect(stub.Generate(prompted(max_tokens=20))))
+        long = stub.Generate(prompted(max_tokens=3000, ignore_eos=True))
+        await eventually(lambda: len(worker.held) == 2)
+        running.serving.cancel()
+        texts, _, _ = await short
+        assert texts[0]
+        error = await refused(long)
+        assert error.code() is CODE.UNAVAILABLE and "the router stops" in error.details()
+        assert trailers(error)["retry-after"] == "1"
+        await eventually(lambda: running.serving.done())
+        assert not worker.held
