@@ -15,7 +15,7 @@ import grpc.aio
 
 from baton.router.app import Router
 from baton.router.gate import Keys
-from baton.router.grpc_call import Doorkeeper
+from baton.router.grpc_call import OPEN_CALLS, Doorkeeper
 from baton.router.grpc_health import HEALTH, Health
 from baton.router.grpc_inference import SERVICE, Inference
 from baton.runtime.config import RouterConfig
@@ -85,7 +85,8 @@ def _options(config: RouterConfig) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", HEADER_BYTES),
         ("grpc.absolute_max_metadata_size", HEADER_BYTES),
         ("grpc.max_allowed_incoming_connections", config.max_connections),
-        ("grpc.max_concurrent_streams", config.max_connections),
+        # of one connection: more than are served, so that one too many hears of it
+        ("grpc.max_concurrent_streams", config.max_connections + OPEN_CALLS),
         ("grpc.max_connection_idle_ms", IDLE_S * 1000),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
         ("grpc.keepalive_time_ms", PING_S * 1000),

@@ -1,0 +1,148 @@
+"""The gRPC server itself: off by default, its port, and the bounds that gRPC holds for it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.proto import client_pb2, client_pb2_grpc
+from baton.router.grpc_inference import SERVICE, Inference
+from baton.runtime.config import Config, RouterConfig, validate
+from baton.runtime.errors import ConfigError
+
+CODE = grpc.StatusCode
+ALONE = ("grpc.use_local_subchannel_pool", 1)  # a connection of its own
+
+
+async def refused(call: Any) -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as found:
+        async for _ in call:
+            pass
+    return found.value
+
+
+def asked(text: str = "a") -> client_pb2.GenerateRequest:
+    return client_pb2.GenerateRequest(model="tiny", prompt=text, max_tokens=1)
+
+
+async def test_it_is_off_by_default(router: Any) -> None:
+    assert RouterConfig().grpc_port == -1
+    async with router() as running:
+        assert running.grpc_address == ""
+
+
+async def test_a_port_in_use_is_named(router: Any, fast_config: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} .*gRPC.*router\.grpc_port"):
+            async with router(config=replace(fast_config, grpc_port=port)):
+                pass
+
+
+async def test_an_open_host_needs_keys(router: Any, fast_config: Any) -> None:
+    config = replace(fast_config, host="0.0.0.0", grpc_port=0)
+    with pytest.raises(ConfigError, match=r"router\.host.*router\.api_keys"):
+        async with router(config=config):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"grpc_port": 8000}, "the same"),
+        ({"grpc_port": -2}, r"router\.grpc_port is -2"),
+        ({"grpc_port": 70_000}, r"router\.grpc_port is 70000"),
+    ],
+)
+def test_ports_that_cannot_be(fields: dict[str, int], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        validate(Config(router=RouterConfig(**fields)))  # type: ignore[arg-type]
+    validate(Config(router=RouterConfig(port=0, grpc_port=0)))
+
+
+async def test_the_address_is_where_it_listens(grpc_router: Any, fast_config: Any) -> None:
+    async with grpc_router() as (running, _):
+        host, port = running.grpc_address.split(":")
+        assert host == "127.0.0.1" and int(port) != int(running.url.rsplit(":", 1)[1])
+    if socket.has_ipv6:
+        async with grpc_router(config=replace(fast_config, host="::1"), wait=False) as (running, s):
+            assert running.grpc_address.startswith("[::1]:")
+            assert (await s.ListModels(client_pb2.ListModelsRequest())).models
+
+
+async def test_the_served_methods_are_those_of_the_contract(grpc_router: Any) -> None:
+    service = client_pb2.DESCRIPTOR.services_by_name["Inference"]
+    assert service.full_name == SERVICE == "baton.client.v1.Inference"
+    served = Inference.methods(object.__new__(Inference))
+    assert set(served) == {method.name for method in service.methods}
+    async with (
+        grpc_router() as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        error = await refused(channel.unary_stream(f"/{SERVICE}/Other")(b""))
+        assert error.code() is CODE.UNIMPLEMENTED
+
+
+async def test_a_large_message_is_refused_and_others_go_on(
+    grpc_router: Any, fast_config: Any
+) -> None:
+    config = replace(fast_config, max_body_bytes=100_000)
+    async with grpc_router(config=config) as (running, stub):
+        error = await refused(stub.Generate(asked("a" * 100_001)))
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert await read_all(stub.Generate(asked()))
+        assert len(running.workers["decode-0"].seen("submit")) == 1
+
+
+async def test_a_compressed_message_is_refused_unopened(grpc_router: Any) -> None:
+    """Ten bytes that become a gigabyte are never made into one."""
+    async with grpc_router() as (running, stub):
+        call = stub.Generate(asked("a" * 100_000), compression=grpc.Compression.Gzip)
+        assert (await refused(call)).code() is CODE.UNIMPLEMENTED
+        assert await read_all(stub.Generate(asked()))
+
+
+async def test_large_headers_are_refused(grpc_router: Any) -> None:
+    async with grpc_router() as (_, stub):
+        error = await refused(stub.Generate(asked(), metadata=(("x-a", "a" * 20_000),)))
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert await read_all(stub.Generate(asked(), metadata=(("x-a", "a" * 1000),)))
+
+
+async def test_connections_are_bounded(grpc_router: Any, fast_config: Any) -> None:
+    async def models(channel: grpc.aio.Channel) -> bool:
+        stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            return bool((await stub.ListModels(client_pb2.ListModelsRequest(), timeout=5)).models)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() in (CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED)
+            return False
+
+    async with grpc_router(config=replace(fast_config, max_connections=3)) as (running, _):
+        channels = [
+            grpc.aio.insecure_channel(running.grpc_address, options=[ALONE]) for _ in range(6)
+        ]
+        let_in = await asyncio.gather(*(models(channel) for channel in channels))
+        assert sum(let_in) == 3
+        for channel in channels:
+            await channel.close()
+
+
+async def test_after_the_end_the_port_is_free(grpc_router: Any) -> None:
+    async with grpc_router() as (running, stub):
+        assert await read_all(stub.Generate(asked()))
+        host, port = running.grpc_address.split(":")
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind((host, int(port)))
+
+
+async def read_all(call: Any) -> list[Any]:
+    return [message async for message in call]

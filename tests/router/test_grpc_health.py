@@ -1,0 +1,134 @@
+"""grpc.health.v1, on the wire as its own clients speak it: asked, watched, open to everyone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.proto import client_pb2
+from baton.router import grpc_health
+
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+SERVICE_UNKNOWN = b"\x08\x03"
+OURS = b"\x0a\x19baton.client.v1.Inference"  # service = 1
+
+
+def check(channel: Any, asked: bytes = b"") -> Any:
+    return channel.unary_unary("/grpc.health.v1.Health/Check")(asked)
+
+
+def watch(channel: Any, asked: bytes = b"") -> Any:
+    return channel.unary_stream("/grpc.health.v1.Health/Watch")(asked)
+
+
+def test_the_messages_are_those_of_the_standard() -> None:
+    """By their numbers, which is all that is on the wire."""
+    request, response = client_pb2.HealthRequest, client_pb2.HealthResponse
+    assert request.FromString(OURS).service == "baton.client.v1.Inference"
+    assert response(status=response.SERVING).SerializeToString() == SERVING
+    assert response(status=response.NOT_SERVING).SerializeToString() == NOT_SERVING
+    assert response(status=response.SERVICE_UNKNOWN).SerializeToString() == SERVICE_UNKNOWN
+
+
+async def test_it_says_what_readyz_says(grpc_router: Any, eventually: Any) -> None:
+    async with (
+        grpc_router() as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        assert await check(channel) == SERVING == await check(channel, OURS)
+        await running.workers["decode-0"].die()
+
+        async def red() -> bool:
+            return bool(await check(channel) == NOT_SERVING)
+
+        await eventually(red)
+        assert (await running.http.get("/readyz")).status_code == 503
+
+
+async def test_a_service_that_is_not_there(grpc_router: Any) -> None:
+    async with (
+        grpc_router() as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await check(channel, b"\x0a\x05other")
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        watching = watch(channel, b"\x0a\x05other")
+        assert await watching.read() == SERVICE_UNKNOWN
+        watching.cancel()
+
+
+async def test_it_needs_no_key(grpc_router: Any, fast_config: Any) -> None:
+    async with (
+        grpc_router(config=replace(fast_config, api_keys=("k",))) as (running, stub),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        assert await check(channel) == SERVING
+        with pytest.raises(grpc.aio.AioRpcError, match="API keys"):
+            await stub.ListModels(client_pb2.ListModelsRequest())
+
+
+async def test_who_watches_hears_each_change_and_the_end(grpc_router: Any, eventually: Any) -> None:
+    async with (
+        grpc_router(workers=("decode-0",)) as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        worker = running.workers["decode-0"]
+        watching = watch(channel)
+        async with asyncio.timeout(20):
+            assert await watching.read() == SERVING
+            worker.draining = True
+            assert await watching.read() == NOT_SERVING
+            worker.draining = False
+            assert await watching.read() == SERVING
+            running.serving.cancel()
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                while (last := await watching.read()) is not grpc.aio.EOF:
+                    assert last == NOT_SERVING
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        await eventually(lambda: running.serving.done())
+
+
+async def test_those_who_watch_are_bounded(
+    grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_health, "WATCHERS", 1)
+    async with (
+        grpc_router() as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        first = watch(channel)
+        assert await first.read() == SERVING
+        with pytest.raises(grpc.aio.AioRpcError, match="watch already") as refused:
+            await watch(channel).read()
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        first.cancel()
+
+        async def let_in() -> bool:
+            again = watch(channel)
+            try:
+                return bool(await again.read() == SERVING)
+            except grpc.aio.AioRpcError:
+                return False
+            finally:
+                again.cancel()
+
+        await eventually(let_in)
+
+
+async def test_a_question_that_does_not_come_is_not_waited_for(
+    grpc_router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_health, "READ_S", 0.1)
+    async with (
+        grpc_router() as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        call = channel.stream_stream("/grpc.health.v1.Health/Check")()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"within 0\.1 s") as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
