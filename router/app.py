@@ -138,14 +138,14 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         limits = router.fleet.limits()
-        async with _arrival(router, _deadline(router, request)):
+        async with router.receiving(_deadline(router, request)):
             asked = parse(await read_body(request, router.config.max_body_bytes), TokenizeRequest)
             tokens = await router.validator.tokens(asked, limits)
         return _json({"count": len(tokens), "max_model_len": limits.max_context, "tokens": tokens})
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        async with _arrival(router, _deadline(router, request)):
+        async with router.receiving(_deadline(router, request)):
             asked = parse(await read_body(request, router.config.max_body_bytes), DetokenizeRequest)
         return _json({"prompt": router.validator.text(asked, router.fleet.limits())})
 

@@ -168,6 +168,20 @@ def test_a_taken_port_fails_with_the_remedy() -> None:
     assert free.level == "ok"
 
 
+def test_a_grpc_port_is_tried_where_it_is_set() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        number = holder.getsockname()[1]
+        config = Config(router=RouterConfig(port=0, grpc_port=number))
+        _, found = doctor.ports(config)
+    assert (found.name, found.level) == ("gRPC port", "fail")
+    assert f"127.0.0.1:{number}" in found.found and "another --grpc-port" in found.remedy
+    _, free = doctor.ports(config)
+    assert (free.level, free.found) == ("ok", f"127.0.0.1:{number} is free")
+    assert len(doctor.ports(Config(router=RouterConfig(port=0, grpc_port=0)))) == 1
+
+
 @pytest.mark.parametrize("name", ["port", "admin_port"])
 def test_a_workers_ports_are_tried_where_they_are_set(name: str) -> None:
     with socket.socket() as holder:

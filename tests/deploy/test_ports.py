@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from baton.deploy.ports import address_of, bind, check_port
+from baton.deploy.ports import address_of, bind, check_grpc_port, check_port
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import ConfigError
 
@@ -27,6 +27,19 @@ def test_a_port_that_is_taken_and_one_that_is_free_again() -> None:
             bind("127.0.0.1", port)
     check_port(RouterConfig(port=port))
     bind("127.0.0.1", port)  # what was tried is let go of
+
+
+def test_a_grpc_port_is_checked_where_there_is_to_be_one() -> None:
+    check_grpc_port(RouterConfig())
+    check_grpc_port(RouterConfig(grpc_port=0))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} on .*another --grpc-port"):
+            check_grpc_port(RouterConfig(grpc_port=port))
+        check_port(RouterConfig(port=0, grpc_port=port))  # that of HTTP alone
+    check_grpc_port(RouterConfig(grpc_port=port))
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

@@ -25,14 +25,16 @@ from baton.deploy.authority import Authority, files_of
 from baton.deploy.chat import ChatClient
 from baton.deploy.instance import (
     Instance,
+    grpc_address_file,
     live_instances,
     processes_of,
     read_environment,
     read_status,
+    write_private,
 )
 from baton.deploy.model_source import ModelSource
 from baton.deploy.plan import ServeOptions
-from baton.deploy.serve import Serving
+from baton.deploy.serve import Serving, grpc_address
 from baton.runtime.certificates import read
 from baton.runtime.config import Config, SecurityConfig
 from baton.runtime.registry import DirectoryRegistry
@@ -185,6 +187,18 @@ def test_the_curl_line_is_right_in_a_shell_whatever_the_models_name(model: Path)
         assert json.loads(words[words.index("-d") + 1])["model"] == "it's mine"
     finally:
         assert served.interrupt()[0] == 0
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8001", None])
+def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: str | None) -> None:
+    if address is not None:
+        write_private(grpc_address_file(tmp_path / "router.address"), address)
+    told: list[str] = []
+    serving = Serving(ServeOptions(Config()), told.append)
+    model = ModelSource(tmp_path, "m")
+    serving._announce("http://127.0.0.1:8000", model, grpc_address(tmp_path))
+    assert told[0].startswith("Ready at http://127.0.0.1:8000 after ")
+    assert ("(gRPC at 127.0.0.1:8001)" in told[0]) is (address is not None)
 
 
 def test_it_is_ready_only_when_the_router_is_linked_to_every_worker(

@@ -174,7 +174,8 @@ def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One prefill and one decode worker for all tests that leave them whole."""
-    cluster = Cluster(tmp_path_factory.mktemp("pair"), ("router.placement=disaggregated",))
+    settings = ("router.placement=disaggregated", "router.grpc_port=0")
+    cluster = Cluster(tmp_path_factory.mktemp("pair"), settings)
     try:
         yield cluster.start(1, 1)
     finally:

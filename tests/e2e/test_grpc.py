@@ -1,0 +1,93 @@
+"""gRPC clients against real processes: the tokens are those of HTTP, and what a client gives up
+is freed on every worker in whatever phase it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from baton.proto import client_pb2, client_pb2_grpc
+
+LONG = " ".join(f"word {n}" for n in range(300))
+USER = {"role": "user", "content": "Where is the red lamp?"}
+REASONS = {client_pb2.STOP: "stop", client_pb2.LENGTH: "length"}
+
+
+@pytest.fixture
+async def stub(pair: Any) -> AsyncIterator[Any]:
+    address = (pair.folder / "router.grpc_address").read_text().strip()
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+
+
+async def collect(call: Any) -> tuple[dict[int, tuple[str, str]], client_pb2.Usage]:
+    texts: dict[int, str] = {}
+    ends: dict[int, str] = {}
+    usage = client_pb2.Usage()
+    async for message in call:
+        for piece in message.pieces:
+            texts[piece.choice] = texts.get(piece.choice, "") + piece.text
+            if piece.finish_reason:
+                ends[piece.choice] = REASONS[piece.finish_reason]
+        if message.HasField("usage"):
+            usage = message.usage
+    return {choice: (text, ends[choice]) for choice, text in texts.items()}, usage
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.0, "max_tokens": 24},
+        {"temperature": 0.9, "seed": 5, "max_tokens": 16, "n": 3, "top_k": 40},
+        {"temperature": 1.2, "seed": 6, "max_tokens": 30, "stop": ["e"], "presence_penalty": 0.5},
+    ],
+)
+@pytest.mark.parametrize("kind", ["prompt", "messages"])
+async def test_the_same_tokens_by_grpc_as_by_http(
+    stub: Any, client: httpx.AsyncClient, kind: str, fields: dict[str, Any]
+) -> None:
+    source: dict[str, Any] = {"prompt": LONG} if kind == "prompt" else {"messages": [USER]}
+    path = "/v1/completions" if kind == "prompt" else "/v1/chat/completions"
+    answer = await client.post(path, json={"model": "small", **source, **fields})
+    assert answer.status_code == 200, answer.text
+    http = {
+        c["index"]: (c["text"] if "text" in c else c["message"]["content"], c["finish_reason"])
+        for c in answer.json()["choices"]
+    }
+    got, usage = await collect(
+        stub.Generate(client_pb2.GenerateRequest(model="small", **source, **fields))
+    )
+    assert {choice: got.get(choice, ("", "stop")) for choice in http} == http
+    told = answer.json()["usage"]
+    assert (usage.prompt_tokens, usage.completion_tokens) == (
+        told["prompt_tokens"],
+        told["completion_tokens"],
+    )
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("way", ["cancel", "deadline"])
+async def test_what_a_client_gives_up_is_freed(
+    pair: Any, stub: Any, way: str, delay_s: float
+) -> None:
+    """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
+    asked = client_pb2.GenerateRequest(
+        model="small", prompt=f"{way} {delay_s} {LONG}", max_tokens=500, ignore_eos=True, n=2
+    )
+    call = stub.Generate(asked, timeout=delay_s + 0.005 if way == "deadline" else None)
+    if way == "cancel":
+        await asyncio.sleep(delay_s)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collect(call)
+    else:
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await collect(call)
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    pair.quiet(within_s=1.0)
+    assert pair.audit("decode-0")["requests"] == 0
