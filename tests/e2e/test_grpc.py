@@ -4,7 +4,11 @@ is freed on every worker in whatever phase it is."""
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +17,7 @@ import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = " ".join(f"word {n}" for n in range(300))
 USER = {"role": "user", "content": "Where is the red lamp?"}
 REASONS = {client_pb2.STOP: "stop", client_pb2.LENGTH: "length"}
@@ -68,6 +73,17 @@ async def test_the_same_tokens_by_grpc_as_by_http(
         told["prompt_tokens"],
         told["completion_tokens"],
     )
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_the_client_that_the_documentation_shows(pair: Any, page: str) -> None:
+    (code,) = re.findall(r"```python\n(import grpc.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert code.count("\n") <= 12
+    address = (pair.folder / "router.grpc_address").read_text().strip()
+    code = code.replace("127.0.0.1:8001", address).replace("baton-tiny", "small")
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0])

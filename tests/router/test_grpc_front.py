@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
+from baton.router import grpc_front
 from baton.router.grpc_inference import SERVICE, Inference
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError
@@ -133,6 +134,33 @@ async def test_connections_are_bounded(grpc_router: Any, fast_config: Any) -> No
         assert sum(let_in) == 3
         for channel in channels:
             await channel.close()
+
+
+async def test_who_says_nothing_is_sent_away(
+    grpc_router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_front, "HANDSHAKE_S", 1)
+    async with grpc_router() as (running, stub):
+        host, port = running.grpc_address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(10):
+            await reader.read()  # to its end
+        writer.close()
+        assert await read_all(stub.Generate(asked()))
+
+
+async def test_an_idle_connection_is_closed_and_opened_again(
+    grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_front, "IDLE_S", 1)
+    async with grpc_router() as (running, _):
+        address = running.grpc_address
+        async with grpc.aio.insecure_channel(address, options=[ALONE]) as channel:
+            stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+            assert await read_all(stub.Generate(asked()))
+            idle = grpc.ChannelConnectivity.IDLE
+            await eventually(lambda: channel.get_state() is idle, limit_s=10)
+            assert await read_all(stub.Generate(asked()))
 
 
 async def test_after_the_end_the_port_is_free(grpc_router: Any) -> None:
