@@ -36,6 +36,7 @@ class Requests:
         self._limits = limits
         self._wall = wall  # seconds as of time.time(), for spans
         self._living: dict[str, Request] = {}
+        self.ended = 0  # choices that came to their own end
         self.none = asyncio.Event()  # set while no request lives
         self.none.set()
 
@@ -70,6 +71,7 @@ class Requests:
         elif len(sequence.output) >= request.max_tokens:
             output.end = worker_pb2.LENGTH
         if output.end:
+            self.ended += 1
             self._end(sequence)
         request.emit(output)
 

@@ -127,6 +127,7 @@ class DecodeWorker:
             overdue_ms=int(1000 * self.health.overdue_s()),
             trouble=self.health.trouble(),
             promised_blocks=self._scheduler.promised_blocks,
+            ended=self._requests.ended,
         )
 
     def submit(self, submit: worker_pb2.Submit, emit: Callable[[worker_pb2.Output], None]) -> None:

@@ -36,12 +36,16 @@ class Admission:
     @contextmanager
     def arrival(self) -> Iterator[None]:
         """Within the block a request is received. Raises Overloaded if it had to be refused
-        a ticket now, or as many requests as there are tickets arrive already."""
+        a ticket now, or as many requests as there are tickets arrive already; one that the block
+        raises is given the time until there should be room."""
         if self.taken >= self._tickets or self.arriving >= self._tickets:
             raise self._refusal()
         self.arriving += 1
         try:
             yield
+        except Overloaded as error:
+            error.retry_after_s = max(error.retry_after_s, self._line.join(self._clock()))
+            raise
         finally:
             self.arriving -= 1
 

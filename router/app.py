@@ -72,6 +72,8 @@ class Router:
         workers = self.fleet.linked()
         if not workers["decode"]:
             raise Unavailable("no decode worker is there yet")
+        if not self.fleet.rebuilt():
+            raise Unavailable("what the workers hold in their caches is not known yet")
         return workers
 
     def of_tenant(self, request: GenerationRequest, tenant: bytes) -> GenerationRequest:
@@ -81,8 +83,9 @@ class Router:
 
     @asynccontextmanager
     async def receiving(self, deadline_s: float) -> AsyncIterator[None]:
-        """Around the reading of a request's body and prompt."""
+        """Around the reading of a request's body and prompt: without hope it is not read."""
         with self.serving.admission.arrival():
+            self.serving.dispatcher.check_hope(deadline_s)
             async with until(deadline_s):
                 yield
 

@@ -78,8 +78,7 @@ class Dispatcher:
         """Place and submit; `deadline_s` is on the loop's clock. Raises Unavailable, Overloaded,
         InvalidRequest or DeadlineExceeded if no worker can take it (in time); then no worker
         has heard of it. If cancelled, the request ends."""
-        if self._stopping:
-            raise Unavailable(STOPPING)
+        self.check_hope(deadline_s)
         generation = Generation(
             request_id, request, self._config.stream_buffer_messages, deadline_s
         )
@@ -94,6 +93,13 @@ class Dispatcher:
             deadline_s, self._deadline_passed, generation
         )
         return generation
+
+    def check_hope(self, deadline_s: float) -> None:
+        """Raises Unavailable or Overloaded if a new request would be refused, or be served
+        after its deadline. It may be asked before the request has come."""
+        if self._stopping:
+            raise Unavailable(STOPPING)
+        self._placer.check_hope(deadline_s)
 
     def cancel(self, generation: Generation, error: BatonError | None = None) -> None:
         """End a request now; its workers are told in the same tick."""

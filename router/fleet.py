@@ -26,6 +26,7 @@ from baton.runtime.identity import chain, root
 from baton.runtime.registry import Registry, WorkerRecord
 
 POLL_S = 0.5
+LINK_S = 1.0
 
 log = logs.get(__name__)
 
@@ -53,6 +54,8 @@ class Fleet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
         self._misfits: dict[str, str] = {}  # likewise
+        self._followed_s: float | None = None  # since when, on the loop's clock
+        self._rebuilt = False
         self.index = RadixIndex()
         self.circuits = Circuits(random.Random(self._boot_id))
 
@@ -61,6 +64,8 @@ class Fleet:
         try:
             while True:
                 self._follow(self._registry.workers(), bearer)
+                if self._followed_s is None:
+                    self._followed_s = asyncio.get_running_loop().time()
                 self._tell_mixture()
                 self._judge()
                 self._tell_misfits()
@@ -183,6 +188,26 @@ class Fleet:
                 )
             )
         return views
+
+    def rebuilt(self) -> bool:
+        """Whether the blocks are known of all workers that were there when this router began: it
+        would else compute again what they hold. True in any case after `rebuild_s`, and then for
+        ever. Who cannot be linked is waited for no longer than LINK_S."""
+        if not self._rebuilt and self._followed_s is not None:
+            waited_s = asyncio.get_running_loop().time() - self._followed_s
+            links = [link for link in self._links.values() if link.up or waited_s < LINK_S]
+            missing = [e.worker_id for e in links if not self.index.complete(e.worker_id)]
+            self._rebuilt = not missing or waited_s >= self._config.rebuild_s
+            if self._rebuilt:
+                seconds, blocks = round(waited_s, 3), len(self.index)
+                log.info("index rebuilt", blocks=blocks, seconds=seconds, missing=missing)
+        return self._rebuilt
+
+    def expected_s(self) -> float:
+        """Until the end of a request that is placed now, where it ends first; 0 where nobody
+        waits, or no decode worker is there."""
+        decoders = [e for e in self._links.values() if e.takes_work and e.record.role == "decode"]
+        return min((link.expected_s() for link in decoders), default=0.0)
 
     def limits(self) -> Limits:
         """What every linked worker can take; the model's own limits while none is linked."""

@@ -19,6 +19,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Overloaded, WorkerLost
 from baton.runtime.links import LinkClosed
 
+HOPE = 0.8  # of the time to its deadline, what a request is expected to take at most
 EXPECTED_OUTPUT_TOKENS = 256  # placement does not reserve more than this for an unknown output
 
 
@@ -26,6 +27,18 @@ class Placer:
     def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
         self._fleet = fleet
         self._config = config
+
+    def check_hope(self, deadline_s: float) -> None:
+        """Raises Overloaded if a new request would most likely miss its deadline: in the line
+        it would delay others, and be worked for in vain."""
+        within_s = HOPE * (deadline_s - asyncio.get_running_loop().time())
+        expected_s = self._fleet.expected_s()
+        if expected_s > within_s:
+            raise Overloaded(
+                f"so many requests wait that this one would take {expected_s:.1f} s, which its "
+                "deadline does not leave: try again later, or give it more time",
+                expected_s - within_s,
+            )
 
     def try_place(self, submission: Submission) -> BatonError | None:
         """Place and submit; or why it cannot be done now, and then no worker has heard of it."""

@@ -69,6 +69,11 @@ class RadixIndex:
         self._store(watched.mask, events.stored)
         return True
 
+    def complete(self, worker_id: str) -> bool:
+        """Whether all that the worker holds has been told, up to deltas under way."""
+        watched = self._watched.get(worker_id)
+        return watched is not None and watched.complete
+
     def remove(self, worker_id: str) -> None:
         """Forget all that is known of a worker; nothing of it matches from now on."""
         watched = self._watched.pop(worker_id, None)

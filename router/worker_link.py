@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from baton.proto import worker_pb2
 from baton.router.backoff import Backoff
 from baton.router.dialer import Connection, Dialer, RouterLink
+from baton.router.pace import Pace
 from baton.router.radix_index import RadixIndex
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
@@ -74,6 +75,7 @@ class WorkerLink:
         self.hung = False
         self.placed_tokens = 0
         self.placed_requests = 0
+        self._pace = Pace()
         self._dialer = dialer
         self._index = index
         self._bearer = bearer
@@ -95,6 +97,10 @@ class WorkerLink:
     @property
     def takes_work(self) -> bool:
         return self.up and not (self.hung or self.load.draining or self.load.trouble)
+
+    def expected_s(self) -> float:
+        """Until the end of a request that is placed there now; 0 where nobody waits."""
+        return self._pace.expected_s(self.placed_requests, asyncio.get_running_loop().time())
 
     def send(self, message: worker_pb2.RouterMessage) -> None:
         """Queue a message. Raises LinkClosed if the link is down, Overloaded if it is stuck."""
@@ -212,6 +218,7 @@ class WorkerLink:
             self._bearer.lost(self, None, "the worker was started anew")
             self.boot_id = welcome.boot_id
         self.welcome = welcome
+        self._pace = Pace()
         self.load = worker_pb2.Load(
             free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks
         )
@@ -238,6 +245,7 @@ class WorkerLink:
         if load.trouble and not self.load.trouble:
             log.warning("worker is not ready", worker_id=self.worker_id, why=load.trouble)
         self.load = load
+        self._pace.report(load, asyncio.get_running_loop().time())
         self.placed_tokens = self.placed_requests = 0
         before, self.hung = self.hung, load.overdue_ms >= self._config.hang_s * 1000
         if self.hung and not before:

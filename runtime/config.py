@@ -46,6 +46,7 @@ class RouterConfig:
     max_attempts: int = 4  # placements of one request, the first included
     move_share: float = 0.2  # of what is being served, that may be placed again at once
     move_floor: int = 10  # so many may, however little is being served
+    rebuild_s: float = 5.0  # started, it is not ready before its workers' blocks are known, or so
     link_heartbeat_s: float = 0.5
     link_silence_s: float = 2.5  # silence ends a link
     hang_s: float = 2.0  # so long a worker may be overdue with a step, before it is left
@@ -156,6 +157,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.max_attempts": (1, 16),
     "router.move_share": (0, 1),
     "router.move_floor": (1, 1 << 20),
+    "router.rebuild_s": (0, 300),
     "router.link_heartbeat_s": (0.01, 60),
     "router.link_silence_s": (0.05, 300),
     "router.hang_s": (0.05, 300),

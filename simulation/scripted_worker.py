@@ -62,6 +62,8 @@ class ScriptedWorker:
     draining: bool = False
     trouble: str = ""
     overdue_ms: int = 0
+    waiting: int = 0
+    ended: int = 0
     received: list[worker_pb2.RouterMessage] = field(default_factory=list)
     held: dict[str, Held] = field(default_factory=dict)
 
@@ -215,6 +217,8 @@ class ScriptedWorker:
                 draining=self.draining,
                 trouble=self.trouble,
                 overdue_ms=self.overdue_ms,
+                waiting=self.waiting,
+                ended=self.ended,
             )
             stream.put_nowait(worker_pb2.WorkerMessage(load=load))
             await asyncio.sleep(0.05)

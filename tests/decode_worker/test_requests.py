@@ -206,3 +206,15 @@ def test_an_ended_waiting_request_holds_nothing() -> None:
     assert bench.scheduler.admit() == [] and bench.scheduler.waiting == 0
     counts = bench.pool.counts()
     assert counts.available == counts.total
+
+
+def test_choices_that_come_to_their_own_end_are_counted() -> None:
+    """Routers take their pace from it: what was cancelled or failed says nothing of that."""
+    bench = Bench(n=3)
+    bench.draw(10, 0)
+    assert bench.requests.ended == 0
+    bench.draw(99, 0)
+    assert bench.requests.ended == 1
+    bench.requests.fail(bench.request.sequences[1], EngineError("broken"))
+    bench.requests.cancel(bench.request)
+    assert bench.request.ended and bench.requests.ended == 1

@@ -283,6 +283,10 @@ class FakeFleet:
         self.total_blocks = 100
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
         self.circuits = Circuits(random.Random(1))
+        self.expected = 0.0
+
+    def expected_s(self) -> float:
+        return self.expected
 
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)

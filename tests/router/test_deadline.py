@@ -184,3 +184,48 @@ async def test_an_end_before_the_deadline_leaves_no_timer(scene_of: Any, output:
     assert generation.timer is not None and not generation.timer.cancelled()
     scene.give(output(0, 1, end=worker_pb2.STOP))
     assert generation.timer.cancelled() and generation.error is None
+
+
+async def test_who_would_be_too_late_is_refused_before_the_body(
+    router: Any, eventually: Any
+) -> None:
+    async with router() as running:
+        worker = running.workers["decode-0"]
+        worker.waiting = 1000
+
+        async def end_one_now_and_then() -> None:
+            while True:
+                worker.ended += 1
+                await asyncio.sleep(0.02)
+
+        async def ask(deadline: str, body: bytes = b"") -> bytes:
+            host, port = running.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
+                b"x-request-deadline: %s\r\n\r\n" % deadline.encode()
+            )
+            async with asyncio.timeout(20):
+                head = await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            return head.lower()
+
+        ending = asyncio.create_task(end_one_now_and_then())
+        async with asyncio.timeout(20):
+            while b" 503 " not in (head := await ask("0.5")):
+                assert b" 504 " in head  # nothing of its body came by then
+        assert int(head.split(b"retry-after: ")[1].split()[0]) >= 10  # a thousand, 20 ms each
+        reply = await running.complete(max_tokens=2)  # it has an hour
+        assert reply.status_code == 200
+        worker.waiting = 0
+        await eventually(lambda: _is_served(running))
+        ending.cancel()
+
+
+async def _is_served(running: Any) -> bool:
+    reply = await running.http.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": "a", "max_tokens": 1},
+        headers={"X-Request-Deadline": "5"},
+    )
+    return bool(reply.status_code == 200)

@@ -324,3 +324,19 @@ async def test_close_ends_everything(scene_of: Any) -> None:
     await scene.dispatcher.close()
     with pytest.raises(Unavailable, match="stops"):
         await generation.next()
+
+
+async def test_a_request_that_would_miss_its_deadline_is_refused_at_once(
+    scene_of: Any, failed: Any
+) -> None:
+    scene = scene_of()
+    scene.fleet.expected = 10.0
+    with pytest.raises(Overloaded, match=r"would take 10\.0 s") as refused:
+        await scene.start(within_s=10)
+    assert 1.9 < refused.value.retry_after_s < 2.1 and not scene.link().sent
+    generation = await scene.start(within_s=13)
+    scene.fleet.expected = 100.0
+    scene.give(failed("LeaseLost", True))  # one under way is not refused for it
+    await scene.settle_down()
+    assert len(scene.link().submits()) == 2
+    scene.dispatcher.cancel(generation)

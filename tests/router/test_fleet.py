@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ class Stub:
         self.role, self.boot_id, self.welcome = role, boot(number), welcome
         self.ends: list[Any] = []
         self.reachable = True
+        self.feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(9)
 
     def connect(self, address: str) -> Any:
         return self
@@ -51,8 +53,8 @@ class Stub:
         return near
 
     async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
-        await asyncio.sleep(3600)
-        yield worker_pb2.BlockEvents()
+        while True:
+            yield await self.feed.get()
 
     async def close(self) -> None:
         pass
@@ -262,3 +264,70 @@ async def test_a_draining_worker_does_not_count(scene: Scene, eventually: Any) -
     await eventually(lambda: scene.fleet.linked()["decode"] == 1)
     await stub.ends[-1].send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
     await eventually(lambda: scene.fleet.linked()["decode"] == 0)
+
+
+async def test_the_index_is_rebuilt_once_every_worker_has_told_its_blocks(
+    scene: Scene, eventually: Any
+) -> None:
+    assert not scene.fleet.rebuilt()  # the registry has not been read yet
+    feeds = {}
+    for name in ("decode-0", "prefill-0"):
+        feeds[name] = scene.add(name).feed = asyncio.Queue(9)
+    await eventually(lambda: len(scene.names()) == 2)
+    for name, end in (("decode-0", True), ("prefill-0", False), ("prefill-0", True)):
+        assert not scene.fleet.rebuilt()
+        before = len(scene.fleet.index)
+        stored = bytes([before]) * 16
+        feeds[name].put_nowait(
+            worker_pb2.BlockEvents(boot_id=boot(1), snapshot=True, snapshot_end=end, stored=stored)
+        )
+        await eventually(lambda before=before: len(scene.fleet.index) == before + 1)
+    assert scene.fleet.rebuilt()
+    scene.add("decode-1", number=2)  # who comes later is not waited for
+    await eventually(lambda: len(scene.names()) == 3)
+    assert scene.fleet.rebuilt()
+
+
+async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
+    scene: Scene, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.fleet.LINK_S", 0.2)
+    scene.add("decode-0").reachable = False
+    await eventually(lambda: "decode-0" in scene.fleet._links)
+    assert not scene.fleet.rebuilt()
+    await eventually(scene.fleet.rebuilt, 5)
+
+
+async def test_a_worker_that_does_not_tell_its_blocks_is_not_waited_for_for_ever(
+    scene: Scene, eventually: Any
+) -> None:
+    scene.fleet._config = replace(CONFIG, rebuild_s=0.2)
+    scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0"])
+    assert not scene.fleet.rebuilt()
+    await eventually(scene.fleet.rebuilt, 5)
+
+
+async def test_a_router_without_workers_has_nothing_to_rebuild(
+    scene: Scene, eventually: Any
+) -> None:
+    await eventually(scene.fleet.rebuilt, 5)
+
+
+async def test_a_new_request_is_expected_to_end_where_it_ends_first(
+    scene: Scene, eventually: Any
+) -> None:
+    assert scene.fleet.expected_s() == 0
+    for number, name in enumerate(("decode-0", "decode-1", "prefill-0")):
+        scene.add(name, number)
+    await eventually(lambda: len(scene.names()) == 3)
+    now_s = asyncio.get_running_loop().time()
+    for name, waiting in (("decode-0", 1000), ("decode-1", 500), ("prefill-0", 1)):
+        pace = scene.fleet._links[name]._pace
+        pace.report(worker_pb2.Load(waiting=waiting, ended=1), now_s - 1)
+        pace.report(worker_pb2.Load(waiting=waiting, ended=11), now_s)
+    assert 49 < scene.fleet.expected_s() < 50.2
+    link = scene.fleet.link("decode-1")
+    assert link is not None
+    link.hung = True
+    assert 99 < scene.fleet.expected_s() < 100.2

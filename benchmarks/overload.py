@@ -1,0 +1,225 @@
+"""What the router does with more requests than its workers can serve, in real processes.
+
+    python -m benchmarks.overload [--seconds 20] [--deadline 2] [--loads 0.5 1 1.5 2 3] --json FILE
+
+Two decode workers of known capacity (hash_workers.py: the product's scheduler on an engine whose
+steps take 20 ms) behind one router process. Requests come at random moments, at a fixed rate,
+whether those before have been answered or not. Each gives its deadline (`X-Request-Deadline`).
+
+    capacity                 answers a second while clients ask again as soon as they are answered
+    goodput_N                answers a second within the deadline, at N times the capacity
+    goodput_3_of_peak        that at the highest load, as a share of the highest at any
+    refusal_ms_p50, _p99     from the last byte sent to the 503 read, at the highest load
+    ..._late                 the generator's own lateness: what it adds to no figure
+
+The client is this process. It shares the machine with router and workers; connections are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import orjson
+
+from benchmarks.report import Figure, at_least, at_most, parser, report
+from benchmarks.routed_workers import MODEL, RoutedWorkers
+
+WORKERS = 2
+SEQUENCES = 8
+STEP_MS = 20.0
+TOKENS = 16
+SETTLE_S = 3.0  # between two loads, beside the deadline
+CALIBRATE_S = 8.0
+WAIT_S = 30.0  # for an answer that does not come: then it counts as none
+READY_S = 60.0
+POLL_S = 0.005
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of one load: how each request was answered, and when."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    good: int = 0  # answered within the deadline
+    refused_ms: list[float] = field(default_factory=list)
+    answered_s: list[float] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
+    without_retry_after: int = 0
+
+    @property
+    def asked(self) -> int:
+        return sum(self.statuses.values())
+
+
+class Client:
+    """HTTP over kept connections: one that is free, else a new one."""
+
+    def __init__(self, address: str, deadline_s: float) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._deadline_s = deadline_s
+        self._number = 0
+
+    async def complete(self, seen: Seen, deadline: bool = True) -> None:
+        """Ask for one completion, of a prompt of its own, and note how it is answered."""
+        self._number += 1
+        body = orjson.dumps(
+            {
+                "model": MODEL,
+                "prompt": f"request {self._number}",
+                "max_tokens": TOKENS,
+                "ignore_eos": True,
+            }
+        )
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        if deadline:
+            head += f"x-request-deadline: {self._deadline_s:g}\r\n"
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                status, headers = await self._ask(head.encode() + b"\r\n" + body)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            seen.statuses[0] += 1
+            return
+        took_s = time.perf_counter() - began
+        seen.statuses[status] += 1
+        if status == 200:
+            seen.answered_s.append(took_s)
+            seen.good += took_s <= self._deadline_s
+        elif status == 503:
+            seen.refused_ms.append(took_s * 1000)
+            seen.without_retry_after += b"retry-after:" not in headers
+
+    async def ready(self) -> None:
+        """Wait until /readyz says so."""
+        status = 0
+        async with asyncio.timeout(READY_S):
+            while status != 200:
+                await asyncio.sleep(POLL_S)
+                status, _ = await self._ask(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+
+    async def _ask(self, request: bytes) -> tuple[int, bytes]:
+        async with self._connection() as (reader, writer):
+            writer.write(request)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            return int(head.split()[1]), head
+
+    @asynccontextmanager
+    async def _connection(
+        self,
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        while self._free and self._free[-1][0].at_eof():
+            self._free.pop()[1].close()
+        found = self._free.pop() if self._free else None
+        reader, writer = found or await asyncio.open_connection(self._host, self._port)
+        try:
+            yield reader, writer
+        except BaseException:
+            writer.close()
+            raise
+        self._free.append((reader, writer))
+
+    def close(self) -> None:
+        for _, writer in self._free:
+            writer.close()
+
+
+async def capacity(client: Client) -> float:
+    """Answers a second of workers that are never idle."""
+    seen = Seen()
+    until = time.perf_counter() + CALIBRATE_S
+
+    async def ask_on() -> None:
+        while time.perf_counter() < until:
+            await client.complete(seen, deadline=False)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(ask_on() for _ in range(WORKERS * SEQUENCES * 3 // 2)))
+    return seen.statuses[200] / (time.perf_counter() - began)
+
+
+async def offer(client: Client, rate: float, seconds: float, draws: random.Random) -> Seen:
+    """Requests at random moments, `rate` a second."""
+    seen = Seen()
+    began = time.perf_counter()
+    moment = 0.0
+    async with asyncio.TaskGroup() as asking:
+        while (moment := moment + draws.expovariate(rate)) < seconds:
+            await asyncio.sleep(max(0.0, began + moment - time.perf_counter()))
+            seen.late_ms.append((time.perf_counter() - began - moment) * 1000)
+            asking.create_task(client.complete(seen))
+    return seen
+
+
+def share(values: Sequence[float], part: float) -> float:
+    """A percentile; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
+
+
+async def measure(address: str, options: argparse.Namespace) -> tuple[list[Figure], list[str]]:
+    client = Client(address, options.deadline)
+    await client.ready()
+    most = await capacity(client)
+    theory = WORKERS * SEQUENCES / (TOKENS * STEP_MS / 1000)
+    figures = [Figure("capacity", most, "1/s", f"{theory:.0f} if each step were full of tokens")]
+    notes, goodput = [], {}
+    draws = random.Random(1)
+    seen = Seen()
+    for load in sorted(options.loads):
+        gc.collect()
+        await asyncio.sleep(options.deadline + SETTLE_S)
+        seen = await offer(client, load * most, options.seconds, draws)
+        goodput[load] = seen.good / options.seconds
+        figures.append(Figure(f"goodput_{load:g}", goodput[load], "1/s"))
+        statuses = ", ".join(f"{count} {status}" for status, count in sorted(seen.statuses.items()))
+        notes.append(
+            f"{load:g} x: {seen.asked} asked, {statuses}, {seen.good} within the deadline; answers "
+            f"in {share(seen.answered_s, 0.5):.2f} s (p99 {share(seen.answered_s, 0.99):.2f}); "
+            f"asked late by {share(seen.late_ms, 0.99):.1f} ms (p99)"
+        )
+    client.close()
+    highest = max(goodput)
+    figures += [
+        at_least(f"goodput_{highest:g}_of_peak", goodput[highest] / max(goodput.values()), 0.9),
+        at_most("refusal_ms_p50", share(seen.refused_ms, 0.5), 10, "ms"),
+        at_most("refusal_ms_p99", share(seen.refused_ms, 0.99), 10, "ms"),
+        at_most("refusals_without_retry_after", seen.without_retry_after, 0),
+        at_most("no_answer", seen.statuses[0], 0),
+        Figure("asked_late_ms_p99", share(seen.late_ms, 0.99), "ms", "the generator's own"),
+    ]
+    return figures, notes
+
+
+def main() -> None:
+    options_parser = parser(__doc__ or "")
+    options_parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
+    options_parser.add_argument("--deadline", type=float, default=2.0, help="of a request, in s")
+    options_parser.add_argument(
+        "--loads", type=float, nargs="+", default=[0.5, 1.0, 1.5, 2.0, 3.0], help="of the capacity"
+    )
+    options = options_parser.parse_args()
+    routed = RoutedWorkers(
+        [f"--workers={WORKERS}", f"--sequences={SEQUENCES}", f"--step-ms={STEP_MS}"]
+    )
+    try:
+        routed.wait_workers(WORKERS)
+        figures, notes = asyncio.run(measure(routed.start_router(), options))
+    finally:
+        routed.close()
+    report(figures, options.json, notes)
+
+
+if __name__ == "__main__":
+    main()

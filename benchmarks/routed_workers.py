@@ -1,0 +1,96 @@
+"""A real router process before hash workers, for benchmarks: started as `baton serve` starts one.
+
+The workers are those of hash_workers.py, in one process of their own. Whoever made a
+`RoutedWorkers` owns the processes; `close` ends them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton.models.embedded import embedded_model
+
+MODEL = "baton-tiny"
+START_S = 120.0
+ROOT = Path(__file__).parent.parent
+
+
+class RoutedWorkers:
+    """`workers` are arguments of benchmarks.hash_workers, `settings` the router's
+    `section.key=value`. The router is started by `start_router`."""
+
+    def __init__(self, workers: Sequence[str], settings: Sequence[str] = ()) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-benchmark-")
+        self._base = Path(self._folder.name)
+        self._model = embedded_model()
+        self._settings = ["security.tls=off", "router.port=0", "telemetry.log_level=error"]
+        self._settings += settings
+        self._environment = os.environ | {"BATON_TOKEN": secrets.token_hex(16)}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        vocabulary = json.loads((self._model / "config.json").read_text())["vocab_size"]
+        command = ["-m", "benchmarks.hash_workers", "--registry", str(self._base / "registry")]
+        self._start("workers", [*command, f"--vocabulary={vocabulary}", *workers])
+
+    def start_router(self) -> str:
+        """host:port, once the router listens. Raises RuntimeError if it does not come up."""
+        address = self._base / "address"
+        address.unlink(missing_ok=True)
+        command = ["-P", "-m", "baton.deploy.cli", "router", "--model", str(self._model)]
+        command += ["--model-name", MODEL, "--registry", str(self._base / "registry")]
+        command += ["--address-file", str(address)]
+        command += [f"--set={setting}" for setting in self._settings]
+        router = self._start("router", command)
+        deadline = time.monotonic() + START_S
+        while not (address.exists() and address.read_text()):
+            if router.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the router did not start:\n{self.log('router')}")
+            time.sleep(0.002)
+        return address.read_text().strip()
+
+    def kill_router(self) -> None:
+        """Without a word to anybody."""
+        router = self._processes.pop()
+        router.kill()
+        router.wait(10)
+
+    def wait_workers(self, count: int) -> None:
+        """Until so many have announced themselves. Raises RuntimeError if they do not."""
+        deadline = time.monotonic() + START_S
+        while len(list((self._base / "registry").glob("*.worker"))) < count:
+            if self._processes[0].poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the workers did not start:\n{self.log('workers')}")
+            time.sleep(0.05)
+
+    def log(self, name: str) -> str:
+        return (self._base / f"{name}.log").read_text()[-3000:]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        self._folder.cleanup()
+
+    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with open(self._base / f"{name}.log", "ab") as log:
+            started = subprocess.Popen(
+                [sys.executable, *command],
+                env=self._environment,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+            )
+        self._processes.append(started)
+        return started

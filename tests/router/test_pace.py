@@ -1,0 +1,64 @@
+"""How long a worker's line is in seconds: known while somebody waits, and of the latest ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.router.pace import Pace
+
+
+def load(ended: int, waiting: int = 20, running: int = 8) -> worker_pb2.Load:
+    return worker_pb2.Load(ended=ended, waiting=waiting, running=running)
+
+
+def test_the_place_in_the_line_times_the_pace() -> None:
+    pace = Pace()
+    for report in range(4):
+        pace.report(load(100 + 10 * report), 50 + 0.5 * report)  # one ends every 50 ms
+    assert pace.expected_s(0, 51.5) == pytest.approx(29 * 0.05)
+    assert pace.expected_s(10, 51.5) == pytest.approx(39 * 0.05)
+    assert pace.expected_s(10, 51.9) == pytest.approx(39 * 0.05 - 0.4)  # some have ended since
+    assert pace.expected_s(0, 99) == 0
+
+
+def test_where_nobody_waits_it_is_not_known() -> None:
+    """The pace of a worker that is not full is that of its clients."""
+    pace = Pace()
+    assert pace.expected_s(1000, 0) == 0
+    for second in range(10):
+        pace.report(load(second, waiting=0), second)
+    assert pace.expected_s(1000, 10) == 0
+    pace.report(load(10), 10)
+    assert pace.expected_s(1000, 10) == 0  # nothing has ended since somebody waits
+    pace.report(load(12), 11)
+    assert pace.expected_s(1000, 11) == 0  # too few to tell
+    pace.report(load(14), 12)
+    assert pace.expected_s(0, 12) == pytest.approx(29 / 2)
+    pace.report(load(15, waiting=0), 13)
+    assert pace.expected_s(1000, 13) == 0
+
+
+def test_the_latest_ends_count() -> None:
+    pace = Pace()
+    for report in range(100):
+        pace.report(load(100 * report), report)
+    assert pace.expected_s(0, 99) == pytest.approx(0.29)
+    for report in range(20):
+        pace.report(load(9900 + report + 1), 100 + report)
+    assert pace.expected_s(0, 119) == pytest.approx(29)
+
+
+def test_another_start_of_the_worker_begins_anew() -> None:
+    pace = Pace()
+    for report in range(3):
+        pace.report(load(1000 + 10 * report), report)
+    pace.report(load(3), 3)
+    assert pace.expected_s(0, 3) == 0
+
+
+def test_a_worker_that_does_not_count_is_never_too_slow() -> None:
+    pace = Pace()
+    for report in range(1000):
+        pace.report(load(0), report)
+    assert pace.expected_s(1000, 1000) == 0
