@@ -22,7 +22,7 @@ from benchmarks.overload import Client
 from benchmarks.report import Figure, at_most, parser, report
 from benchmarks.routed_workers import RoutedWorkers
 
-_TOLD = re.compile(r"index rebuilt.*?blocks.*?(\d+).*?seconds.*?([0-9.]+)")
+_TOLD = re.compile(r'"blocks":(\d+),"seconds":([0-9.]+),.*"event":"index rebuilt"')
 
 
 def restart(routed: RoutedWorkers, blocks: int) -> tuple[float, float, float]:
@@ -33,7 +33,7 @@ def restart(routed: RoutedWorkers, blocks: int) -> tuple[float, float, float]:
     listens = time.perf_counter()
     asyncio.run(Client(address, 1.0).ready())
     ready = time.perf_counter()
-    told = _TOLD.findall(re.sub(r"\x1b\[[0-9;]*m", "", routed.log("router")))
+    told = _TOLD.findall(routed.log("router"))
     routed.kill_router()
     if not told or int(told[-1][0]) != blocks:
         raise RuntimeError(f"of {blocks} blocks the router knows {told}:\n{routed.log('router')}")

@@ -38,7 +38,8 @@ class Pace:
         if not load.waiting or (reports and load.ended < reports[-1].ended):
             reports.clear()
         if load.waiting:
-            reports.append(_Report(now_s, load.ended, load.running + load.waiting))
+            there = load.running + load.fetching + load.waiting
+            reports.append(_Report(now_s, load.ended, there))
         while len(reports) > 2 and load.ended - reports[1].ended >= WINDOW_ENDS:
             reports.popleft()
 

@@ -229,12 +229,12 @@ def check_exposure(config: RouterConfig) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError naming the port and the remedy."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise ConfigError(f"router.host is {host!r}: {error}; give a name or an address") from error
-    listener = socket.socket(family, kind)
+    listener = socket.socket(family, kind, protocol)  # named: asyncio then sends without delay
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -9,7 +9,7 @@ from baton.router.pace import Pace
 
 
 def load(ended: int, waiting: int = 20, running: int = 8) -> worker_pb2.Load:
-    return worker_pb2.Load(ended=ended, waiting=waiting, running=running)
+    return worker_pb2.Load(ended=ended, waiting=waiting, running=running - 3, fetching=3)
 
 
 def test_the_place_in_the_line_times_the_pace() -> None:
