@@ -95,8 +95,7 @@ class Dispatcher:
         return generation
 
     def check_hope(self, deadline_s: float) -> None:
-        """Raises Unavailable or Overloaded if a new request would be refused, or be served
-        after its deadline. It may be asked before the request has come."""
+        """Raises Unavailable or Overloaded if a new request would be served too late."""
         if self._stopping:
             raise Unavailable(STOPPING)
         self._placer.check_hope(deadline_s)
@@ -187,8 +186,6 @@ class Dispatcher:
             if submission.link is not None and (submission.link is link or prefills):
                 error = WorkerLost(f"{link.worker_id} computes nothing any more")
                 self._fail(submission, error, True, link.boot_id)
-
-    # -- outputs -----------------------------------------------------------------------------
 
     def _accept(self, submission: Submission, output: worker_pb2.Output) -> None:
         accepted = len(submission.generation.choices[output.choice].accepted)
@@ -367,8 +364,6 @@ class Dispatcher:
                     f"({wait_s:g} s) no other could take it: {error}"
                 )
             await asyncio.sleep(min(PLACE_RETRY_S, max(0.0, deadline_s - _now())))
-
-    # -- leaving a worker --------------------------------------------------------------------
 
     def _withdraw(self, submission: Submission) -> None:
         self._submissions.pop(submission.wire_id, None)

@@ -33,7 +33,7 @@ class Placer:
         it would delay others, and be worked for in vain."""
         within_s = HOPE * (deadline_s - asyncio.get_running_loop().time())
         expected_s = self._fleet.expected_s()
-        if expected_s > within_s:
+        if expected_s > max(0.0, within_s):
             raise Overloaded(
                 f"so many requests wait that this one would take {expected_s:.1f} s, which its "
                 "deadline does not leave: try again later, or give it more time",
