@@ -22,6 +22,9 @@ TESTS ?= tests
 MINUTES ?= 85
 SEEDS ?= 100000
 JOBS ?= $(shell nproc)
+ONLY ?=
+RUNS ?= 3
+HOURS ?= 0.5
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,7 +36,7 @@ LINKS := $(PACKAGES:%=build/typing/baton/%)
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install demo test check format proto models ship faults bench gpu clean
+.PHONY: help install demo test check format proto models ship faults chaos soak bench gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -82,6 +85,14 @@ ship: $(STAMP) ## put what `make models` made into the package, if it is good en
 faults: $(STAMP) ## the fault lab: 100,000 simulated fleets (SEEDS=2000, JOBS=2)
 	@mkdir -p results
 	$(BIN)/baton faults --seeds $(SEEDS) --jobs $(JOBS) --json results/faults.json
+
+chaos: $(STAMP) ## faults on real processes, each three times (ONLY=kill-decode,leave RUNS=3)
+	@mkdir -p results
+	$(BIN)/python -m chaos.run --runs $(RUNS) $(if $(ONLY),--only $(ONLY)) --json results/chaos.json
+
+soak: $(STAMP) ## load in a loop: memory, descriptors, tasks and blocks, plotted (HOURS=0.5)
+	@mkdir -p results
+	$(BIN)/python -m chaos.soak --hours $(HOURS) --folder results
 
 bench: $(STAMP) ## a benchmark, as JSON in results/ (BENCH=handoff)
 	@mkdir -p results

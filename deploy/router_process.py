@@ -9,6 +9,7 @@ import asyncio
 from pathlib import Path
 
 from baton.deploy.instance import grpc_address_file, write_private
+from baton.deploy.open_files import raise_limit
 from baton.router.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import logs, tracing
@@ -34,6 +35,7 @@ def run_router(
     telemetry = config.telemetry
     logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
     tracing.setup("router", telemetry.otlp_endpoint)
+    raise_limit()
 
     def ready(address: str) -> None:
         if address_file is not None:

@@ -27,6 +27,7 @@ import grpc.aio
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
 from baton.deploy.load_progress import LoadProgress
+from baton.deploy.open_files import raise_limit
 from baton.deploy.pool_memory import local_pool
 from baton.deploy.ports import address_of
 from baton.deploy.worker_drain import Course, serve_until
@@ -41,7 +42,7 @@ from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.worker import PrefillWorker
-from baton.runtime import logs, tracing
+from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grpc_links import open_port
@@ -78,6 +79,7 @@ def run_worker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint)
+    raise_limit()
     check_worker_id(worker_id)
     # before the model: they may have to be refused
     registry = DirectoryRegistry(registry_folder, secret=token)
@@ -152,8 +154,10 @@ class WorkerProcess:
 
     async def run(self) -> None:
         """Serve until it is told to end, or until a role fails; then leave nothing owed."""
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._course.end)
+            loop.add_signal_handler(number, self._course.end)
+        metrics.TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
         boot, patience_s = self._boot, 0.0
         try:
             admin_address = await self._admin.start()

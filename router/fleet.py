@@ -52,6 +52,7 @@ class Fleet:
         self._boot_id = boot_id or secrets.token_bytes(16)
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._records: Sequence[WorkerRecord] = ()  # as the registry last had them
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
         self._misfits: dict[str, str] = {}  # likewise
         self._followed_s: float | None = None  # since when, on the loop's clock
@@ -63,7 +64,7 @@ class Fleet:
         """Follow the registry until cancelled, then close every link."""
         try:
             while True:
-                self._follow(self._registry.workers(), bearer)
+                self._follow(self._announced(), bearer)
                 if self._followed_s is None:
                     self._followed_s = asyncio.get_running_loop().time()
                 self._tell_mixture()
@@ -76,6 +77,15 @@ class Fleet:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _announced(self) -> Sequence[WorkerRecord]:
+        """What the registry says; what it said last, while it cannot be read (no descriptor is
+        left): the links know better than it who lives."""
+        try:
+            self._records = self._registry.workers()
+        except OSError as error:
+            log.error("the registry cannot be read", why=str(error))
+        return self._records
 
     def _follow(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:
         named = {record.worker_id: record for record in records if _sound(record)}

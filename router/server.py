@@ -33,7 +33,7 @@ from baton.router.model_card import read_card
 from baton.router.sampling_defaults import sampling_defaults
 from baton.router.tokenizer import HfTokenizer
 from baton.router.validation import Limits, Validator
-from baton.runtime import logs
+from baton.runtime import logs, metrics
 from baton.runtime.config import NO_GRPC, Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.identity import cluster_key
@@ -142,6 +142,7 @@ async def _serve(
 ) -> None:
     drain_s, leave_s = router.config.drain_s, router.config.leave_s
     loop = asyncio.get_running_loop()
+    metrics.TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
 
     def leave() -> None:
         """Nobody new; who is there may finish for a while, and is told before the end."""

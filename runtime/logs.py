@@ -2,8 +2,9 @@
 
 Events are named in words and carry fields: `log.info("handoff opened", handoff_id=...)`.
 `bind_request` adds the request to every event of the task that serves it. Prompt and output
-text never reach a log: fields of the names in TEXT_FIELDS are withheld. The process owns the
-configuration: `setup` is called once by its entry point, never by a library module.
+text never reach a log: fields of the names in TEXT_FIELDS are withheld. A line that cannot be
+written (a full disk) is counted and harms nobody. The process owns the configuration: `setup` is
+called once by its entry point, never by a library module.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import orjson
 import structlog
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.typing import FilteringBoundLogger, Processor
+
+from baton.runtime import metrics
 
 TEXT_FIELDS = frozenset({"prompt", "messages", "content", "text", "delta", "tokens", "body"})
 _QUIET = ("httpx", "httpcore", "uvicorn.access")
@@ -87,14 +90,18 @@ def _add_component(_: object, __: str, event: _Event) -> _Event:
 
 
 class _StderrLogger:
-    """Writes a line with a single call, so that threads do not interleave."""
+    """Writes a line with a single call, so that threads do not interleave. Never raises for a
+    line that finds no room: whoever logs would fail for it."""
 
     def __init__(self, *_: object) -> None:
         pass
 
     def msg(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except OSError:  # a full disk, or nobody reads the pipe any more
+            metrics.LOG_LINES_LOST.inc()
 
     debug = info = warning = error = critical = exception = log = fatal = msg
 

@@ -61,6 +61,13 @@ def _histogram(
     return Histogram(name, meaning, labels, registry=REGISTRY, buckets=tuple(buckets))
 
 
+# -- every process -------------------------------------------------------------------------
+
+LOG_LINES_LOST = _counter(
+    "baton_log_lines_lost_total", "Log lines that could not be written when they were due."
+)
+TASKS = _gauge("baton_tasks", "Tasks of the process's event loop.")
+
 # -- router --------------------------------------------------------------------------------
 
 REQUESTS = _counter(

@@ -37,6 +37,19 @@ def test_every_run_has_a_line_of_its_own() -> None:
     assert two[min(two)] < one[min(one)]
 
 
+def test_on_an_even_height_equal_steps_are_equally_high() -> None:
+    rising = [(float(minute), 600.0 + minute) for minute in range(61)]
+    level = [(0.0, 660.0), (60.0, 660.0)]
+    picture = draw({"one": rising, "two": level}, logarithmic=False)
+    one, two = columns_of(picture, (20, 90, 200)), columns_of(picture, (210, 90, 20))
+    columns = sorted(one)
+    quarters = [one[columns[len(columns) * part // 4]] for part in range(4)]
+    steps = [a - b for a, b in zip(quarters, quarters[1:], strict=False)]
+    assert min(steps) > 50 and max(steps) - min(steps) <= 3
+    assert len(set(two.values())) == 1 and abs(two[columns[-20]] - one[columns[-1]]) <= 2
+    assert columns_of(draw({"flat": [(0.0, 0.0)]}, logarithmic=False), (20, 90, 200))
+
+
 def test_few_points_and_odd_losses_are_drawn_too() -> None:
     assert (draw({}) == 255).all()
     assert (draw({"one": []}) == 255).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -171,6 +172,25 @@ async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_i
     )
     await eventually(lambda: scene.fleet.linked() == {"prefill": 1, "decode": 0})
     assert "decode-0" in scene.bearer.lost_workers
+
+
+async def test_a_registry_that_cannot_be_read_ends_no_router(
+    scene: Scene, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left for a moment: the workers that are known stay, new ones come later."""
+    scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0"])
+
+    def unreadable() -> list[WorkerRecord]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as broken, capture_logs() as logs:
+        broken.setattr(scene.registry, "workers", unreadable)
+        scene.add("decode-1", 2)
+        await asyncio.sleep(0.1)
+        assert scene.names() == ["decode-0"] and not scene.task.done()
+    assert "cannot be read" in logs[0]["event"]
+    await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 
 
 async def test_a_bad_record_harms_no_one(scene: Scene, eventually: Any) -> None:

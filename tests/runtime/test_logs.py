@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from baton.runtime import logs
+from baton.runtime import logs, metrics
 
 Capture = pytest.CaptureFixture[str]
 
@@ -149,3 +152,17 @@ def test_access_logs_of_libraries_are_quiet(capsys: Capture) -> None:
     logging.getLogger("uvicorn.access").info("GET / 200")
     logging.getLogger("httpx").info("HTTP Request")
     assert lines(capsys) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_fails_nobody_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = metrics.LOG_LINES_LOST._value.get()
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        logs.setup("router", "info")
+        logs.get("x").info("ours", blocks=4)
+        logging.getLogger("grpc").error("theirs")
+        assert metrics.LOG_LINES_LOST._value.get() == lost + 2
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):  # what it still holds
+            full.close()

@@ -1,0 +1,227 @@
+"""Clients of several routers: each request once, its tokens timed and held against the right ones.
+
+A client sends a request to a router that says it is ready. It asks another router only where the
+first one itself cannot be reached or breaks off before any token: that is the client's part of
+surviving a router. Everything else counts as what it is. Every request has a deadline, and is
+given up as hung a while after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import httpx
+
+from chaos.asks import Ask
+
+HUNG_S = 2.0  # after the deadline
+CONNECT_S = 1.0
+WATCH_S = 0.1
+READY_S = 1.0  # for a router to say whether it is ready
+
+
+class Outcome(enum.Enum):
+    RIGHT = "right"
+    WRONG = "wrong"  # a token that is not the fault-free one, or one too many or too few
+    FAILED = "failed"  # an error that says why
+    REFUSED = "refused"  # 503 with Retry-After, before any token: overload, told at once
+    CUT = "cut"  # the stream broke off after a token without a word: its router is gone
+    HUNG = "hung"  # no end, long after the deadline
+    LEFT = "left"  # the client went away, as it was told to
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request as its client saw it; times are of the loop's clock."""
+
+    ask: int
+    started_s: float
+    router: str = ""
+    tries: int = 0
+    tokens: list[str] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+    ended_s: float = 0.0
+    outcome: Outcome | None = None  # None: under way
+    detail: str = ""
+
+
+class _Unreached(Exception):
+    """The router could not be connected to, or broke off before it said a token."""
+
+
+class Clients:
+    """`urls`: the routers now, by name; it may change. `right`: the tokens of every ask."""
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        right: Mapping[int, Sequence[str]],
+        *,
+        deadline_s: float,
+        api_key: str = "",
+    ) -> None:
+        self.deadline_s = deadline_s
+        self.ready: set[str] = set()
+        self.traces: list[Trace] = []
+        self._urls = urls
+        self._right = right
+        self._turn = 0
+        self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def __aenter__(self) -> Clients:
+        limits = httpx.Limits(max_keepalive_connections=0)  # each request a client of its own
+        timeout = httpx.Timeout(None, connect=CONNECT_S)
+        self._http = httpx.AsyncClient(limits=limits, timeout=timeout, headers=self._key)
+        self._watching = [asyncio.create_task(self._watch(name)) for name in self._urls]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        await self._http.aclose()
+
+    async def ask(
+        self, ask: Ask, deadline_s: float = 0.0, leave: Callable[[Trace], bool] | None = None
+    ) -> Trace:
+        """Send it, and take its answer to the end. `leave`: asked after each token."""
+        trace = Trace(ask.number, asyncio.get_running_loop().time())
+        self.traces.append(trace)
+        within_s = deadline_s or self.deadline_s
+        try:
+            async with asyncio.timeout(within_s + HUNG_S):
+                trace.outcome = await self._any_router(ask, trace, within_s, leave)
+        except TimeoutError:
+            trace.outcome = Outcome.HUNG
+        except asyncio.CancelledError:
+            trace.outcome = Outcome.LEFT
+            raise
+        finally:
+            trace.ended_s = asyncio.get_running_loop().time()
+        return trace
+
+    async def _any_router(
+        self, ask: Ask, trace: Trace, within_s: float, leave: Callable[[Trace], bool] | None
+    ) -> Outcome:
+        left = list(self._urls)
+        while left:
+            trace.router = self._choose(left)
+            left.remove(trace.router)
+            trace.tries += 1
+            try:
+                return await self._one_router(ask, trace, within_s, leave)
+            except _Unreached as error:
+                trace.detail = str(error)
+        return Outcome.FAILED
+
+    def _choose(self, among: Sequence[str]) -> str:
+        ready = [name for name in among if name in self.ready] or among
+        self._turn += 1
+        return ready[self._turn % len(ready)]
+
+    async def _one_router(
+        self, ask: Ask, trace: Trace, within_s: float, leave: Callable[[Trace], bool] | None
+    ) -> Outcome:
+        url = f"{self._urls[trace.router]}/v1/completions"
+        headers = {"X-Request-Deadline": f"{within_s:.3f}"}
+        try:
+            async with self._http.stream("POST", url, json=ask.body(), headers=headers) as answer:
+                if answer.status_code != 200:
+                    return await self._refused(answer, trace)
+                return await self._streamed(answer, trace, leave)
+        except httpx.TransportError as error:
+            said = f"{trace.router}: {type(error).__name__} {error}"
+            if not trace.tokens:
+                raise _Unreached(said) from error
+            trace.detail = said
+            return self._broken(trace, Outcome.CUT)
+
+    async def _refused(self, answer: httpx.Response, trace: Trace) -> Outcome:
+        text = (await answer.aread()).decode(errors="replace")
+        trace.detail = f"{answer.status_code} {text[:300]}"
+        told = answer.status_code in (429, 503) and "retry-after" in answer.headers
+        return Outcome.REFUSED if told else Outcome.FAILED
+
+    async def _streamed(
+        self, answer: httpx.Response, trace: Trace, leave: Callable[[Trace], bool] | None
+    ) -> Outcome:
+        clock = asyncio.get_running_loop().time
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                return self._judge(trace)
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                trace.detail = json.dumps(event["error"])
+                return self._broken(trace, Outcome.FAILED)
+            for choice in event["choices"]:
+                told = (choice.get("logprobs") or {}).get("tokens") or []
+                trace.tokens += told
+                trace.token_s += [clock()] * len(told)
+            if leave is not None and leave(trace):
+                return Outcome.LEFT
+        trace.detail = f"{trace.router}: the stream ended without a word"
+        if not trace.tokens:
+            raise _Unreached(trace.detail)
+        return self._broken(trace, Outcome.CUT)
+
+    def _judge(self, trace: Trace) -> Outcome:
+        right = list(self._right[trace.ask])
+        if trace.tokens == right:
+            return Outcome.RIGHT
+        trace.detail = f"{trace.tokens} instead of {right}"
+        return Outcome.WRONG
+
+    def _broken(self, trace: Trace, otherwise: Outcome) -> Outcome:
+        """Of an answer that did not come to its end: what came must be its beginning."""
+        if trace.tokens == list(self._right[trace.ask][: len(trace.tokens)]):
+            return otherwise
+        trace.detail = f"{trace.tokens} before {trace.detail}"
+        return Outcome.WRONG
+
+    async def _watch(self, name: str) -> None:
+        while True:
+            good = False
+            with suppress(httpx.TransportError):
+                answer = await self._http.get(f"{self._urls[name]}/readyz", timeout=READY_S)
+                good = answer.status_code == 200
+            (self.ready.add if good else self.ready.discard)(name)
+            await asyncio.sleep(WATCH_S)
+
+
+async def offer(
+    clients: Clients, wanted: Sequence[Ask], per_s: float, over: asyncio.Event
+) -> list[asyncio.Task[Trace]]:
+    """Start asks in turn at an even pace until `over` is set, however they fare; their tasks."""
+    clock, tasks = asyncio.get_running_loop().time, []
+    next_s = clock()
+    while not over.is_set():
+        tasks.append(asyncio.create_task(clients.ask(wanted[len(tasks) % len(wanted)])))
+        next_s += 1 / per_s
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), max(0.0, next_s - clock()))
+    return tasks
+
+
+async def capacity(
+    clients: Clients, wanted: Sequence[Ask], *, clients_at_once: int, for_s: float
+) -> float:
+    """Requests a second that end well while so many clients ask without pause. The first third
+    of the time warms up."""
+    clock = asyncio.get_running_loop().time
+    began, turn = clock(), iter(range(1 << 30))
+
+    async def keep_asking() -> None:
+        while clock() < began + for_s:
+            await clients.ask(wanted[next(turn) % len(wanted)])
+
+    await asyncio.gather(*(keep_asking() for _ in range(clients_at_once)))
+    from_s, until_s = began + for_s / 3, began + for_s
+    good = [t for t in clients.traces if t.outcome is Outcome.RIGHT]
+    return sum(from_s <= t.ended_s < until_s for t in good) / (until_s - from_s)

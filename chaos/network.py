@@ -1,0 +1,148 @@
+"""Network namespaces joined by a bridge, each with a shaped link that can be cut one way or both.
+
+    this machine ── 10.N.0.1 ─┐
+                          [bridge] in a namespace of its own
+      10.N.0.2 eth0 ──────────┤  each end of a link: so many Mbit/s (tc tbf); a way that is cut
+      10.N.0.3 eth0 ──────────┘  drops silently, both ways are the link down
+
+Needs root, `ip` and `tc`; `unavailable` says what is missing. Owns the namespaces and removes
+them. Knows nothing of what runs in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from typing import Literal
+
+from chaos.cluster import Place
+
+Way = Literal["in", "out", "both"]
+
+RATE = ("rate", "400mbit", "burst", "256kb", "latency", "50ms")
+COMMAND_S = 10
+DEVICE = "eth0"
+_NUMBERS = itertools.count()  # of the networks of this process
+
+
+class NetworkError(RuntimeError):
+    """A command of ip or tc failed; the message is its own."""
+
+
+def unavailable() -> str:
+    """Why no such network can be made here; empty where it can."""
+    if missing := [name for name in ("ip", "tc") if shutil.which(name) is None]:
+        return f"{' and '.join(missing)} (iproute2) not found"
+    if os.geteuid():
+        return "needs root"
+    try:
+        with Network() as trial:
+            trial.add("trial")
+    except NetworkError as error:
+        return str(error)
+    return ""
+
+
+class Network:
+    """Namespaces of this process, as a context: they are gone at its end."""
+
+    def __init__(self) -> None:
+        number = next(_NUMBERS)
+        self._tag = f"bt{os.getpid() % 100_000}-{number}"
+        self._subnet = f"10.{64 + (os.getpid() + number) % 128}"
+        self._hub = f"{self._tag}-hub"
+        self._names: list[str] = []
+
+    def __enter__(self) -> Network:
+        try:
+            self._make_hub()
+        except NetworkError:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, name: str) -> Place:
+        """A namespace for the process `name`, and what starts it there. Once for each name."""
+        if name not in self._names:
+            self._names.append(name)
+            self._link(name)
+        address = self.address(name)
+        return Place(
+            prefix=("ip", "netns", "exec", self._namespace(name)),
+            settings=(f"{'router' if name.startswith('router') else 'worker'}.host={address}",),
+            environment={"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE},
+        )
+
+    def address(self, name: str) -> str:
+        return f"{self._subnet}.0.{self._names.index(name) + 2}"
+
+    def cut(self, name: str, way: Way) -> None:
+        """Cut the link of `name`: what it sends (out), what it is sent (in), or both."""
+        if way == "both":
+            self._in_hub("ip", "link", "set", self._port(name), "down")
+        else:
+            self._shape(name, way, ("pfifo", "limit", "0"))
+
+    def heal(self, name: str) -> None:
+        self._in_hub("ip", "link", "set", self._port(name), "up")
+        for way in ("in", "out"):
+            self._shape(name, way, ("tbf", *RATE))
+
+    def close(self) -> None:
+        """Remove all; a namespace takes its devices with it."""
+        for namespace in [self._hub, *(self._namespace(name) for name in self._names)]:
+            subprocess.run(
+                ["ip", "netns", "del", namespace], capture_output=True, timeout=COMMAND_S
+            )
+
+    def _make_hub(self) -> None:
+        _do("ip", "netns", "add", self._hub)
+        self._in_hub("ip", "link", "add", "bridge", "type", "bridge")
+        self._in_hub("ip", "link", "set", "bridge", "up")
+        _do("ip", "link", "add", self._tag, "type", "veth", "peer", "name", "host",
+            "netns", self._hub)  # fmt: skip
+        self._in_hub("ip", "link", "set", "host", "master", "bridge", "up")
+        _do("ip", "address", "add", f"{self._subnet}.0.1/24", "dev", self._tag)
+        _do("ip", "link", "set", self._tag, "up")
+
+    def _link(self, name: str) -> None:
+        namespace, port = self._namespace(name), self._port(name)
+        _do("ip", "netns", "add", namespace)
+        self._in_hub("ip", "link", "add", port, "type", "veth", "peer", "name", DEVICE,
+                     "netns", namespace)  # fmt: skip
+        self._in_hub("ip", "link", "set", port, "master", "bridge", "up")
+        inside = ("ip", "-n", namespace)
+        _do(*inside, "address", "add", f"{self.address(name)}/24", "dev", DEVICE)
+        _do(*inside, "link", "set", DEVICE, "up")
+        _do(*inside, "link", "set", "lo", "up")
+        self.heal(name)
+
+    def _shape(self, name: str, way: str, queue: tuple[str, ...]) -> None:
+        """What `name` sends queues at its own end of the link, what it is sent at the other."""
+        namespace, device = self._namespace(name), DEVICE
+        if way == "in":
+            namespace, device = self._hub, self._port(name)
+        _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *queue)
+
+    def _namespace(self, name: str) -> str:
+        return f"{self._tag}-{name}"
+
+    def _port(self, name: str) -> str:
+        return f"p{self._names.index(name)}"
+
+    def _in_hub(self, *command: str) -> None:
+        _do("ip", "netns", "exec", self._hub, *command)
+
+
+def _do(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NetworkError(f"{' '.join(command)}: {error}") from error
+    if done.returncode:
+        raise NetworkError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")

@@ -1,0 +1,242 @@
+"""`make chaos`: every scenario several times on real processes, judged token by token.
+
+    python -m chaos.run [--only NAMES] [--runs N] [--short] [--json FILE]
+
+One fleet per transport serves all scenarios; each leaves it whole again, and one that cannot is
+told as broken and the fleet is started anew. The load is 60 % of what the fleet was measured to
+bear. Exit code 1 if a promise was not kept. What cannot be done here is skipped by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chaos import network, small_disk
+from chaos.asks import Ask, asks, long_asks, right_answers
+from chaos.clients import Clients, capacity, offer
+from chaos.cluster import Cluster, ClusterError
+from chaos.network import Network
+from chaos.report import report
+from chaos.scenarios import ALL, SHORT, Scenario, Transport
+from chaos.small_disk import SmallDisk
+from chaos.stage import Stage
+from chaos.verdict import Moments, Verdict, judge
+
+API_KEY = "a client's key"
+SEED = 5
+LOAD_SHARE = 0.6
+SETTINGS = (
+    "worker.deterministic=true",  # else a near tie could fall another way in another batch
+    "router.placement=disaggregated",
+    f"router.api_keys={API_KEY}",
+    "router.leave_s=0.5",
+    "pool.blocks=320",
+    "step.chunk_tokens=64",  # long prompts take many steps, so that a fault finds them under way
+    "step.prefill_tokens=128",
+)
+ALONE = tuple(setting for setting in SETTINGS if not setting.startswith("router."))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the fleet is and how long each part takes. `per_s` 0: measured."""
+
+    prefill: int = 2
+    decode: int = 3
+    routers: int = 2
+    asks: int = 40
+    longs: int = 16
+    runs: int = 3
+    before_s: float = 4.0
+    settle_s: float = 4.0
+    most_hold_s: float = 60.0
+    measure_s: float = 9.0
+    at_once: int = 24
+    per_s: float = 0.0
+
+
+FULL = Size()
+SHORT_SIZE = Size(
+    decode=2, asks=16, longs=11, runs=1, before_s=2.0, settle_s=2.5, most_hold_s=3.0, per_s=4.0
+)
+
+
+class Chaos:
+    """Runs scenarios. `say` prints a line. `right`: the tokens of every ask."""
+
+    def __init__(self, size: Size, folder: Path, right: Mapping[int, Sequence[str]]) -> None:
+        self.per_s: dict[Transport, float] = {}
+        self._size = size
+        self._folder = folder
+        self._right = right
+        self._asks, self._longs = wanted(size)
+
+    def all_of(self, scenarios: Sequence[Scenario]) -> list[Verdict]:
+        """Every scenario of one transport, on one fleet as long as it lasts."""
+        found: list[Verdict] = []
+        left = [(scenario, run) for scenario in scenarios for run in range(self._size.runs)]
+        while left:
+            with contextlib.ExitStack() as held:
+                fleet = self._fleet(held, scenarios)
+                while left:
+                    scenario, run = left.pop(0)
+                    verdict = asyncio.run(self._once(fleet, scenario, run))
+                    say(verdict)
+                    found.append(verdict)
+                    if any(line.startswith("the fleet") for line in verdict.broken):
+                        break
+        return found
+
+    def _fleet(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> Fleet:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
+        transport = scenarios[0].transport
+        net = held.enter_context(Network()) if transport == "tcp" else None
+        needed = any(scenario.needs_disk for scenario in scenarios)
+        disk = held.enter_context(SmallDisk(folder)) if needed else None
+        cluster = Cluster(folder, SETTINGS, net.add) if net else Cluster(folder, SETTINGS)
+        held.callback(cluster.close)
+        size = self._size
+        cluster.start(size.prefill, size.decode, size.routers)
+        fleet = Fleet(cluster, net, disk)
+        if transport not in self.per_s:
+            most = size.per_s / LOAD_SHARE or asyncio.run(self._capacity(fleet))
+            self.per_s[transport] = LOAD_SHARE * most
+            print(f"{transport}: capacity {most:.1f}/s, load {LOAD_SHARE * most:.1f}/s", flush=True)
+        return fleet
+
+    async def _capacity(self, fleet: Fleet) -> float:
+        async with self._clients(fleet, 60.0) as clients:
+            size = self._size
+            return await capacity(
+                clients, self._asks, clients_at_once=size.at_once, for_s=size.measure_s
+            )
+
+    def _clients(self, fleet: Fleet, deadline_s: float) -> Clients:
+        urls = fleet.cluster.urls
+        return Clients(urls, self._right, deadline_s=deadline_s, api_key=API_KEY)
+
+    async def _once(self, fleet: Fleet, scenario: Scenario, run: int) -> Verdict:
+        clock = asyncio.get_running_loop().time
+        async with self._clients(fleet, scenario.deadline_s) as clients:
+            stage = Stage(
+                cluster=fleet.cluster,
+                clients=clients,
+                asks=self._asks,
+                longs=self._longs,
+                hold_s=min(scenario.hold_s, self._size.most_hold_s),
+                network=fleet.network,
+                disk=fleet.disk,
+            )
+            over, began_s = asyncio.Event(), clock()
+            per_s = self.per_s[scenario.transport]
+            offering = asyncio.create_task(offer(clients, self._asks, per_s, over))
+            await asyncio.sleep(self._size.before_s)
+            while not any(trace.outcome is None and trace.tokens for trace in clients.traces):
+                await asyncio.sleep(0.01)  # a fault finds somebody in the middle of an answer
+            fault_s = clock()
+            try:
+                await scenario.inject(stage)
+                await asyncio.sleep(self._size.settle_s)
+            except ClusterError as error:
+                stage.broken.append(f"the fleet did not come back: {error}")
+            over_s = clock()
+            over.set()
+            await asyncio.gather(*await offering)
+            left = await self._left(stage, scenario.quiet_s)
+            moments = Moments(began_s, fault_s, over_s)
+            verdict = judge(
+                scenario.name, run, clients.traces, moments, left,
+                redundant=scenario.redundant, may_cut=scenario.may_cut,
+            )  # fmt: skip
+        verdict.broken += stage.broken
+        verdict.notes += stage.notes
+        verdict.void = verdict.void or stage.void
+        return verdict
+
+    async def _left(self, stage: Stage, quiet_s: float) -> dict[str, int]:
+        if stage.broken:
+            return {}
+        left = await stage.do(stage.cluster.left_over, quiet_s)
+        states = ("used", "leased", "pinned", "quarantined")
+        return {name: sum(a["blocks"][s] for s in states) for name, a in left.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    cluster: Cluster
+    network: Network | None
+    disk: SmallDisk | None
+
+
+def wanted(size: Size) -> tuple[list[Ask], list[Ask]]:
+    return asks(size.asks, SEED), long_asks(size.longs, SEED, size.asks)
+
+
+def say(verdict: Verdict) -> None:
+    state = "void" if verdict.void else "BROKEN" if verdict.broken else "kept"
+    took = verdict.recovery.seconds
+    told = "never" if took is None else f"{took:.1f} s"
+    print(
+        f"{verdict.scenario} run {verdict.run + 1}: {state}; {verdict.requests} requests, "
+        f"recovered {told}, disturbed {verdict.recovery.disturbed_s:.1f} s "
+        + "; ".join([*verdict.notes, verdict.void, *verdict.broken[:5]]),
+        flush=True,
+    )
+
+
+def skipped(scenarios: Sequence[Scenario]) -> dict[str, str]:
+    """Why scenarios cannot be run here, by name."""
+    found = {}
+    no_network = network.unavailable() if any(s.transport == "tcp" for s in scenarios) else ""
+    no_disk = small_disk.unavailable() if any(s.needs_disk for s in scenarios) else ""
+    for scenario in scenarios:
+        why = no_network if scenario.transport == "tcp" else no_disk if scenario.needs_disk else ""
+        if why:
+            found[scenario.name] = why
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    made = argparse.ArgumentParser(description="Faults on real processes, judged token by token.")
+    made.add_argument("--only", default="", metavar="NAMES", help="scenarios, as a,b")
+    made.add_argument("--runs", type=int, default=0, metavar="N", help="of each (default: 3)")
+    made.add_argument("--short", action="store_true", help="a small fleet, few scenarios, once")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there too")
+    options = made.parse_args(arguments)
+    names = options.only.split(",") if options.only else list(SHORT) if options.short else []
+    known = {scenario.name: scenario for scenario in ALL}
+    if unknown := [name for name in names if name not in known]:
+        made.error(f"no scenario is called {', '.join(unknown)}: {', '.join(known)}")
+    chosen = [known[name] for name in names] or list(ALL)
+    size = SHORT_SIZE if options.short else FULL
+    if options.runs:
+        size = replace(size, runs=options.runs)
+    return _run(chosen, size, options.json)
+
+
+def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
+    passed_over = skipped(chosen)
+    for name, why in passed_over.items():
+        print(f"skipped: {name}: {why}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as text:
+        folder = Path(text)
+        usual, longs = wanted(size)
+        chaos = Chaos(size, folder, right_answers([*usual, *longs], ALONE, folder))
+        verdicts: list[Verdict] = []
+        for transport in ("memory", "tcp"):
+            scenarios = [
+                s for s in chosen if s.transport == transport and s.name not in passed_over
+            ]
+            verdicts += chaos.all_of(scenarios) if scenarios else []
+    return report(chosen, verdicts, passed_over, chaos.per_s, json_file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The faults, one scenario each: what is done to which process, and what it must not cost.
+
+A scenario's `inject` begins with the fault and ends when it is over and every process is back.
+What it may cost: nothing, where redundancy exists (`redundant`); else an error that says why, or
+a wait within the deadline. Never a wrong token, a hang, or a block left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from chaos.network import Way
+from chaos.stage import Stage
+
+Transport = Literal["memory", "tcp"]
+Inject = Callable[[Stage], Awaitable[None]]
+
+LEAVE_AFTER_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
+LEAVE_AT_TOKENS = (1, 2, 8)
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`transport`: how KV moves. `hold_s`: of the fault. `may_cut`: routers that it kills.
+    `quiet_s`: within which no block may be held any more, after the load has ended."""
+
+    name: str
+    fault: str
+    inject: Inject
+    transport: Transport = "memory"
+    redundant: bool = True
+    may_cut: tuple[str, ...] = ()
+    hold_s: float = 5.0
+    deadline_s: float = 30.0
+    quiet_s: float = 10.0
+    needs_disk: bool = field(default=False)
+
+
+async def _nothing(stage: Stage) -> None:
+    await stage.hold()
+
+
+async def _kill(stage: Stage, *names: str) -> None:
+    await stage.kill(*names)
+    await stage.hold()
+    await stage.back()
+
+
+async def _kill_role(stage: Stage, role: str) -> None:
+    await _kill(stage, *stage.named(role))
+
+
+async def _pause(stage: Stage, name: str) -> None:
+    await stage.pause(name)
+
+
+async def _cut(stage: Stage, name: str, way: Way) -> None:
+    await stage.cut(name, way)
+
+
+async def _full_disk(stage: Stage) -> None:
+    assert stage.disk is not None
+    before = await _lines_lost(stage)
+    await stage.do(stage.disk.fill)
+    try:
+        await stage.hold()
+    finally:
+        await stage.do(stage.disk.clear)
+    await stage.whole()
+    lost = await _lines_lost(stage) - before
+    stage.notes.append(f"{lost:.0f} log lines found no room")
+    if not lost:
+        stage.void = "nobody noticed the full disk"
+
+
+async def _lines_lost(stage: Stage) -> float:
+    counts = [
+        await stage.do(stage.cluster.metric, name, "baton_log_lines_lost_total")
+        for name in stage.cluster.names()
+    ]
+    return sum(counts)
+
+
+async def _no_descriptors(stage: Stage, name: str) -> None:
+    await stage.limited(name, resource.RLIMIT_NOFILE, stage.open_files(name))
+
+
+async def _no_blocks(stage: Stage) -> None:
+    """More prompts at once than the pools have room for."""
+    asking = asyncio.gather(*(stage.clients.ask(ask) for ask in stage.longs))
+    waiting = 0
+    while not asking.done():
+        await asyncio.wait({asking}, timeout=LOOK_S)
+        audits = [await stage.do(stage.cluster.audit, name) for name in stage.cluster.workers()]
+        waiting = max(waiting, sum(audit["waiting"] for audit in audits))
+    stage.notes.append(f"up to {waiting} waited for blocks")
+    if not waiting:
+        stage.void = "there was room for all"
+
+
+async def _leave(stage: Stage) -> None:
+    """Clients that go away: while tokenized, queued, prefilled, fetched and decoded."""
+    await asyncio.gather(
+        *(stage.leave(stage.longs[n], after) for n, after in enumerate(LEAVE_AFTER_S)),
+        *(stage.leave_at(stage.longs[~n], token) for n, token in enumerate(LEAVE_AT_TOKENS)),
+    )
+
+
+async def _roll(stage: Stage) -> None:
+    """Every process is told to stop, one after the other, and started anew."""
+    for name in stage.cluster.names():
+        if code := await stage.do(stage.cluster.terminate, name):
+            stage.broken.append(f"{name} ended with code {code}")
+        await stage.back()
+
+
+def _of(inject: Callable[..., Awaitable[None]], *arguments: str) -> Inject:
+    async def bound(stage: Stage) -> None:
+        await partial(inject, stage, *arguments)()
+
+    return bound
+
+
+MEMORY = (
+    Scenario("none", "no fault (for comparison)", _nothing),
+    Scenario("kill-decode", "kill -9 of a decode worker", _of(_kill, "decode-0")),
+    Scenario("kill-prefill", "kill -9 of a prefill worker", _of(_kill, "prefill-0")),
+    Scenario("kill-router", "kill -9 of a router", _of(_kill, "router"), may_cut=("router",)),
+    Scenario(
+        "kill-pair", "kill -9 of a decode and a prefill worker at once",
+        _of(_kill, "decode-1", "prefill-1"),
+    ),
+    Scenario("kill-all-prefill", "kill -9 of every prefill worker", _of(_kill_role, "prefill")),
+    Scenario(
+        "kill-all-decode", "kill -9 of every decode worker, started again at once",
+        _of(_kill_role, "decode"), redundant=False, hold_s=0.0,
+    ),
+    Scenario(
+        "no-decode", "every decode worker gone for longer than the deadline",
+        _of(_kill_role, "decode"), redundant=False, hold_s=8.0, deadline_s=4.0,
+    ),
+    Scenario("pause-decode", "SIGSTOP of a decode worker", _of(_pause, "decode-0")),
+    Scenario("pause-prefill", "SIGSTOP of a prefill worker", _of(_pause, "prefill-0")),
+    Scenario("pause-router", "SIGSTOP of a router", _of(_pause, "router")),
+    Scenario(
+        "full-disk", "the disk of logs and registry is full", _full_disk, hold_s=20.0,
+        needs_disk=True,
+    ),
+    Scenario("fds-router", "no file descriptor left in a router", _of(_no_descriptors, "router")),
+    Scenario("fds-decode", "none left in a decode worker", _of(_no_descriptors, "decode-0")),
+    Scenario("fds-prefill", "none left in a prefill worker", _of(_no_descriptors, "prefill-0")),
+    Scenario("no-blocks", "more prompts than KV blocks", _no_blocks, deadline_s=60.0),
+    Scenario("leave", "clients disconnect in every phase", _leave, quiet_s=1.0),
+    Scenario("roll", "every process restarted in turn (SIGTERM)", _roll),
+)  # fmt: skip
+TCP = (
+    Scenario("tcp-none", "no fault (for comparison)", _nothing, "tcp"),
+    Scenario("tcp-kill-decode", "kill -9 of a decode worker", _of(_kill, "decode-0"), "tcp"),
+    Scenario("tcp-kill-prefill", "kill -9 of a prefill worker", _of(_kill, "prefill-0"), "tcp"),
+    Scenario("tcp-pause-prefill", "SIGSTOP of a prefill worker", _of(_pause, "prefill-0"), "tcp"),
+    *(
+        Scenario(
+            f"tcp-cut-{role}-{way}", f"link of a {words} down, {ways}",
+            _of(_cut, name, way), "tcp",
+        )
+        for role, name, words in (
+            ("decode", "decode-0", "decode worker"),
+            ("prefill", "prefill-0", "prefill worker"),
+        )
+        for way, ways in (
+            ("in", "what it is sent is lost"),
+            ("out", "what it sends is lost"),
+            ("both", "both ways"),
+        )
+    ),
+    Scenario("tcp-cut-router", "link of a router down, both ways",
+             _of(_cut, "router", "both"), "tcp"),
+)  # fmt: skip
+ALL = (*MEMORY, *TCP)
+SHORT = ("kill-decode", "pause-prefill", "kill-router", "leave")

@@ -1,0 +1,208 @@
+"""`make soak HOURS=...`: load in a loop, and what every process holds, sampled and plotted.
+
+    python -m chaos.soak [--hours H] [--per-s R] [--folder DIR]
+
+Of each process: resident memory, open descriptors, tasks of its loop; of each worker the blocks
+that are in use. Growth is the slope of a straight line (least squares) through the memory after
+warm-up, in MB an hour; with its error, since a short run cannot tell a small slope from noise.
+Exit code 1 if a process grew by more than 1 MB an hour, beyond twice its error, or an answer
+was not right. The answers are judged as in run.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from baton.models.loss_curve import COLOURS, write_curve
+from benchmarks.report import command, machine
+from chaos.asks import Ask, asks, right_answers
+from chaos.clients import Clients, Outcome, Trace
+from chaos.cluster import Cluster
+from chaos.run import ALONE, API_KEY, FULL, SEED, SETTINGS
+
+MOST_GROWTH_MB_H = 1.0
+WARM_SHARE = 0.25  # of the run, at most WARM_MOST_S
+WARM_MOST_S = 900.0
+SAMPLES = 360  # in a run, at least one every 20 s
+QUIET_S = 10.0
+MB = 1e6
+IN_USE = ("used", "leased", "pinned", "quarantined")
+KINDS = {"memory_mb": "MB resident", "descriptors": "open files", "tasks": "tasks",
+         "blocks": "blocks in use"}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Series:
+    """What one process held, over the minutes of the run; one list of points for each kind."""
+
+    memory_mb: list[tuple[float, float]] = field(default_factory=list)
+    descriptors: list[tuple[float, float]] = field(default_factory=list)
+    tasks: list[tuple[float, float]] = field(default_factory=list)
+    blocks: list[tuple[float, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """`mb_h` ± `error_mb_h` (one standard error of the slope)."""
+
+    mb_h: float
+    error_mb_h: float
+
+    @property
+    def holds(self) -> bool:
+        return self.mb_h - 2 * self.error_mb_h <= MOST_GROWTH_MB_H
+
+
+def growth(points: Sequence[tuple[float, float]], warm_minutes: float) -> Growth:
+    """Of the points after `warm_minutes`. Raises ValueError if they are fewer than three.
+
+    The error counts neighbouring samples as independent, which they are not quite.
+    """
+    late = [point for point in points if point[0] >= warm_minutes]
+    if len(late) < 3:
+        raise ValueError(f"{len(late)} samples after warm-up: let it run longer")
+    hours = np.array([minute / 60 for minute, _ in late])
+    held = np.array([figure for _, figure in late])
+    away = hours - hours.mean()
+    slope = float((away * held).sum() / (away**2).sum())
+    rest = held - held.mean() - slope * away
+    error = float(np.sqrt((rest**2).sum() / (len(late) - 2) / (away**2).sum()))
+    return Growth(slope, error)
+
+
+def resident_bytes(pid: int) -> int:
+    """Of /proc/PID/statm: pages in memory, those shared with files included."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def sample(cluster: Cluster, minute: float, series: dict[str, Series]) -> None:
+    """Add one point of each kind for each process."""
+    for name in cluster.names():
+        pid, mine = cluster.pid(name), series.setdefault(name, Series())
+        mine.memory_mb.append((minute, resident_bytes(pid) / MB))
+        mine.descriptors.append((minute, len(list(Path(f"/proc/{pid}/fd").iterdir()))))
+        mine.tasks.append((minute, cluster.metric(name, "baton_tasks")))
+        if not name.startswith("router"):
+            blocks = cluster.audit(name)["blocks"]
+            mine.blocks.append((minute, sum(blocks[state] for state in IN_USE)))
+
+
+class Soak:
+    """A fleet under load for `hours`; `counts` are the answers by outcome."""
+
+    def __init__(self, cluster: Cluster, wanted: Sequence[Ask], per_s: float) -> None:
+        self.series: dict[str, Series] = {}
+        self.counts: Counter[Outcome] = Counter()
+        self._cluster = cluster
+        self._wanted = wanted
+        self._per_s = per_s
+
+    async def run(self, clients: Clients, hours: float) -> None:
+        clock = asyncio.get_running_loop().time
+        began, over = clock(), asyncio.Event()
+        asking = asyncio.create_task(self._ask(clients, over))
+        every_s = min(20.0, hours * 3600 / SAMPLES)
+        while (now := clock()) < began + hours * 3600 and not asking.done():
+            await asyncio.to_thread(sample, self._cluster, (now - began) / 60, self.series)
+            await asyncio.sleep(max(0.0, now + every_s - clock()))
+        over.set()
+        await asking
+
+    async def _ask(self, clients: Clients, over: asyncio.Event) -> None:
+        """At an even pace; what has ended is counted and forgotten."""
+        clock, running = asyncio.get_running_loop().time, set[asyncio.Task[Trace]]()
+        next_s, turn = clock(), 0
+        while not over.is_set():
+            running.add(asyncio.create_task(clients.ask(self._wanted[turn % len(self._wanted)])))
+            turn, next_s = turn + 1, next_s + 1 / self._per_s
+            done, running = await asyncio.wait(running, timeout=max(0.001, next_s - clock()))
+            await asyncio.sleep(max(0.0, next_s - clock()))
+            self._count(done, clients)
+        if running:
+            self._count((await asyncio.wait(running))[0], clients)
+
+    def _count(self, done: set[asyncio.Task[Trace]], clients: Clients) -> None:
+        for task in done:
+            trace = task.result()
+            assert trace.outcome is not None
+            self.counts[trace.outcome] += 1
+            if trace.outcome is not Outcome.RIGHT:
+                print(f"ask {trace.ask}: {trace.outcome.value} {trace.detail}", flush=True)
+        clients.traces[:] = [trace for trace in clients.traces if trace.outcome is None]
+
+
+def tell(soak: Soak, hours: float, left: dict[str, object], folder: Path) -> int:
+    """Print each process's growth, write the pictures and soak.json; the exit code."""
+    warm = min(WARM_SHARE * hours * 60, WARM_MOST_S / 60)
+    grown = {name: growth(mine.memory_mb, warm) for name, mine in soak.series.items()}
+    print(f"$ {command()}")
+    answered = {outcome.value: count for outcome, count in soak.counts.items()}
+    print(f"{hours:g} h, growth after {warm:.1f} min of warm-up; answers: {answered}")
+    for (name, found), colour in zip(grown.items(), list(COLOURS) * len(grown), strict=False):
+        mine = soak.series[name]
+        state = "holds" if found.holds else "GROWS"
+        print(
+            f"{name:<10} {colour:<7} {mine.memory_mb[-1][1]:7.1f} MB, "
+            f"{found.mb_h:+7.2f} +- {found.error_mb_h:.2f} MB/h {state}; descriptors "
+            f"{mine.descriptors[0][1]:.0f} to {mine.descriptors[-1][1]:.0f}, tasks at most "
+            f"{max(count for _, count in mine.tasks):.0f}"
+        )
+    for kind, words in KINDS.items():
+        runs = {name: getattr(mine, kind) for name, mine in soak.series.items()}
+        write_curve(folder / f"soak-{kind}.png", runs, logarithmic=False)
+        print(f"{words}: {folder / f'soak-{kind}.png'}")
+    content = {
+        "command": command(), "machine": machine(), "hours": hours, "answers": answered,
+        "growth": {name: asdict(found) for name, found in grown.items()},
+        "left": left, "series": {name: asdict(mine) for name, mine in soak.series.items()},
+    }  # fmt: skip
+    (folder / "soak.json").write_text(json.dumps(content) + "\n")
+    if left:
+        print(f"still held after quiet: {left}")
+    wrong = sum(count for outcome, count in soak.counts.items() if outcome is not Outcome.RIGHT)
+    return int(bool(left) or wrong > 0 or not all(found.holds for found in grown.values()))
+
+
+async def _soak(soak: Soak, cluster: Cluster, right: dict[int, list[str]], hours: float) -> None:
+    async with Clients(cluster.urls, right, deadline_s=60.0, api_key=API_KEY) as clients:
+        await soak.run(clients, hours)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    made = argparse.ArgumentParser(description="Load in a loop: does anything grow?")
+    made.add_argument("--hours", type=float, default=0.5, metavar="H")
+    made.add_argument("--per-s", type=float, default=4.0, metavar="R", help="requests a second")
+    made.add_argument("--folder", type=Path, default=Path("results"), metavar="DIR")
+    made.add_argument("--fleet", default=f"{FULL.routers},{FULL.prefill},{FULL.decode}",
+                      metavar="R,P,D", help="routers, prefill and decode workers")  # fmt: skip
+    options = made.parse_args(arguments)
+    routers, prefill, decode = (int(count) for count in options.fleet.split(","))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    wanted = asks(FULL.asks, SEED)
+    with tempfile.TemporaryDirectory(prefix="baton-soak-") as text:
+        right = right_answers(wanted, ALONE, Path(text))
+        cluster = Cluster(Path(text), SETTINGS)
+        try:
+            cluster.start(prefill, decode, routers)
+            soak = Soak(cluster, wanted, options.per_s)
+            asyncio.run(_soak(soak, cluster, right, options.hours))
+            left = dict(cluster.left_over(QUIET_S))
+        finally:
+            cluster.close()
+    return tell(soak, options.hours, left, options.folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What a scenario acts on: a running cluster, its clients, and the means to hurt it.
+
+A stage lasts for one run of one scenario. Calls that block go to a thread, so that the clients'
+clock runs on. Knows no verdicts; what a scenario finds wrong by itself it notes in `broken`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.asks import Ask
+from chaos.clients import Clients, Trace
+from chaos.cluster import Cluster
+from chaos.network import Network, Way
+from chaos.small_disk import SmallDisk
+
+
+@dataclass(slots=True)
+class Stage:
+    """`hold_s`: how long a fault lasts. `longs`: asks that take much memory."""
+
+    cluster: Cluster
+    clients: Clients
+    asks: Sequence[Ask]
+    longs: Sequence[Ask]
+    hold_s: float
+    network: Network | None = None
+    disk: SmallDisk | None = None
+    broken: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    void: str = ""
+
+    async def do(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.to_thread(call, *arguments)
+
+    async def hold(self) -> None:
+        await asyncio.sleep(self.hold_s)
+
+    def named(self, role: str) -> list[str]:
+        return [name for name in self.cluster.names() if name.startswith(role)]
+
+    async def kill(self, *names: str) -> None:
+        await asyncio.gather(*(self.do(self.cluster.kill, name) for name in names))
+
+    async def back(self) -> None:
+        """Start again whatever has ended, as its keeper would, and wait until it serves."""
+        dead = [name for name in self.cluster.names() if not self.cluster.alive(name)]
+        for name in sorted(dead, reverse=True):  # routers listen before they have workers
+            if name.startswith("router"):
+                await self.do(self.cluster.start_router, name)
+            else:
+                await self.do(self.cluster.start_worker, name.split("-")[0], name)
+        await self.whole()
+
+    async def whole(self) -> None:
+        """Wait until every worker is announced and linked to every router."""
+        await self.do(self.cluster.wait_ready, len(self.cluster.workers()))
+
+    async def pause(self, name: str) -> None:
+        """SIGSTOP for as long as faults last."""
+        self.cluster.kill(name, signal.SIGSTOP)
+        try:
+            await self.hold()
+        finally:
+            self.cluster.kill(name, signal.SIGCONT)
+        await self.whole()
+
+    async def cut(self, name: str, way: Way) -> None:
+        assert self.network is not None
+        await self.do(self.network.cut, name, way)
+        try:
+            await self.hold()
+        finally:
+            await self.do(self.network.heal, name)
+        await self.whole()
+
+    async def limited(self, name: str, what: int, most: int) -> None:
+        """A soft limit of a running process for as long as faults last."""
+        before = self.cluster.limit(name, what, most)
+        try:
+            await self.hold()
+        finally:
+            self.cluster.limit(name, what, before)
+        await self.whole()
+
+    def open_files(self, name: str) -> int:
+        return len(list(Path(f"/proc/{self.cluster.pid(name)}/fd").iterdir()))
+
+    async def leave(self, ask: Ask, after_s: float) -> None:
+        """A client that goes away after a while, wherever its request is then."""
+        asking = asyncio.create_task(self.clients.ask(ask))
+        await asyncio.wait({asking}, timeout=after_s)
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+
+    async def leave_at(self, ask: Ask, token: int) -> Trace:
+        """A client that goes away once it has so many tokens."""
+        return await self.clients.ask(ask, leave=lambda trace: len(trace.tokens) >= token)

@@ -1,0 +1,10 @@
+"""chaos/ is no part of the package: the tests find it at the root."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))

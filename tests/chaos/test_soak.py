@@ -1,0 +1,77 @@
+"""A soak's arithmetic, and a short one on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.soak import growth, resident_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def line(mb_h: float, *, noise: float = 0.0, warm: float = 0.0) -> list[tuple[float, float]]:
+    rng = random.Random(3)
+    return [
+        (float(minute), 600 + (50 if minute < warm else 0) + mb_h * minute / 60
+         + rng.gauss(0, noise))
+        for minute in range(120)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mb_h", "holds"), [(0.0, True), (0.9, True), (1.2, False), (-3.0, True)])
+def test_a_slope_is_told_in_mb_an_hour(mb_h: float, holds: bool) -> None:
+    found = growth(line(mb_h), 0.0)
+    assert found.mb_h == pytest.approx(mb_h, abs=1e-6)
+    assert found.error_mb_h == pytest.approx(0.0, abs=1e-6)
+    assert found.holds is holds
+
+
+def test_noise_is_told_as_an_error_and_a_clear_growth_is_still_one() -> None:
+    flat, steep = growth(line(0.0, noise=2.0), 0.0), growth(line(10.0, noise=2.0), 0.0)
+    assert 0.1 < flat.error_mb_h < 1.0 and abs(flat.mb_h) < 3 * flat.error_mb_h
+    assert flat.holds and not steep.holds
+
+
+def test_warm_up_does_not_count() -> None:
+    points = line(0.5, warm=30)
+    assert growth(points, 0.0).mb_h < -10
+    assert growth(points, 30.0).mb_h == pytest.approx(0.5, abs=1e-6)
+    with pytest.raises(ValueError, match="let it run longer"):
+        growth(points, 118.0)
+
+
+def test_the_memory_of_a_process_is_the_systems_own_figure() -> None:
+    status = Path("/proc/self/status").read_text()
+    (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
+    assert resident_bytes(os.getpid()) == pytest.approx(int(kib) * 1024, rel=0.05)
+
+
+def test_a_short_soak_samples_every_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "chaos.soak", "--hours=0.0012", "--fleet=1,0,1"]
+        + [f"--folder={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert "answers: {'right'" in done.stdout, done.stdout + done.stderr
+    written = json.loads((tmp_path / "soak.json").read_text())
+    assert set(written["answers"]) == {"right"} and written["left"] == {}
+    assert set(written["series"]) == set(written["growth"]) == {"router", "decode-0"}
+    for series in written["series"].values():
+        assert len(series["memory_mb"]) >= 4
+        assert min(figure for _, figure in series["memory_mb"]) > 10
+        assert min(figure for _, figure in series["tasks"]) >= 1
+        assert min(figure for _, figure in series["descriptors"]) > 5
+    assert written["series"]["router"]["blocks"] == []
+    assert len(written["series"]["decode-0"]["blocks"]) >= 4
+    for kind in ("memory_mb", "descriptors", "tasks", "blocks"):
+        assert (tmp_path / f"soak-{kind}.png").read_bytes()[:4] == b"\x89PNG"
