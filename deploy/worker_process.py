@@ -79,7 +79,6 @@ def run_worker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint)
-    raise_limit()
     check_worker_id(worker_id)
     # before the model: they may have to be refused
     registry = DirectoryRegistry(registry_folder, secret=token)
@@ -154,6 +153,7 @@ class WorkerProcess:
 
     async def run(self) -> None:
         """Serve until it is told to end, or until a role fails; then leave nothing owed."""
+        raise_limit()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._course.end)
