@@ -12,11 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import httpx
 
 from chaos import network, small_disk
 from chaos.asks import Ask, asks, long_asks, right_answers
@@ -32,6 +35,8 @@ from chaos.verdict import Moments, Verdict, judge
 API_KEY = "a client's key"
 SEED = 5
 LOAD_SHARE = 0.6
+NOBODY_S = 20.0
+NOT_BACK = (ClusterError, httpx.HTTPError, subprocess.TimeoutExpired)
 SETTINGS = (
     "worker.deterministic=true",  # else a near tie could fall another way in another batch
     "router.placement=disaggregated",
@@ -138,18 +143,20 @@ class Chaos:
             per_s = self.per_s[scenario.transport]
             offering = asyncio.create_task(offer(clients, self._asks, per_s, over))
             await asyncio.sleep(self._size.before_s)
-            while not any(trace.outcome is None and trace.tokens for trace in clients.traces):
-                await asyncio.sleep(0.01)  # a fault finds somebody in the middle of an answer
-            fault_s = clock()
+            await self._somebody_is_answered(clients, began_s + self._size.before_s + NOBODY_S)
+            fault_s, left = clock(), dict[str, int]()
             try:
                 await scenario.inject(stage)
                 await asyncio.sleep(self._size.settle_s)
-            except ClusterError as error:
-                stage.broken.append(f"the fleet did not come back: {error}")
+            except NOT_BACK as error:
+                stage.broken.append(f"the fleet did not come back: {error!r}")
             over_s = clock()
             over.set()
             await asyncio.gather(*await offering)
-            left = await self._left(stage, scenario.quiet_s)
+            try:
+                left = await self._left(stage, scenario.quiet_s)
+            except NOT_BACK as error:
+                stage.broken.append(f"the fleet does not tell what it holds: {error!r}")
             moments = Moments(began_s, fault_s, over_s)
             verdict = judge(
                 scenario.name, run, clients.traces, moments, left,
@@ -159,6 +166,14 @@ class Chaos:
         verdict.notes += stage.notes
         verdict.void = verdict.void or stage.void
         return verdict
+
+    async def _somebody_is_answered(self, clients: Clients, until_s: float) -> None:
+        """A fault is to find somebody in the middle of an answer; without, the run is void."""
+        clock = asyncio.get_running_loop().time
+        while not any(trace.outcome is None and trace.tokens for trace in clients.traces):
+            if clock() > until_s:
+                return
+            await asyncio.sleep(0.01)
 
     async def _left(self, stage: Stage, quiet_s: float) -> dict[str, int]:
         if stage.broken:
