@@ -24,7 +24,7 @@ import httpx
 from chaos import network, small_disk
 from chaos.asks import Ask, asks, long_asks, right_answers
 from chaos.clients import Clients, capacity, offer
-from chaos.cluster import Cluster, ClusterError
+from chaos.cluster import Cluster, ClusterError, end_cleanly
 from chaos.network import Network
 from chaos.report import report
 from chaos.scenarios import ALL, SHORT, Scenario, Transport
@@ -69,7 +69,7 @@ class Size:
 
 FULL = Size()
 SHORT_SIZE = Size(
-    decode=2, asks=16, longs=11, runs=1, before_s=2.0, settle_s=2.5, most_hold_s=3.0, per_s=4.0
+    decode=2, asks=12, longs=11, runs=1, before_s=1.5, settle_s=2.0, most_hold_s=3.0, per_s=6.0
 )
 
 
@@ -230,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in known]:
         made.error(f"no scenario is called {', '.join(unknown)}: {', '.join(known)}")
     chosen = [known[name] for name in names] or list(ALL)
+    end_cleanly()
     size = SHORT_SIZE if options.short else FULL
     if options.runs:
         size = replace(size, runs=options.runs)

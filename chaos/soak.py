@@ -28,7 +28,7 @@ from baton.models.loss_curve import COLOURS, write_curve
 from benchmarks.report import command, machine
 from chaos.asks import Ask, asks, right_answers
 from chaos.clients import Clients, Outcome, Trace
-from chaos.cluster import Cluster
+from chaos.cluster import Cluster, end_cleanly
 from chaos.run import ALONE, API_KEY, FULL, SEED, SETTINGS
 
 MOST_GROWTH_MB_H = 1.0
@@ -191,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     routers, prefill, decode = (int(count) for count in options.fleet.split(","))
     options.folder.mkdir(parents=True, exist_ok=True)
     wanted = asks(FULL.asks, SEED)
+    end_cleanly()
     with tempfile.TemporaryDirectory(prefix="baton-soak-") as text:
         right = right_answers(wanted, ALONE, Path(text))
         cluster = Cluster(Path(text), SETTINGS)

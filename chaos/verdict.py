@@ -21,6 +21,7 @@ GOOD_BUCKETS = 4
 GOODPUT_SHARE = 0.7  # of the mean: in half a second the tokens of few requests vary
 GAP_FACTOR = 1.5
 GAP_LEAST_S = 0.1  # no wait below it is a disturbance: the machine's own noise
+ERROR_CHARACTERS = 160
 LEAST_BEFORE = 5  # right answers before the fault, else the run is void
 
 
@@ -43,7 +44,8 @@ class Recovery:
 
 @dataclass(slots=True)
 class Verdict:
-    """`counts`: requests by outcome. `left`: blocks that a worker still held after quiet."""
+    """`counts`: requests by outcome. `left`: blocks that a worker still held after quiet.
+    `errors`: what failed and refused requests were told, and how often."""
 
     scenario: str
     run: int
@@ -51,6 +53,7 @@ class Verdict:
     retried: int
     recovery: Recovery
     left: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
     void: str = ""
     broken: list[str] = field(default_factory=list)  # promises that were not kept
     notes: list[str] = field(default_factory=list)
@@ -81,6 +84,11 @@ def judge(
         retried=sum(trace.tries > 1 for trace in traces),
         recovery=recovery(traces, moments),
         left=left,
+        errors=Counter(
+            trace.detail[:ERROR_CHARACTERS]
+            for trace in traces
+            if trace.outcome in (Outcome.FAILED, Outcome.REFUSED)
+        ),
     )
     if before < LEAST_BEFORE or not under_way:
         found.void = f"{before} answers before the fault, {under_way} under way: too little load"
