@@ -111,12 +111,17 @@ class Chaos:
         cluster.start(size.prefill, size.decode, size.routers)
         fleet = Fleet(cluster, net, disk)
         if transport not in self.per_s:
-            most = size.per_s / LOAD_SHARE or asyncio.run(self._capacity(fleet))
-            self.per_s[transport] = LOAD_SHARE * most
-            print(f"{transport}: capacity {most:.1f}/s, load {LOAD_SHARE * most:.1f}/s", flush=True)
+            self.per_s[transport] = size.per_s or LOAD_SHARE * self._capacity(fleet)
+            print(f"{transport}: load {self.per_s[transport]:.1f}/s", flush=True)
         return fleet
 
-    async def _capacity(self, fleet: Fleet) -> float:
+    def _capacity(self, fleet: Fleet) -> float:
+        """Requests a second, measured and told."""
+        found = asyncio.run(self._measured(fleet))
+        print(f"capacity {found:.1f}/s with {self._size.at_once} clients at once", flush=True)
+        return found
+
+    async def _measured(self, fleet: Fleet) -> float:
         async with self._clients(fleet, 60.0) as clients:
             size = self._size
             return await capacity(
@@ -147,7 +152,7 @@ class Chaos:
             fault_s, left = clock(), dict[str, int]()
             try:
                 await scenario.inject(stage)
-                await asyncio.sleep(self._size.settle_s)
+                await asyncio.sleep(self._size.settle_s + scenario.settle_s)
             except NOT_BACK as error:
                 stage.broken.append(f"the fleet did not come back: {error!r}")
             over_s = clock()

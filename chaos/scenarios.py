@@ -28,7 +28,8 @@ LOOK_S = 0.1
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """`transport`: how KV moves. `hold_s`: of the fault. `may_cut`: routers that it kills.
-    `quiet_s`: within which no block may be held any more, after the load has ended."""
+    `settle_s`: what it takes longer than others to work off what has waited. `quiet_s`: within
+    which no block may be held any more, after the load has ended."""
 
     name: str
     fault: str
@@ -38,6 +39,7 @@ class Scenario:
     may_cut: tuple[str, ...] = ()
     hold_s: float = 5.0
     deadline_s: float = 30.0
+    settle_s: float = 0.0
     quiet_s: float = 10.0
     needs_disk: bool = field(default=False)
 
@@ -139,11 +141,11 @@ MEMORY = (
     Scenario("kill-all-prefill", "kill -9 of every prefill worker", _of(_kill_role, "prefill")),
     Scenario(
         "kill-all-decode", "kill -9 of every decode worker, started again at once",
-        _of(_kill_role, "decode"), redundant=False, hold_s=0.0,
+        _of(_kill_role, "decode"), redundant=False, hold_s=0.0, settle_s=16.0,
     ),
     Scenario(
         "no-decode", "every decode worker gone for longer than the deadline",
-        _of(_kill_role, "decode"), redundant=False, hold_s=8.0, deadline_s=4.0,
+        _of(_kill_role, "decode"), redundant=False, hold_s=8.0, deadline_s=4.0, settle_s=6.0,
     ),
     Scenario("pause-decode", "SIGSTOP of a decode worker", _of(_pause, "decode-0")),
     Scenario("pause-prefill", "SIGSTOP of a prefill worker", _of(_pause, "prefill-0")),
