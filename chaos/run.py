@@ -78,14 +78,14 @@ class Chaos:
 
     def __init__(self, size: Size, folder: Path, right: Mapping[int, Sequence[str]]) -> None:
         self.per_s: dict[Transport, float] = {}
+        self.verdicts: list[Verdict] = []
         self._size = size
         self._folder = folder
         self._right = right
         self._asks, self._longs = wanted(size)
 
-    def all_of(self, scenarios: Sequence[Scenario]) -> list[Verdict]:
+    def all_of(self, scenarios: Sequence[Scenario]) -> None:
         """Every scenario of one transport, on one fleet as long as it lasts."""
-        found: list[Verdict] = []
         left = [(scenario, run) for scenario in scenarios for run in range(self._size.runs)]
         while left:
             with contextlib.ExitStack() as held:
@@ -94,10 +94,9 @@ class Chaos:
                     scenario, run = left.pop(0)
                     verdict = asyncio.run(self._once(fleet, scenario, run))
                     say(verdict)
-                    found.append(verdict)
+                    self.verdicts.append(verdict)
                     if any(line.startswith("the fleet") for line in verdict.broken):
                         break
-        return found
 
     def _fleet(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> Fleet:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
@@ -250,13 +249,16 @@ def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
         folder = Path(text)
         usual, longs = wanted(size)
         chaos = Chaos(size, folder, right_answers([*usual, *longs], ALONE, folder))
-        verdicts: list[Verdict] = []
-        for transport in ("memory", "tcp"):
-            scenarios = [
-                s for s in chosen if s.transport == transport and s.name not in passed_over
-            ]
-            verdicts += chaos.all_of(scenarios) if scenarios else []
-    return report(chosen, verdicts, passed_over, chaos.per_s, json_file)
+        try:
+            for transport in ("memory", "tcp"):
+                scenarios = [
+                    s for s in chosen if s.transport == transport and s.name not in passed_over
+                ]
+                if scenarios:
+                    chaos.all_of(scenarios)
+        finally:  # told to end, it tells what it has seen
+            code = report(chosen, chaos.verdicts, passed_over, chaos.per_s, json_file)
+    return code
 
 
 if __name__ == "__main__":
