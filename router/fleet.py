@@ -65,8 +65,6 @@ class Fleet:
         try:
             while True:
                 self._follow(self._announced(), bearer)
-                if self._followed_s is None:
-                    self._followed_s = asyncio.get_running_loop().time()
                 self._tell_mixture()
                 self._judge()
                 self._tell_misfits()
@@ -85,6 +83,9 @@ class Fleet:
             self._records = self._registry.workers()
         except OSError as error:
             log.error("the registry cannot be read", why=str(error))
+            return self._records
+        if self._followed_s is None:  # an unread registry is no empty one
+            self._followed_s = asyncio.get_running_loop().time()
         return self._records
 
     def _follow(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:

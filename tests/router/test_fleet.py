@@ -190,7 +190,27 @@ async def test_a_registry_that_cannot_be_read_ends_no_router(
         await asyncio.sleep(0.1)
         assert scene.names() == ["decode-0"] and not scene.task.done()
     assert "cannot be read" in logs[0]["event"]
+    assert logs[0]["why"].endswith("Too many open files")
     await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
+
+
+async def test_a_registry_that_was_never_read_is_no_empty_one(
+    eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a router that begins without descriptors would say its index is rebuilt, of nobody."""
+    monkeypatch.setattr("baton.router.fleet.POLL_S", 0.02)
+
+    def unreadable(_: MemoryRegistry) -> list[WorkerRecord]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryRegistry, "workers", unreadable)
+        made = Scene()
+        await asyncio.sleep(0.1)
+        assert not made.fleet.rebuilt()
+    await eventually(lambda: made.fleet.rebuilt())
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
 
 
 async def test_a_bad_record_harms_no_one(scene: Scene, eventually: Any) -> None:
