@@ -14,6 +14,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import DeviceLost, Draining, Unavailable
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_steps import VirtualStep
 
 MakeCluster = Callable[..., Cluster]
 
@@ -148,10 +149,12 @@ async def test_a_device_that_does_not_answer_ends_its_worker_and_every_request_o
     node = cluster.decode["decode-0"]
     client = Client(cluster, "decode-0")
 
-    async def silence(_: object) -> None:
-        raise DeviceLost("the device gave no result")
+    def silence(_: object) -> VirtualStep:
+        never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        never.set_exception(DeviceLost("the device gave no result"))
+        return VirtualStep(never)
 
-    monkeypatch.setattr(node.engine, "run", silence)
+    monkeypatch.setattr(node.engine, "submit", silence)
     requests = [client.submit(list(range(20)), local=True), client.submit(list(range(9)), n=2)]
     await asyncio.gather(*(request.finished() for request in requests))
     assert all(o.failure.retryable for r in requests for o in r.outputs if o.end)
