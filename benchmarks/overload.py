@@ -125,7 +125,7 @@ class Client:
         reader, writer = found or await asyncio.open_connection(self._host, self._port)
         try:
             yield reader, writer
-        except BaseException:
+        except BaseException:  # cancelled too: what is left of this answer is on its way
             writer.close()
             raise
         self._free.append((reader, writer))

@@ -57,7 +57,7 @@ def watch_numba() -> None:
     """From now on `clock` hears of Numba. To be called once, by who needs numba anyway."""
     events: Any = import_module("numba.core.event")
 
-    class Hearing(events.Listener):  # type: ignore[misc]
+    class Hearing(events.Listener):  # type: ignore[misc]  # numba has no types
         def on_start(self, event: object) -> None:
             clock.begin()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -15,7 +14,6 @@ from google.protobuf.json_format import ParseDict
 from baton.proto import client_pb2
 from baton.router import grpc_request
 from baton.router.chat_template import ChatTemplate
-from baton.router.detokenizer import Detokenizer
 from baton.router.generation_request import GenerationRequest
 from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing_of
 from baton.router.openai_schema import (
@@ -27,6 +25,7 @@ from baton.router.openai_schema import (
 )
 from baton.router.validation import Limits, Validator, parse
 from baton.runtime.errors import InvalidRequest, NotFound
+from baton.simulation.byte_tokenizer import ByteTokenizer
 
 LIMITS = Limits(max_context=50, vocab_size=200)
 TOOLS_TEMPLATE = (
@@ -38,29 +37,7 @@ TOOLS_TEMPLATE = (
 )
 
 
-class Bytes:
-    """A tokenizer whose tokens are bytes."""
-
-    vocab_size = 256
-    longest_token_bytes = 1
-
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [*([255] if add_special_tokens else []), *text.encode()]
-
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return bytes(tokens).decode(errors="replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token])
-
-    def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        pass
-
-
-VALIDATOR = Validator("m", Bytes(), ChatTemplate(TOOLS_TEMPLATE, {}), frozenset({7}), 4)
+VALIDATOR = Validator("m", ByteTokenizer(), ChatTemplate(TOOLS_TEMPLATE, {}), frozenset({7}), 4)
 ROOMY = Limits(max_context=5000, vocab_size=200)
 
 

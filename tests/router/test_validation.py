@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
 import pytest
 
 from baton.router.chat_template import ChatTemplate
-from baton.router.detokenizer import Detokenizer
 from baton.router.generation_request import GenerationRequest
 from baton.router.openai_schema import ChatRequest, CompletionRequest
 from baton.router.tool_calls import FORMS, Calling
@@ -21,36 +19,15 @@ from baton.router.validation import (
     parse,
 )
 from baton.runtime.errors import InvalidRequest, NotFound
+from baton.simulation.byte_tokenizer import ByteTokenizer
 
 LIMITS = Limits(max_context=50, vocab_size=200)
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
 
 
-class Bytes:
-    """A tokenizer whose tokens are bytes; 255 is put before a text where specials are wanted."""
-
-    vocab_size = 256
-    longest_token_bytes = 1
-
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [*([255] if add_special_tokens else []), *text.encode()]
-
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return bytes(tokens).decode(errors="replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token])
-
-    def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        pass
-
-
 def validator(template: str | None = TEMPLATE) -> Validator:
     made = None if template is None else ChatTemplate(template, {})
-    return Validator("m", Bytes(), made, frozenset({7, 8}), max_choices=4)
+    return Validator("m", ByteTokenizer(), made, frozenset({7, 8}), max_choices=4)
 
 
 async def complete(**fields: Any) -> GenerationRequest:
@@ -187,7 +164,7 @@ async def test_a_model_without_template_refuses_chats() -> None:
 
 async def test_what_may_be_called_is_told_to_the_parser() -> None:
     template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + TEMPLATE
-    made = Validator("m", Bytes(), ChatTemplate(template, {}), frozenset(), 4, "mistral")
+    made = Validator("m", ByteTokenizer(), ChatTemplate(template, {}), frozenset(), 4, "mistral")
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
