@@ -24,8 +24,8 @@ _EPS = 1e-10
 class Rates:
     """Learning rates at full height; `decay` is of the weights of matrices."""
 
-    matrix: float = 0.02
-    other: float = 0.004
+    matrix: float = 0.01
+    other: float = 0.002
     decay: float = 0.01
 
 

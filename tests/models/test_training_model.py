@@ -107,6 +107,29 @@ def test_padding_and_other_rows_change_nothing(model: TrainingModel) -> None:
     assert (model(padded)[1, :40] - alone[0]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("name", tiny_folder.MOST_PARAMETERS)
+@torch.no_grad()
+def test_half_of_the_first_heads_begin_by_looking_back(name: str) -> None:
+    model = TrainingModel(tiny_folder.shape_of(name, VOCAB))
+    first: Any = model.model.layers[0]
+    length, attention = 300, first.self_attn
+    x = first.input_layernorm(model.model.embed_tokens(tokens(length)))
+    cos, sin = model._cos[:length], model._sin[:length]
+    queries, keys = (
+        training_model._rotated(norm(attention._heads(projection(x)))[0], cos, sin)
+        for norm, projection in (
+            (attention.q_norm, attention.q_proj),
+            (attention.k_norm, attention.k_proj),
+        )
+    )
+    heads, aimed = len(queries), len(queries) // 2
+    scores = queries @ keys.repeat_interleave(heads // len(keys), 0).mT / model.shape.head_dim**0.5
+    shares = (scores + torch.full((length, length), float("-inf")).triu(1)).softmax(-1)
+    for head in range(aimed):
+        assert shares[head].diagonal(-1 - head)[20:].mean() > 0.8
+    assert shares[aimed:, -1].max() < 0.5
+
+
 def test_the_seed_decides_the_weights() -> None:
     one, same, other = (TrainingModel(SMALL, seed).state_dict() for seed in (1, 1, 2))
     name = "model.layers.1.mlp.down_proj.weight"
