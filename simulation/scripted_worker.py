@@ -129,13 +129,14 @@ class ScriptedWorker:
         stream.put_nowait(worker_pb2.WorkerMessage(welcome=self._welcome(hello)))
         self._resume(hello, stream)
         self._streams.add(stream)
-        reading = asyncio.create_task(self._read(requests))
+        reading = asyncio.create_task(self._read(requests, stream))
         beating = asyncio.create_task(self._beat(stream))
         try:
             while (message := await stream.get()) is not None:
                 if not self.silent:
                     yield message
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
+            if not reading.done():
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
         finally:
             self._streams.discard(stream)
             reading.cancel()
@@ -188,7 +189,7 @@ class ScriptedWorker:
                 worker_pb2.WorkerMessage(outputs=worker_pb2.StepOutputs(outputs=again))
             )
 
-    async def _read(self, requests: Any) -> None:
+    async def _read(self, requests: Any, stream: asyncio.Queue[Any]) -> None:
         async for message in requests:
             kind = message.WhichOneof("kind")
             if kind == "heartbeat":
@@ -202,6 +203,8 @@ class ScriptedWorker:
             elif kind == "settled":
                 for request_id in message.settled.request_ids:
                     self._drop(request_id)
+        if not self.silent:
+            stream.put_nowait(None)  # the router has left: so does this side
 
     def _drop(self, request_id: str) -> None:
         held = self.held.pop(request_id, None)
