@@ -30,6 +30,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
+# Their tests compute, and wait for nothing: on all cores at once. The others start processes and
+# measure how long things take: one after the other.
+COMPUTING := tests/engine tests/models tests/simulation
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 
 # Two torch processes that spin on the same cores slow each other thirty times.
@@ -59,7 +62,15 @@ demo: $(STAMP) ## one prefill and one decode worker answer a chat (ONCE=1: then 
 	@$(BIN)/baton demo --prefill 1 --decode 1 --port $(PORT) $(if $(ONCE),--once)
 
 test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
+ifeq ($(TESTS),tests)
+	@result=0; \
+	$(BIN)/python -P -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile \
+	    $(COMPUTING) || result=$$?; \
+	$(BIN)/python -P -m pytest $(COMPUTING:%=--ignore=%) || result=$$?; \
+	exit $$result
+else
 	$(BIN)/python -P -m pytest $(TESTS)
+endif
 
 check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
 	$(BIN)/ruff format --check .
