@@ -18,8 +18,6 @@ from baton.deploy import worker_process
 from baton.deploy.worker_process import (
     WorkerProcess,
     _listen,
-    _watch_quarantine,
-    _watch_steps,
     first_step,
 )
 from baton.deploy.worker_roles import Boot
@@ -39,43 +37,6 @@ from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.simulation.hash_engine import HashEngine, block_bytes
 
 HEADERS = {"Authorization": "Bearer secret"}
-
-
-class FullDisk(MemoryRegistry):
-    """Fails the first announcements, as a full disk would."""
-
-    def __init__(self, failures: int) -> None:
-        super().__init__()
-        self.failures = failures
-
-    def announce(self, record: WorkerRecord) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise OSError(28, "No space left on device")
-        super().announce(record)
-
-
-async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(worker_process, "ANNOUNCE_S", 0.001)
-    registry = FullDisk(failures=2)
-    record = WorkerRecord(
-        worker_id="decode-0",
-        boot_id="b",
-        role="decode",
-        address="a:1",
-        admin_address="a:2",
-        model="m",
-        pid=1,
-    )
-    announcing = asyncio.create_task(worker_process._announce(registry, record))
-    async with asyncio.timeout(5):
-        while not registry.workers():
-            assert not announcing.done()
-            await asyncio.sleep(0.001)
-    announcing.cancel()
-    await asyncio.wait({announcing})
 
 
 class LostFolder(MemoryRegistry):
@@ -125,34 +86,6 @@ async def test_a_failure_in_a_workers_end_is_raised_and_the_rest_of_it_goes_on(
         await asyncio.open_connection(*record.address.split(":"))
 
 
-class Health:
-    """As `StepHealth`, as far as its watch looks."""
-
-    def __init__(self) -> None:
-        self.fails = ""
-
-    def failing(self) -> str:
-        return self.fails
-
-
-async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(worker_process, "STEPS_LOOK_S", 0.005)
-    health, hurried = Health(), asyncio.Event()
-    watching = asyncio.create_task(_watch_steps(health, 1.0, hurried.set))  # type: ignore[arg-type]
-    for _ in range(15):  # for less than that each time, and for longer in all
-        health.fails = "no device"
-        await asyncio.sleep(0.07)
-        health.fails = ""
-        await asyncio.sleep(0.02)
-    assert not watching.done()
-    health.fails = "no device"
-    with pytest.raises(EngineError, match="no device; nothing has gone well for 1 s: the worker r"):
-        await asyncio.wait_for(watching, 30)
-    assert hurried.is_set()
-
-
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
     role: Any, monkeypatch: pytest.MonkeyPatch
@@ -193,37 +126,6 @@ async def test_what_an_ill_worker_has_is_handed_back_for_another_to_go_on(
             await serving
         with pytest.raises(Draining):
             await going_on
-
-
-async def watched(pool: BlockPool, limit: float) -> asyncio.Task[None]:
-    task = asyncio.create_task(_watch_quarantine(pool, limit))
-    await asyncio.sleep(0.05)  # many looks; what is within the limit must pass them all
-    return task
-
-
-async def test_a_worker_ends_when_too_much_of_its_pool_is_in_quarantine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(worker_process, "QUARANTINE_LOOK_S", 0.001)
-    pool = BlockPool(8, 4)
-    blocks = pool.allocate(4, Hold.LEASED)
-    task = await watched(pool, limit=0.25)
-    pool.convert(blocks[:2], Hold.LEASED, Hold.QUARANTINED)
-    await asyncio.sleep(0.05)
-    assert not task.done()  # a quarter is not more than a quarter
-    pool.convert(blocks[2:3], Hold.LEASED, Hold.QUARANTINED)
-    with pytest.raises(EngineError, match="3 of 8 blocks are in quarantine"):
-        await asyncio.wait_for(task, 30)
-
-
-async def test_blocks_that_are_merely_in_use_end_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "QUARANTINE_LOOK_S", 0.001)
-    pool = BlockPool(8, 4)
-    pool.allocate(8, Hold.USED)
-    task = await watched(pool, limit=0.0)
-    assert not task.done()
-    task.cancel()
-    await asyncio.wait({task})
 
 
 def boot(**settings: Any) -> Boot:
