@@ -76,7 +76,7 @@ check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%)
-	$(BIN)/python -P -m pytest -q tests/test_architecture.py
+	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_dangerous_calls.py
 
 format: $(STAMP) ## put the code into its format
 	$(BIN)/ruff check --fix .
