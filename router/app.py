@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from baton.router.answer import Answer
 from baton.router.answering import Answering, Serving
 from baton.router.deadline import HEADER, deadline_of, until
-from baton.router.fleet import Fleet
+from baton.router.fleet import UNTOLD, Fleet
 from baton.router.gate import read_body
 from baton.router.generation_request import GenerationRequest
 from baton.router.http_error import error_response
@@ -73,7 +73,7 @@ class Router:
         if not workers["decode"]:
             raise Unavailable("no decode worker is there yet")
         if not self.fleet.rebuilt():
-            raise Unavailable("what the workers hold in their caches is not known yet")
+            raise Unavailable(UNTOLD)
         return workers
 
     def of_tenant(self, request: GenerationRequest, tenant: bytes) -> GenerationRequest:

@@ -50,9 +50,9 @@ log = logs.get(__name__)
 
 
 class Dispatcher:
-    """The Bearer of every link. `place_wait_s` bounds how long a request without any worker
-    waits before it is refused as Unavailable; what a worker has handed back in good order waits
-    for `router.handed_back_s`, in which the worker may come back. No wait outlasts the deadline."""
+    """The Bearer of every link. `place_wait_s` bounds how long a request waits for a worker, or
+    for the index, before it is refused as Unavailable; what a worker has handed back waits for
+    `router.handed_back_s`, in which the worker may come back. No wait outlasts the deadline."""
 
     place_wait_s = PLACE_WAIT_S
 

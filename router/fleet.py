@@ -27,6 +27,7 @@ from baton.runtime.registry import Registry, WorkerRecord
 
 POLL_S = 0.5
 LINK_S = 1.0
+UNTOLD = "what the workers hold in their caches is not known yet"
 
 log = logs.get(__name__)
 
@@ -65,6 +66,7 @@ class Fleet:
         try:
             while True:
                 self._follow(self._announced(), bearer)
+                self.rebuilt()  # though nobody asks: who comes later is not waited for
                 self._tell_mixture()
                 self._judge()
                 self._tell_misfits()
@@ -203,16 +205,19 @@ class Fleet:
     def rebuilt(self) -> bool:
         """Whether the blocks are known of all workers that were there when this router began: it
         would else compute again what they hold. True in any case after `rebuild_s`, and then for
-        ever. Who cannot be linked is waited for no longer than LINK_S."""
-        if not self._rebuilt and self._followed_s is not None:
-            waited_s = asyncio.get_running_loop().time() - self._followed_s
-            links = [link for link in self._links.values() if link.up or waited_s < LINK_S]
-            missing = [e.worker_id for e in links if not self.index.complete(e.worker_id)]
-            self._rebuilt = not missing or waited_s >= self._config.rebuild_s
-            if self._rebuilt:
-                seconds, blocks = round(waited_s, 3), len(self.index)
-                log.info("index rebuilt", blocks=blocks, seconds=seconds, missing=missing)
-        return self._rebuilt
+        ever. Who cannot be linked is waited for no longer than LINK_S; where nobody is there,
+        nothing is waited for yet."""
+        if self._rebuilt or self._followed_s is None:
+            return self._rebuilt
+        waited_s = asyncio.get_running_loop().time() - self._followed_s
+        links = [link for link in self._links.values() if link.up or waited_s < LINK_S]
+        missing = [link.worker_id for link in links if not self.index.complete(link.worker_id)]
+        over = waited_s >= self._config.rebuild_s
+        if over or (links and not missing):
+            self._rebuilt = True
+            seconds, blocks = round(waited_s, 3), len(self.index)
+            log.info("index rebuilt", blocks=blocks, seconds=seconds, missing=missing)
+        return over or not missing
 
     def expected_s(self) -> float:
         """Until the end of a request that is placed now, where it ends first; 0 where nobody

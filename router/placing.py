@@ -10,13 +10,13 @@ import asyncio
 import time
 
 from baton.proto import worker_pb2
-from baton.router.fleet import Fleet
+from baton.router.fleet import UNTOLD, Fleet
 from baton.router.placement import Need, Placement, place
 from baton.router.submission import Submission, build_submit
 from baton.router.worker_link import WorkerLink
 from baton.runtime import metrics, tracing
 from baton.runtime.config import RouterConfig
-from baton.runtime.errors import BatonError, Overloaded, WorkerLost
+from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
 from baton.runtime.links import LinkClosed
 
 HOPE = 0.8  # of the time to its deadline, what a request is expected to take at most
@@ -41,7 +41,10 @@ class Placer:
             )
 
     def try_place(self, submission: Submission) -> BatonError | None:
-        """Place and submit; or why it cannot be done now, and then no worker has heard of it."""
+        """Place and submit; or why it cannot be done now, and then no worker has heard of it.
+        A router that was just started does not know yet who holds what, so it cannot."""
+        if not self._fleet.rebuilt():
+            return Unavailable(UNTOLD)
         request = submission.generation.request
         started_s = time.perf_counter()
         tokens = submission.tokens()

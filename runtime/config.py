@@ -46,7 +46,7 @@ class RouterConfig:
     max_attempts: int = 4  # placements of one request, the first included
     move_share: float = 0.2  # of what is being served, that may be placed again at once
     move_floor: int = 10  # so many may, however little is being served
-    rebuild_s: float = 5.0  # started, it is not ready before its workers' blocks are known, or so
+    rebuild_s: float = 5.0  # started, it and its requests wait so long to know its workers' blocks
     link_heartbeat_s: float = 0.5
     link_silence_s: float = 2.5  # silence ends a link
     hang_s: float = 2.0  # so long a worker may be overdue with a step, before it is left

@@ -56,6 +56,7 @@ class ScriptedWorker:
     silent: bool = False  # sends nothing, not even load
     skip_index: int | None = None  # this output is never sent; once
     blocks: list[bytes] = field(default_factory=list)
+    tells_blocks: bool = True  # else who watches them waits
     total_blocks: int = 10_000
     max_context: int = 4096
     cached_tokens: int = 0
@@ -145,6 +146,8 @@ class ScriptedWorker:
 
     async def WatchBlocks(self, _: Any, context: Any) -> AsyncIterator[Any]:
         feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue()
+        while not self.tells_blocks:
+            await asyncio.sleep(0.01)
         self._feeds.add(feed)
         try:
             yield worker_pb2.BlockEvents(

@@ -160,15 +160,17 @@ async def running_router(
     workers: tuple[str, ...] = ("decode-0",),
     config: RouterConfig = FAST,
     wait: bool = True,
+    **switches: Any,
 ) -> AsyncIterator[Running]:
-    """A router on a port given by the system, and scripted workers named "<role>-<number>"."""
+    """A router on a port given by the system, and scripted workers named "<role>-<number>", all
+    of them with these switches."""
     registry = MemoryRegistry()
     vocabulary = json.loads((model_folder / "config.json").read_text())["vocab_size"]
     async with AsyncExitStack() as stack:
         made = {}
         for name in workers:
             role: Role = "prefill" if name.startswith("prefill") else "decode"
-            made[name] = ScriptedWorker(name, registry, vocabulary, TOKEN, role=role)
+            made[name] = ScriptedWorker(name, registry, vocabulary, TOKEN, role=role, **switches)
             await made[name].start()
             stack.push_async_callback(made[name].die)
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -205,7 +207,8 @@ async def _stop(task: asyncio.Task[None]) -> None:
 
 @pytest.fixture
 def router(model_folder: Path) -> Callable[..., Any]:
-    """`async with router(workers=(...), config=...) as running`; `folder`: another model."""
+    """`async with router(workers=(...), config=...) as running`; `folder`: another model; what
+    else is given are switches of the workers."""
 
     def start(folder: Path = model_folder, **options: Any) -> Any:
         return running_router(folder, **options)
@@ -284,6 +287,10 @@ class FakeFleet:
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
         self.circuits = Circuits(random.Random(1))
         self.expected = 0.0
+        self.known = True  # the index is rebuilt
+
+    def rebuilt(self) -> bool:
+        return self.known
 
     def expected_s(self) -> float:
         return self.expected

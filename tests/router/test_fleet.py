@@ -347,10 +347,25 @@ async def test_a_worker_that_does_not_tell_its_blocks_is_not_waited_for_for_ever
     await eventually(scene.fleet.rebuilt, 5)
 
 
-async def test_a_router_without_workers_has_nothing_to_rebuild(
+async def test_a_router_without_workers_has_nothing_to_rebuild_yet(
     scene: Scene, eventually: Any
 ) -> None:
     await eventually(scene.fleet.rebuilt, 5)
+    feed = scene.add("decode-0").feed
+    await eventually(lambda: scene.names() == ["decode-0"])
+    assert not scene.fleet.rebuilt()
+    feed.put_nowait(worker_pb2.BlockEvents(boot_id=boot(1), snapshot=True, snapshot_end=True))
+    await eventually(scene.fleet.rebuilt, 5)
+
+
+async def test_the_index_is_rebuilt_though_nobody_asks(scene: Scene, eventually: Any) -> None:
+    with capture_logs() as logs:
+        feed = scene.add("decode-0").feed
+        feed.put_nowait(worker_pb2.BlockEvents(boot_id=boot(1), snapshot=True, snapshot_end=True))
+        await eventually(lambda: "index rebuilt" in [line["event"] for line in logs])
+    scene.add("decode-1", number=2)
+    await eventually(lambda: len(scene.names()) == 2)
+    assert scene.fleet.rebuilt()
 
 
 async def test_a_new_request_is_expected_to_end_where_it_ends_first(

@@ -1,0 +1,158 @@
+"""A router that was just started: nothing is placed before it knows what its workers hold, and
+nobody waits for that beyond its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from baton.proto import client_pb2
+from baton.router.fleet import UNTOLD
+from baton.runtime.errors import Unavailable
+from baton.runtime.identity import chain, cluster_key, root, tenant_salt
+from baton.simulation.scripted_worker import ScriptedWorker
+
+TOKEN = "a secret of the test"
+KEY = cluster_key(TOKEN)
+PROMPT = "the quick brown fox jumps over the lazy dog and the cat sleeps in the warm sun " * 4
+Ask = Callable[..., Awaitable[str]]
+
+
+async def by_http(running: Any, stub: Any, within_s: float = 60) -> str:
+    reply = await running.http.post(
+        "/v1/completions",
+        json={"model": "tiny", "prompt": PROMPT, "max_tokens": 2},
+        headers={"x-request-deadline": f"{within_s:g}"},
+    )
+    return {200: "answered", 504: "late"}.get(reply.status_code, reply.text)
+
+
+async def by_grpc(running: Any, stub: Any, within_s: float = 60) -> str:
+    asked = client_pb2.GenerateRequest(model="tiny", prompt=PROMPT, max_tokens=2)
+    try:
+        async for _ in stub.Generate(asked, timeout=within_s):
+            pass
+    except grpc.aio.AioRpcError as error:
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return "late" if late else str(error.details())
+    return "answered"
+
+
+both_ways = pytest.mark.parametrize("ask", [by_http, by_grpc])
+
+
+async def ready(running: Any) -> bool:
+    return bool((await running.http.get("/readyz")).status_code == 200)
+
+
+async def blocks_of_the_prompt(running: Any) -> list[bytes]:
+    tokens = (await running.http.post("/tokenize", json={"prompt": PROMPT})).json()["tokens"]
+    parent = root(KEY, "f" * 32, "float32", salt=tenant_salt(KEY, b"", b""))
+    held: list[bytes] = chain(KEY, parent, tokens, 16)
+    assert len(held) > 2
+    return held
+
+
+@both_ways
+async def test_a_request_waits_for_the_index_and_goes_to_who_holds_its_prompt(
+    ask: Ask, grpc_router: Any, fast_config: Any, eventually: Any
+) -> None:
+    config = replace(fast_config, rebuild_s=60)
+    names = ("decode-0", "decode-1")  # equal costs: the first would be taken
+    async with grpc_router(config=config, workers=names, wait=False, tells_blocks=False) as (
+        running,
+        stub,
+    ):
+        other, holder = running.workers.values()
+        holder.blocks = await blocks_of_the_prompt(running)
+        asking = asyncio.ensure_future(ask(running, stub))
+        await eventually(lambda: other.seen("hello") and holder.seen("hello"))
+        other.tells_blocks = True  # one has told, not all
+        await asyncio.sleep(0.15)
+        assert not asking.done() and not await ready(running)
+        assert not other.seen("submit") and not holder.seen("submit")
+        holder.tells_blocks = True
+        assert await asking == "answered"
+        assert holder.seen("submit") and not other.seen("submit")
+        assert await ready(running)
+
+
+@both_ways
+async def test_a_worker_that_never_tells_its_blocks_holds_nobody_beyond_the_bound(
+    ask: Ask, grpc_router: Any, fast_config: Any
+) -> None:
+    config = replace(fast_config, rebuild_s=0.5)
+    with capture_logs() as logs:
+        async with grpc_router(config=config, wait=False, tells_blocks=False) as (running, stub):
+            asking = asyncio.ensure_future(ask(running, stub))
+            (worker,) = running.workers.values()
+            while not (told := [line for line in logs if line["event"] == "index rebuilt"]):
+                assert not worker.seen("submit")
+                await asyncio.sleep(0.005)
+            async with asyncio.timeout(5):
+                assert await asking == "answered"
+    assert told[0]["missing"] == ["decode-0"] and told[0]["seconds"] >= 0.5
+
+
+@both_ways
+async def test_a_deadline_ends_the_wait_for_the_index(
+    ask: Ask, grpc_router: Any, fast_config: Any, eventually: Any
+) -> None:
+    config = replace(fast_config, rebuild_s=60)
+    async with grpc_router(config=config, wait=False, tells_blocks=False) as (running, stub):
+        (worker,) = running.workers.values()
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        assert await ask(running, stub, 0.3) == "late"
+        assert 0.2 < loop.time() - started_s < 3
+        worker.tells_blocks = True
+        await eventually(lambda: ready(running))
+        assert not worker.seen("submit")
+        assert await ask(running, stub) == "answered"
+
+
+async def test_why_it_was_late_is_told(router: Any, fast_config: Any) -> None:
+    config = replace(fast_config, rebuild_s=60)
+    async with router(config=config, wait=False, tells_blocks=False) as running:
+        reply = await running.http.post(
+            "/v1/completions",
+            json={"model": "tiny", "prompt": "a"},
+            headers={"x-request-deadline": "0.3"},
+        )
+        assert reply.status_code == 504 and UNTOLD in reply.json()["error"]["message"]
+
+
+async def test_a_worker_that_comes_later_and_tells_nothing_delays_nothing(
+    router: Any, fast_config: Any, eventually: Any
+) -> None:
+    async with router(config=replace(fast_config, rebuild_s=60)) as running:
+        later = ScriptedWorker(
+            "decode-1", running.registry, running.vocabulary, TOKEN, tells_blocks=False
+        )
+        await later.start()
+        await eventually(lambda: later.seen("hello"))
+        async with asyncio.timeout(10):  # of 60
+            while not later.seen("submit"):  # it is used, too
+                replies = [running.complete(max_tokens=1) for _ in range(4)]
+                assert {reply.status_code for reply in await asyncio.gather(*replies)} == {200}
+        await later.die()
+
+
+async def test_the_wait_for_the_index_is_no_longer_than_that_for_a_worker(scene_of: Any) -> None:
+    scene = scene_of()
+    scene.fleet.known = False
+    with pytest.raises(Unavailable, match="not known yet"):
+        await scene.start()
+    assert not scene.link().sent and len(scene.dispatcher) == 0
+    waiting = asyncio.create_task(scene.start())
+    await scene.settle_down()
+    assert not waiting.done()
+    scene.fleet.known = True
+    await waiting
+    assert [submit.attempt for submit in scene.link().submits()] == [1]
