@@ -97,7 +97,7 @@ def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.Argume
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     command.add_argument(
         "model", nargs="?", metavar="MODEL",
-        help="a model folder or a hub id (owner/name); none: the embedded model",
+        help="a model folder or a hub id (owner/name[@revision]); none: the embedded model",
     )  # fmt: skip
     command.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers")
     command.add_argument("--decode", type=int, default=1, metavar="N", help="decode workers")

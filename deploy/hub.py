@@ -1,9 +1,11 @@
 """A model from the hub, fetched by a child process, which can be ended at any moment.
 
-    python -m baton.deploy.hub OWNER/NAME          prints one line of JSON: its folder, or why not
+    python -m baton.deploy.hub OWNER/NAME REVISION   prints one line of JSON: folder, or why not
 
-The hub's library downloads in threads that it waits for; `baton serve` cannot be stopped while it
-does so itself. The child draws its progress bars on the same terminal, and ends with its parent.
+A revision is a commit, a tag or a branch; empty: the hub's default branch. The library makes it a
+commit once, and takes every file of a folder from that commit.
+It downloads in threads that it waits for; `baton serve` cannot be stopped while it does so itself.
+The child draws its progress bars on the same terminal, and ends with its parent.
 The hub's exceptions are translated here, and only here. Keeps no state but the hub's own cache.
 """
 
@@ -23,11 +25,11 @@ FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
 TICK_S = 0.1
 
 
-def fetch(hub_id: str, stopped: Callable[[], bool]) -> Path | None:
+def fetch(hub_id: str, stopped: Callable[[], bool], revision: str = "") -> Path | None:
     """The folder of the model in the hub's cache; None: `stopped`, which is looked at each tick,
     came true, and the child is gone. Raises ModelError naming the remedy."""
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "baton.deploy.hub", hub_id],
+        [sys.executable, "-P", "-m", "baton.deploy.hub", hub_id, revision],
         stdin=subprocess.PIPE,  # its end, however this process ends, ends the child
         stdout=subprocess.PIPE,
         text=True,
@@ -60,7 +62,7 @@ def _answer(hub_id: str, code: int, out: str) -> Path:
     return Path(answer["folder"])
 
 
-def download(hub_id: str) -> Path:
+def download(hub_id: str, revision: str) -> Path:
     """The folder of the model in the hub's cache. Raises ModelError naming the remedy."""
     try:
         from huggingface_hub import snapshot_download
@@ -69,13 +71,14 @@ def download(hub_id: str) -> Path:
             HfHubHTTPError,
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
+            RevisionNotFoundError,
         )
     except ImportError as error:
         raise ModelError(
             "hub ids need huggingface_hub: pip install 'baton-serve[worker]', or give a folder"
         ) from error
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=FILES))
+        return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=FILES))
     except GatedRepoError as error:
         raise ModelError(
             f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN"
@@ -84,6 +87,10 @@ def download(hub_id: str) -> Path:
         raise ModelError(
             f"there is no folder {hub_id}, and the hub has no such model for you: check the "
             "spelling; for a private one set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(
+            f"{hub_id} has no revision {revision}: give a commit, tag or branch that the hub shows"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ModelError(
@@ -101,7 +108,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        answer = {"folder": str(download(sys.argv[1]))}
+        answer = {"folder": str(download(*sys.argv[1:]))}
     except ModelError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)

@@ -1,7 +1,8 @@
 """From what the user typed as MODEL to a folder on this host.
 
-A local folder, a hub id (`owner/name`, fetched or taken from the hub's own cache), or nothing:
-the embedded model. Looks at a folder as far as that goes without torch; weights it never reads.
+A local folder, a hub id (`owner/name` or `owner/name@revision`, fetched or taken from the hub's
+own cache), or nothing: the embedded model. Looks at a folder as far as that goes without torch;
+weights it never reads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from baton.engine.spec import read_spec
 from baton.models.embedded import EMBEDDED, embedded_model
 from baton.runtime.errors import ModelError
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_ID = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,15 @@ def find_model(
         return ModelSource(folder.resolve(), folder.resolve().name)
     if folder.exists():
         raise ModelError(f"{folder} is a file: give the folder that holds the model's config.json")
-    if given.startswith(("/", ".", "~")) or not HUB_ID.fullmatch(given):
+    found = HUB_ID.fullmatch(given)
+    if given.startswith(("/", ".", "~")) or found is None:
         raise ModelError(
-            f"there is no folder {given}: give a model folder, or a hub id such as owner/name"
+            f"there is no folder {given}: give a model folder, or a hub id such as owner/name or "
+            "owner/name@revision"
         )
     say(f"fetching {given} from the hub")
-    fetched = hub.fetch(given, stopped)
-    return None if fetched is None else ModelSource(fetched, given)
+    fetched = hub.fetch(found["name"], stopped, found["revision"] or "")
+    return None if fetched is None else ModelSource(fetched, found["name"])
 
 
 def check_model(folder: Path, max_context: int) -> None:

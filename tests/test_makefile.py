@@ -1,4 +1,5 @@
-"""The Makefile keeps its head's word: which targets make the virtual environment by themselves."""
+"""The Makefile keeps its head's word: which targets make the virtual environment by themselves;
+and what it installs is pinned, and is all that is installed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from pathlib import Path
 
 MAKEFILE = Path(__file__).resolve().parent.parent / "Makefile"
+REQUIREMENTS = MAKEFILE.parent / "requirements"
 NEED_NONE = {"help", "clean"}
 
 
@@ -25,3 +27,17 @@ def test_every_target_that_needs_the_environment_makes_it_and_the_head_names_the
 def test_the_targets_that_are_listed_are_those_that_are_no_files() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE.read_text(), re.MULTILINE)
     assert set(phony.split()) == set(prerequisites())
+
+
+def test_every_version_is_pinned_and_none_is_resolved() -> None:
+    """torch alone brings what it needs, and of that the versions are the pinned ones too."""
+    for file in REQUIREMENTS.glob("*.txt"):
+        lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
+        wrong = [x for x in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+|-r cpu\.txt", x)]
+        assert lines and wrong == [], file.name
+    recipe = MAKEFILE.read_text().replace("\\\n", " ")
+    installs = [line for line in recipe.splitlines() if "pip install" in line]
+    assert len(installs) == 3
+    for line in installs:
+        assert "--no-deps" in line or "--constraint requirements/cpu.txt" in line
+        assert "index" not in line, "which index is the user's own choice"

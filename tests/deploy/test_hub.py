@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -20,7 +21,8 @@ from baton.deploy import hub
 from baton.runtime.errors import ModelError
 
 Wait = Callable[[Callable[[], bool]], bool]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+COMMIT, TAGGED = "0123456789abcdef0123456789abcdef01234567", "abcdef" * 6 + "abcd"
+REVISIONS = {"": COMMIT, "main": COMMIT, COMMIT: COMMIT, "v1": TAGGED, TAGGED: TAGGED}
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"not asked for"}
 ENDLESS_FILE = ("slow", "model.safetensors")
 ENDLESS = 1 << 30  # bytes
@@ -29,28 +31,34 @@ SERVE = [sys.executable, "-P", "-m", "baton.deploy.cli", "serve", "--launcher", 
 
 class Hub(BaseHTTPRequestHandler):
     """Has two models: `owner/slow`, whose weights never end to come, and `owner/fast`. Of
-    `owner/gated` the terms were not accepted; others it has not."""
+    `owner/gated` the terms were not accepted; others it has not. The tag v1 is another commit
+    than the newest; files bear the commit that they are asked of."""
 
     trickling = threading.Event()
     ending = threading.Event()
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        Hub.asked.append(self.path)
         owner, _, name = self.path.removeprefix("/api/models").strip("/").partition("/")
         model, _, rest = name.partition("/")
         if owner != "owner" or model not in ("slow", "fast"):
             gated = model == "gated"
             code = "GatedRepo" if gated else "RepoNotFound"
             self._begin(403 if gated else 404, 0, **{"X-Error-Code": code})
+        elif rest.startswith("revision/") and rest.partition("/")[2] not in REVISIONS:
+            self._begin(404, 0, **{"X-Error-Code": "RevisionNotFound"})
         elif self.path.startswith("/api/"):
+            commit = REVISIONS[rest.partition("/")[2] if rest.startswith("revision/") else ""]
             tree = [
                 {"type": "file", "path": file, "size": self._size(model, file), "oid": file}
                 for file in FILES
             ]
-            found = {"id": f"owner/{model}", "sha": COMMIT, "siblings": []}
+            found = {"id": f"owner/{model}", "sha": commit, "siblings": []}
             self._send(json.dumps(tree if rest.startswith("tree/") else found).encode())
         else:
-            file = rest.rpartition("/")[2]
-            told = {"ETag": f'"{file}"', "X-Repo-Commit": COMMIT}
+            _, commit, file = rest.split("/")
+            told = {"ETag": f'"{commit}{file}"', "X-Repo-Commit": commit}
             if (model, file) == ENDLESS_FILE:
                 self._trickle(told)
             else:
@@ -90,6 +98,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """All that is fetched comes from this hub, into a cache of this test."""
     Hub.trickling.clear()
     Hub.ending.clear()
+    Hub.asked.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -120,6 +129,22 @@ def test_a_model_is_fetched_without_what_is_no_part_of_it() -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: FILES[name] for name in ("config.json", "model.safetensors")
     }
+
+
+@pytest.mark.parametrize("revision", ["v1", TAGGED, "", "main"])
+def test_every_file_is_of_the_revision_that_was_asked_for(revision: str) -> None:
+    """Side files as well as weights: after the first answer no other name is asked for."""
+    folder = hub.fetch("owner/fast", lambda: False, revision)
+    commit = REVISIONS[revision]
+    assert folder is not None and folder.name == commit
+    files = [path for path in Hub.asked if not path.startswith("/api/")]
+    assert {path.rpartition("/")[2] for path in files} == {"config.json", "model.safetensors"}
+    assert all(path.startswith(f"/owner/fast/resolve/{commit}/") for path in files), files
+
+
+def test_a_revision_that_the_hub_has_not_is_named() -> None:
+    with pytest.raises(ModelError, match="owner/fast has no revision v2: give a commit, tag"):
+        hub.fetch("owner/fast", lambda: False, "v2")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,12 @@ def test_a_relative_folder_and_a_home_folder(
         ("just-a-name", "owner/name"),
         ("a/b/c", "owner/name"),
         ("bad id/name", "owner/name"),
+        ("owner/name@", "owner/name@revision"),
+        ("owner/name@a@b", "owner/name@revision"),
+        ("owner/name@../x", "owner/name@revision"),
+        ("owner/name@refs/../x", "owner/name@revision"),
+        ("owner/name@--x", "owner/name@revision"),
+        ("owner/@main", "owner/name@revision"),
     ],
 )
 def test_what_is_no_model_is_refused(
@@ -103,15 +109,19 @@ def test_a_hub_id_is_told_before_it_is_fetched(
 ) -> None:
     events: list[object] = []
 
-    def fetch(hub_id: str, stopped: Callable[[], bool]) -> Path | None:
-        events.append(hub_id)
+    def fetch(hub_id: str, stopped: Callable[[], bool], revision: str) -> Path | None:
+        events.append((hub_id, revision))
         return None if stopped() else tmp_path
 
     monkeypatch.setattr(hub, "fetch", fetch)
     found = find_model("owner/name", events.append)
     assert found is not None and (found.folder, found.name) == (tmp_path, "owner/name")
-    assert events == ["fetching owner/name from the hub", "owner/name"]
+    assert events == ["fetching owner/name from the hub", ("owner/name", "")]
     assert find_model("owner/name", events.append, lambda: True) is None
+    pinned = find_model("owner/name@refs/pr/1", events.append)
+    assert pinned is not None and pinned.name == "owner/name"  # clients name no revision
+    said = "fetching owner/name@refs/pr/1 from the hub"
+    assert events[-2:] == [said, ("owner/name", "refs/pr/1")]
 
 
 def test_a_shard_that_was_cut_short_is_named_with_both_sizes(tmp_path: Path) -> None:
