@@ -12,6 +12,7 @@ untrusted text strips them before sending. The thread pool is owned here; `close
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +61,8 @@ class HfTokenizer:
     cannot be read."""
 
     def __init__(self, path: Path, queue: int = 256) -> None:
+        # else a batch, also one of one text, starts a thread for each of the machine's cores
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception; this is its seam
@@ -104,7 +107,11 @@ class HfTokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            # a batch of one: for a single text the library keeps the interpreter's lock, and a
+            # long prompt would stop every other request and all heartbeats
+            (encoding,) = self._tokenizer.encode_batch(
+                [text], add_special_tokens=add_special_tokens
+            )
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("the text is not Unicode: send valid UTF-8") from error
         ids: list[int] = encoding.ids

@@ -359,12 +359,18 @@ class Validator:
                 "tokens: shorten it",
                 field,
             )
-        for place, token in enumerate(tokens):
-            self._check_token(token, f"{field}[{place}]", limits)
+        size = self._vocabulary(limits)
+        # only what is wrong gets a name: one for each token of a long prompt takes its time
+        wrong = next((at for at, token in enumerate(tokens) if not 0 <= token < size), None)
+        if wrong is not None:
+            self._check_token(tokens[wrong], f"{field}[{wrong}]", limits)
 
     def _check_token(self, token: int, field: str, limits: Limits) -> None:
-        size = min(limits.vocab_size, max(self._tokenizer.vocab_size, 1))
+        size = self._vocabulary(limits)
         if not 0 <= token < size:
             raise InvalidRequest(
                 f"{field}: {token} is no token id: give one from 0 to {size - 1}", field
             )
+
+    def _vocabulary(self, limits: Limits) -> int:
+        return min(limits.vocab_size, max(self._tokenizer.vocab_size, 1))

@@ -28,6 +28,7 @@ from baton.runtime.errors import Overloaded
 from baton.runtime.identity import IDENTITY_BYTES
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import WorkerRecord
+from baton.runtime.silence import Silence
 
 WATCH_RETRY_S = 0.5
 SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
@@ -85,7 +86,6 @@ class WorkerLink:
             config.link_queue  # if they pile up, the worker has stopped reading
         )
         self._settled: list[str] = []
-        self._heard_s = 0.0
         self._up_s = 0.0  # since then
         self._silent = False  # how the last link ended
         self._was_up = False
@@ -189,8 +189,12 @@ class WorkerLink:
             if first.WhichOneof("kind") != "welcome":
                 raise LinkClosed(f"{self.worker_id} did not begin with a welcome")
             self._welcomed(first.welcome)
+            silence = Silence(config.link_silence_s)
             await _first_end(
-                self._receive(link), self._write(link), self._beat(), self._watch(connection)
+                self._receive(link, silence),
+                self._write(link),
+                self._beat(silence),
+                self._watch(connection),
             )
         finally:
             self.up = False
@@ -222,7 +226,7 @@ class WorkerLink:
         self.load = worker_pb2.Load(
             free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks
         )
-        self._heard_s = self._up_s = asyncio.get_running_loop().time()
+        self._up_s = asyncio.get_running_loop().time()
         self.parked = self.hung = self._silent = False
         self.up = self._was_up = True
         metrics.LINKS.labels(self.record.role).inc()
@@ -230,11 +234,10 @@ class WorkerLink:
         if welcome.lost:
             self._bearer.lost(self, list(welcome.lost), "the worker does not hold it any more")
 
-    async def _receive(self, link: RouterLink) -> None:
-        clock = asyncio.get_running_loop().time
+    async def _receive(self, link: RouterLink, silence: Silence) -> None:
         while True:
             message = await link.receive()  # bounded by _beat, which watches the silence
-            self._heard_s = clock()
+            silence.heard()
             kind = message.WhichOneof("kind")
             if kind == "outputs":
                 self._bearer.take(self, message.outputs)
@@ -261,11 +264,9 @@ class WorkerLink:
             async with asyncio.timeout(self._config.link_silence_s):
                 await link.send(message)
 
-    async def _beat(self) -> None:
-        clock, config = asyncio.get_running_loop().time, self._config
+    async def _beat(self, silence: Silence) -> None:
         while True:
-            left_s = self._heard_s + config.link_silence_s - clock()
-            if left_s <= 0:
+            if silence.left_s() <= 0:
                 self._silent = True
                 raise LinkClosed(f"{self.worker_id} has been silent too long")
             message = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
@@ -274,7 +275,7 @@ class WorkerLink:
                 self._outbox.put_nowait(message)
             except asyncio.QueueFull as error:
                 raise LinkClosed(f"{self.worker_id} does not read its link") from error
-            await asyncio.sleep(min(config.link_heartbeat_s, left_s))
+            await silence.sleep(self._config.link_heartbeat_s)
 
     async def _watch(self, connection: Connection) -> None:
         """Feed the index while the link is up; a gap or a broken stream begins anew."""

@@ -17,6 +17,7 @@ from typing import Protocol
 from baton.proto import worker_pb2
 from baton.runtime import logs
 from baton.runtime.links import Link, LinkClosed
+from baton.runtime.silence import Silence
 
 log = logs.get(__name__)
 
@@ -76,8 +77,10 @@ async def _converse(
     link: WorkerLink, session: Session, handler: LinkHandler, heartbeat_s: float, silence_s: float
 ) -> None:
     sending = asyncio.Lock()  # a stream takes one message at a time
+    silence = Silence(silence_s)
     tasks = [
-        asyncio.create_task(_receive(link, session, silence_s)),
+        asyncio.create_task(_receive(link, session, silence)),
+        asyncio.create_task(_watch(silence, heartbeat_s)),
         asyncio.create_task(_send_outputs(link, session, sending)),
         asyncio.create_task(_send_load(link, handler, heartbeat_s, sending)),
     ]
@@ -93,12 +96,18 @@ async def _converse(
                 await task
 
 
-async def _receive(link: WorkerLink, session: Session, silence_s: float) -> None:
+async def _receive(link: WorkerLink, session: Session, silence: Silence) -> None:
     while True:
-        async with asyncio.timeout(silence_s):
-            message = await link.receive()
+        message = await link.receive()  # bounded by _watch
+        silence.heard()
         if message.WhichOneof("kind") != "heartbeat":
             session.receive(message)
+
+
+async def _watch(silence: Silence, pause_s: float) -> None:
+    while silence.left_s() > 0:
+        await silence.sleep(pause_s)
+    raise TimeoutError
 
 
 async def _send_outputs(link: WorkerLink, session: Session, sending: asyncio.Lock) -> None:

@@ -238,3 +238,23 @@ def test_arguments_of_calls_are_counted_before_they_are_parsed() -> None:
     for odd in ("x", [1], [{"tool_calls": 1}], [{"tool_calls": [{"function": {"arguments": 1}}]}]):
         with pytest.raises(InvalidRequest):
             parse(orjson.dumps({"model": "m", "messages": odd}), ChatRequest)
+
+
+def test_only_a_token_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name for each token of a long prompt would hold up the loop."""
+    made, limits = validator(), Limits(max_context=9000, vocab_size=200)
+    named: list[str] = []
+    check = made._check_token
+
+    def note(token: int, field: str, limits: Limits) -> None:
+        named.append(field)
+        check(token, field, limits)
+
+    monkeypatch.setattr(made, "_check_token", note)
+    made.check_tokens([0, 199] * 4000, "prompt", limits)
+    made.check_tokens([], "prompt", limits)
+    assert named == []
+    for wrong in (200, -1):
+        with pytest.raises(InvalidRequest, match=r"prompt\[3\]: -?\d+ is no token id"):
+            made.check_tokens([1, 2, 3, wrong, 900, -7], "prompt", limits)
+    assert named == ["prompt[3]"] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -250,6 +251,17 @@ async def test_silence_is_a_break(scene: Any, eventually: Any) -> None:
     made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=0.2, link_grace_s=0.05))
     await made.accept()
     await eventually(lambda: made.notes.losses)
+
+
+async def test_a_stall_of_this_process_is_no_silence_of_the_worker(scene: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.05, link_silence_s=0.5, link_grace_s=60.0))
+    far = await made.accept()
+    await made.next(far, "heartbeat")
+    time.sleep(0.8)  # noqa: ASYNC251  nobody in this process can speak, nor hear
+    for _ in range(8):
+        await asyncio.sleep(0.05)
+        await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load(free_blocks=3)))
+    assert made.link.up and made.link.load.free_blocks == 3 and not made.notes.losses
 
 
 async def test_a_worker_that_never_welcomes_is_given_up(scene: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -92,6 +93,20 @@ async def test_silence_detaches_once() -> None:
     assert not task.done()  # heartbeats keep it
     await asyncio.wait_for(task, 5)
     assert handler.detached == 1
+
+
+async def test_a_stall_of_this_process_is_no_silence_of_the_router() -> None:
+    handler = Handler()
+    link, task = start(handler, silence_s=0.5)
+    await link.send(HELLO)
+    await asyncio.sleep(0.05)
+    time.sleep(0.8)  # noqa: ASYNC251  nobody in this process can speak, nor hear
+    for _ in range(4):
+        await asyncio.sleep(0.05)
+        await link.send(BEAT)
+    assert not task.done() and handler.detached == 0
+    await link.close()
+    await asyncio.wait_for(task, 5)
 
 
 async def test_heartbeats_are_not_passed_on_and_requests_are() -> None:

@@ -1,0 +1,49 @@
+"""How long a peer was silent: without the time in which this process stood still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from baton.runtime.silence import Silence
+
+
+async def test_it_ends_after_its_limit_and_begins_anew_with_each_word() -> None:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    silence = Silence(0.2)
+    await silence.sleep(0.1)
+    assert silence.left_s() > 0
+    silence.heard()
+    while silence.left_s() > 0:
+        await silence.sleep(0.05)
+    assert loop.time() - began_s >= 0.29
+
+
+async def test_a_sleep_ends_at_the_limit_at_the_latest() -> None:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    silence = Silence(0.1)
+    async with asyncio.timeout(20):
+        while silence.left_s() > 0:
+            await silence.sleep(3600)
+    assert loop.time() - began_s >= 0.09
+
+
+async def test_what_its_sleep_is_late_by_does_not_count() -> None:
+    silence = Silence(0.5)
+    sleeping = asyncio.create_task(silence.sleep(0.05))
+    await asyncio.sleep(0)
+    time.sleep(0.7)  # noqa: ASYNC251
+    await sleeping
+    assert 0 < silence.left_s() <= 0.5
+
+
+async def test_a_word_is_not_put_into_the_future_by_a_late_sleep() -> None:
+    silence = Silence(0.5)
+    sleeping = asyncio.create_task(silence.sleep(0.05))
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # noqa: ASYNC251
+    silence.heard()
+    await sleeping
+    assert silence.left_s() <= 0.5
