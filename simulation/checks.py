@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from baton.decode_worker.sequences import Group
@@ -21,12 +22,12 @@ from baton.router.generation import Generation
 from baton.router.worker_link import WorkerLink
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
-from baton.simulation.world import RouterProcess, WorkerProcess, World
+from baton.simulation.refusals import Refusals
+from baton.simulation.world import DRIFT, RouterProcess, WorkerProcess, World
 
 PATIENT_S = 15.0  # no fault lasts so long: who gives so much time, gets an answer
-LATE_S = 0.2  # after its deadline
-CLOCKS = 1.1  # two clocks differ by less
-SLOW_READS = 3  # of a client, until it has taken all that waits for it
+LATE_S = 0.01  # after its deadline, by its router's clock
+SLOW_READS = 2  # of a client: the one it is at, and all that waits for it
 ROUNDED_S = 0.002  # deadlines travel in milliseconds
 
 
@@ -36,6 +37,7 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self.breaches: list[str] = []
+        self.refusals = Refusals(world, self.breaches)
         self._world = world
         self._tainted: set[tuple[bytes, int]] = set()
         self._flying: dict[int, Attempt] = {}  # READs of offered blocks that will land
@@ -43,6 +45,7 @@ class Watch:
 
     def over(self, process: WorkerProcess) -> None:
         """Watch a worker that has just been started."""
+        self.refusals.over(process)
         pool, allocate = process.pool, process.pool.allocate
         engine, name = process.engine, process.machine.name
 
@@ -62,6 +65,7 @@ class Watch:
 
     def over_router(self, process: RouterProcess) -> None:
         """I4: of one attempt, on one link, and the next index, or it is not taken."""
+        self.refusals.over_router(process)
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
@@ -169,36 +173,47 @@ def _accepted(generation: Generation) -> int:
     return sum([len(choice.accepted) for choice in generation.choices])
 
 
-def of_history(history: History, paused_s: float, kind: EngineKind = HASHES) -> Iterable[str]:
-    """I4: one end, in time; the right tokens, all of them if it is said to be finished.
-    `paused_s`: so long its router's process may have stood still."""
-    for breach in _of_history(history, paused_s, kind):
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """What befell one request: its router's process stood still for `paused_s` at most, and its
+    clock runs at `rate`; `full`: who refused it was full."""
+
+    paused_s: float = 0.0
+    rate: float = 1.0
+    full: bool = False
+
+
+def of_history(history: History, excuse: Excuse, kind: EngineKind = HASHES) -> Iterable[str]:
+    """I4: one end, in time; the right tokens, all of them if it is said to be finished."""
+    for breach in _of_history(history, excuse, kind):
         yield f"{history.request_id} {breach}; {history.ask}"
 
 
-def _of_history(history: History, paused_s: float, kind: EngineKind) -> Iterable[str]:
+def _of_history(history: History, excuse: Excuse, kind: EngineKind) -> Iterable[str]:
     ends = history.ends
     if len(ends) != 1:
         yield f"ended {len(ends)} times: {ends}"
         return
     took_s, allowed_s = history.ended_s - history.asked_s, history.ask.deadline_s
     slow_s = SLOW_READS * history.ask.reads_s  # what came in time may be taken late
-    if took_s > allowed_s * CLOCKS + paused_s + slow_s + LATE_S:
+    if took_s > (allowed_s + slow_s + LATE_S) / excuse.rate + excuse.paused_s:
         yield f"took {took_s:.2f} s of {allowed_s:g} s"
-    if ends[0] == "DeadlineExceeded" and took_s < allowed_s / CLOCKS - ROUNDED_S:
+    if ends[0] == "DeadlineExceeded" and took_s < allowed_s / (1 + DRIFT) - ROUNDED_S:
         yield f"was ended after {took_s:.2f} s of {allowed_s:g} s: {history.detail}"
-    if not _allowed(ends[0], history.ask):
+    if not _allowed(ends[0], history.ask, excuse):
         yield f"ended with {ends[0]}: {history.detail}"
     for choice, tokens in enumerate(history.tokens):
         yield from _of_choice(history, choice, tokens, kind)
 
 
-def _allowed(end: str, ask: Ask) -> bool:
+def _allowed(end: str, ask: Ask, excuse: Excuse) -> bool:
     """What a client may get instead of an answer: nothing that its own wishes, or a full fleet,
     do not explain. A fleet's failures are the fleet's to mend."""
+    if end == "Overloaded":
+        return excuse.full
     if end == "DeadlineExceeded":
         return ask.deadline_s < PATIENT_S
-    return end in (FINISHED, LEFT, ROUTER_LOST, "Overloaded") or (
+    return end in (FINISHED, LEFT, ROUTER_LOST) or (
         end == "Cancelled" and ask.reads_s > 0  # too slow for what it is sent
     )
 

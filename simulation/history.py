@@ -98,6 +98,7 @@ class History:
     ends: list[str] = field(default_factory=list)
     detail: str = ""
     asked_s: float = 0.0  # the world's clock
+    rate: float = 1.0  # of its router's clock
     ended_s: float = 0.0
     migrations: int = 0
     used: list[int] = field(default_factory=list)  # tokens that the router counts, by choice

@@ -121,6 +121,7 @@ class Run:
         history = History(ask, len(self.histories), asked_s=self._loop.world_s)
         self.histories.append(history)
         router = self.world.routers[ask.router]
+        history.rate = router.machine.rate
         if not router.machine.alive:
             history.end(ROUTER_LOST, self._loop.world_s)
             return history
@@ -171,17 +172,25 @@ class Run:
         outcome = self.outcome
         outcome.requests = len(self.histories)
         for history in self.histories:
-            outcome.breaches += checks.of_history(
-                history, self._paused_s(history.ask.router), self.world.kind
-            )
+            outcome.breaches += checks.of_history(history, self._excuse(history), self.world.kind)
             outcome.migrations += history.migrations
             for end in history.ends:
                 outcome.ends[end] = outcome.ends.get(end, 0) + 1
 
-    def _paused_s(self, name: str) -> float:
-        does = [event.does for event in self.scenario.events]
-        faults = [fault for fault in does if isinstance(fault, Fault)]
-        return sum(f.for_s for f in faults if f.kind == "pause" and name in f.targets)
+    def _excuse(self, history: History) -> checks.Excuse:
+        full = self._watch.refusals.explain(history)
+        return checks.Excuse(self._paused_s(history), history.rate, full)
+
+    def _paused_s(self, history: History) -> float:
+        """So long its router may have stood still while the request was there."""
+        paused_s = 0.0
+        for event in self.scenario.faults:
+            fault = event.does
+            assert isinstance(fault, Fault)
+            if fault.kind == "pause" and history.ask.router in fault.targets:
+                over_s = min(event.at_s + fault.for_s, history.ended_s)
+                paused_s += max(0.0, over_s - max(event.at_s, history.asked_s))
+        return paused_s
 
     async def _probe(self) -> None:
         """After all that, a request through each router is answered."""
@@ -191,7 +200,7 @@ class Run:
         ]
         await self._until(lambda: all(probe.ends for probe in probes), 2 * PROBE_S)
         for probe in probes:
-            found = list(checks.of_history(probe, 0.0, self.world.kind))
+            found = list(checks.of_history(probe, self._excuse(probe), self.world.kind))
             if not found and probe.ends != [FINISHED]:
                 found = [f"ended with {probe.ends} {probe.detail}"]
             self.outcome.breaches += [f"the probe at the end: {what}" for what in found]

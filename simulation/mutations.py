@@ -19,6 +19,7 @@ from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Sequence
 from baton.decode_worker.sessions import RouterSessions
+from baton.decode_worker.waiting_line import WaitingLine
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease, ReaderLease
 from baton.kv_transfer.places import Places
@@ -31,7 +32,7 @@ from baton.router.admission import Admission
 from baton.router.dispatch import Dispatcher
 from baton.router.submission import Submission
 from baton.runtime import identity
-from baton.runtime.errors import ConfigError
+from baton.runtime.errors import ConfigError, Overloaded
 from baton.simulation.world import World
 
 Mutation = Callable[[], AbstractContextManager[None]]
@@ -196,6 +197,26 @@ def _ticket_lost(_: Any) -> Any:
     return ticket
 
 
+def _refused_at_random(before: Any) -> Any:
+    @contextmanager
+    def ticket(self: Admission) -> Iterator[None]:
+        if random.random() < 0.1:
+            raise self._refusal()
+        with before(self):
+            yield
+
+    return ticket
+
+
+def _half_a_line(before: Any) -> Any:
+    def check_room(self: WaitingLine) -> None:
+        if len(self) >= self._config.max_queue // 2:
+            raise Overloaded(f"{len(self)} requests wait for KV room on this worker")
+        before(self)
+
+    return check_room
+
+
 def _first_boot_again(before: Any) -> Any:
     def started(self: World, name: str, *more: Any) -> Any:
         old = self.workers.get(name)
@@ -273,6 +294,12 @@ MUTATIONS: dict[str, Break] = {
         "choices write into one block", Holdings, "take_copies", _always([])
     ),
     "lose-tickets": Break("an admission is never given back", Admission, "ticket", _ticket_lost),
+    "refuse-at-random": Break(
+        "a router refuses though it has tickets", Admission, "ticket", _refused_at_random
+    ),
+    "refuse-with-room": Break(
+        "a worker refuses with half a line", WaitingLine, "check_room", _half_a_line
+    ),
     "forget-a-cancel": Break(
         "workers hear of no cancel", Dispatcher, "_tell_cancel", _always(None)
     ),

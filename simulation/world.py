@@ -50,6 +50,7 @@ from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.virtual_steps import VirtualSteps
 
 KEY = b"the lab's key"
+DRIFT = 0.04  # of a clock from the world's: two of them are less than a tenth apart
 _LOW = 0xFFFFFFFF
 
 
@@ -233,7 +234,7 @@ class World:
         return self.boots[boot_id]
 
     def _machine(self, name: str) -> Machine:
-        rate = 1 + self.dice.uniform(-0.04, 0.04)  # two of them: less than a tenth apart
+        rate = 1 + self.dice.uniform(-DRIFT, DRIFT)
         return Machine(name, name, rate=rate, offset_s=self.dice.uniform(0, 1000))
 
     def _new_id(self) -> bytes:

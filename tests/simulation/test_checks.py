@@ -28,8 +28,8 @@ def history(
     return made
 
 
-def breaches(made: History, paused_s: float = 0.0) -> str:
-    return "\n".join(checks.of_history(made, paused_s))
+def breaches(made: History, paused_s: float = 0.0, rate: float = 1.0, *, full: bool = False) -> str:
+    return "\n".join(checks.of_history(made, checks.Excuse(paused_s, rate, full=full)))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,13 @@ def test_usage_counts_what_was_delivered() -> None:
 
 def test_deadlines_are_kept_and_not_before_their_time() -> None:
     assert breaches(history("DeadlineExceeded", took_s=1.0, deadline_s=1.0)) == ""
-    assert "took 1.50 s of 1 s" in breaches(history("DeadlineExceeded", took_s=1.5, deadline_s=1.0))
-    assert breaches(history("DeadlineExceeded", took_s=1.5, deadline_s=1.0), paused_s=0.4) == ""
+    late = history("DeadlineExceeded", took_s=1.02, deadline_s=1.0)
+    assert "took 1.02 s of 1 s" in breaches(late)
+    assert breaches(late, paused_s=0.02) == "" and breaches(late, rate=0.98) == ""
+    assert "took 1.02 s" in breaches(late, paused_s=0.005)
+    assert "took 1.02 s" in breaches(late, rate=0.995)
+    slow = history("DeadlineExceeded", took_s=1.4, deadline_s=1.0, reads_s=0.2)
+    assert breaches(slow) == ""
     early = breaches(history("DeadlineExceeded", took_s=0.5, deadline_s=1.0))
     assert "was ended after 0.50 s of 1 s" in early
 
@@ -105,7 +110,7 @@ def test_deadlines_are_kept_and_not_before_their_time() -> None:
     [
         (LEFT, {}, True),
         (ROUTER_LOST, {}, True),
-        ("Overloaded", {}, True),
+        ("Overloaded", {}, False),
         ("WorkerLost", {}, False),
         ("Unavailable", {}, False),
         ("EngineError", {}, False),
@@ -120,6 +125,13 @@ def test_no_failure_of_the_fleet_is_an_excuse(
     found = breaches(history(how, detail="for some reason", **wishes))
     assert (found == "") is allowed
     assert allowed or f"ended with {how}: for some reason" in found
+
+
+def test_a_refusal_is_none_unless_somebody_is_full() -> None:
+    refused = history("Overloaded", detail="4 wait here")
+    assert "ended with Overloaded: 4 wait here" in breaches(refused)
+    assert breaches(refused, full=True) == ""
+    assert "WorkerLost" in breaches(history("WorkerLost"), full=True)
 
 
 def test_who_gave_much_time_gets_an_answer() -> None:
