@@ -20,6 +20,7 @@ from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2
 from baton.router.generation import Generation
 from baton.router.worker_link import WorkerLink
+from baton.runtime.registry import Role
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.refusals import Refusals
@@ -41,6 +42,7 @@ class Watch:
         self._world = world
         self._tainted: set[tuple[bytes, int]] = set()
         self._flying: dict[int, Attempt] = {}  # READs of offered blocks that will land
+        self._prompts: dict[bytes, list[Prompt]] = {}  # all admitted ones, by the granter's boot
         world.exchange.landing = self._landing
 
     def over(self, process: WorkerProcess) -> None:
@@ -105,6 +107,7 @@ class Watch:
             def admitting(opening: handoff_pb2.OpenHandoff) -> Prompt:
                 prompt: Prompt = admit(opening)
                 ended = prompt.on_end
+                self._prompts.setdefault(boot_id, []).append(prompt)
 
                 def on_end(over: Prompt) -> None:
                     pinned.extend(over.pinned)
@@ -123,6 +126,28 @@ class Watch:
             yield
         finally:
             module.grant = grant
+
+    def still_working(self, history: History, role: Role, after_s: float) -> Iterable[str]:
+        """Workers of a role that know a request which has ended so long ago: a decode worker
+        as living, a prefill worker by a prompt that waits, is computed, or is pinned."""
+        for process in self._world.workers.values():
+            if process.role != role or not process.machine.alive:
+                continue
+            if any(name.split(".")[0] == history.request_id for name in self._known(process)):
+                yield (
+                    f"{process.machine.name} works for {history.request_id}, which was "
+                    f"{history.ends[0]} {after_s:.3f} s ago"
+                )
+
+    def _known(self, process: WorkerProcess) -> Iterable[str]:
+        """The requests that a worker works for, or keeps blocks for."""
+        worker = process.worker
+        if isinstance(worker, DecodeWorker):
+            return [request.request_id for request in worker._requests.living()]
+        scheduler = worker._scheduler
+        queued = [prompt.request_id for prompt in (*scheduler._waiting, *scheduler._computing)]
+        admitted = self._prompts.get(process.boot_id, ())
+        return queued + [prompt.request_id for prompt in admitted if prompt.pinned]
 
     def _check_closed(self, boot_id: bytes, blocks: list[int]) -> None:
         granter = self._world.of_boot(boot_id)
@@ -238,18 +263,6 @@ def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKin
             yield f"choice {choice} finished with {finishes}"
         if ask.enough is None and history.used[choice] != len(tokens):
             yield f"choice {choice}: usage {history.used[choice]} of {len(tokens)} tokens"
-
-
-def still_working(world: World, history: History, after_s: float) -> Iterable[str]:
-    """Workers that know a request which has ended so long ago."""
-    for process in world.workers.values():
-        if isinstance(process.worker, DecodeWorker) and process.machine.alive:
-            for request in process.worker._requests.living():
-                if request.request_id.split(".")[0] == history.request_id:
-                    yield (
-                        f"{process.machine.name} works for {history.request_id}, which was "
-                        f"{history.ends[0]} {after_s:g} s ago"
-                    )
 
 
 def restless(world: World) -> list[str]:

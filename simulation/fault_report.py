@@ -28,7 +28,7 @@ from baton.simulation import lab, mutations, regressions
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.scenario import BLOCK, Scenario, draw
 
-MOST_SHOWN = 5  # failing seeds that are made shorter and shown
+MOST_SHORTENED = 5  # failing seeds: it takes many runs each; of others all events are kept
 
 
 @dataclass(slots=True)
@@ -125,8 +125,8 @@ def _run(
         outcome = how.run(scenario)
         report.add(outcome)
         if outcome.breaches:
-            if len(report.failing_seeds) <= MOST_SHOWN:
-                report.violations += _shown(outcome, how, shorten=keep is None)
+            shorten = keep is None and len(report.failing_seeds) <= MOST_SHORTENED
+            report.violations += _shown(outcome, how, keep, shorten=shorten)
             if stop_at_first:
                 break
     report.seeds_per_s = round(report.seeds / (time.perf_counter() - started_s), 1)
@@ -139,15 +139,18 @@ def _named(name: str) -> mutations.Mutation:
     return partial(mutations.applied, bug.undo) if bug else mutations.named(name)
 
 
-def _shown(outcome: lab.Outcome, how: _How, *, shorten: bool) -> list[str]:
-    """A failing seed, as short as it can be made, and the line that repeats it."""
+def _shown(
+    outcome: lab.Outcome, how: _How, keep: Sequence[int] | None, *, shorten: bool
+) -> list[str]:
+    """A failing seed and the line that repeats it, as short as it can be made if asked to."""
     scenario = draw(outcome.seed)
     command = f"baton faults --from {outcome.seed} --seeds 1"
-    kept = tuple(range(len(scenario.events)))
+    kept = () if keep is None else tuple(keep)
     breaches = outcome.breaches
     if shorten:
         kept = lab.shrink(scenario, lambda shorter: bool(how.run(shorter).breaches))
         breaches = how.run(scenario.only(kept)).breaches
+    if shorten or keep is not None:
         command += f" --keep {','.join(map(str, kept))}"
     command += how.arguments()
     events = [f"  {place}: {scenario.events[place]}" for place in kept] if shorten else []

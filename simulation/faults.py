@@ -37,6 +37,7 @@ class Striker:
         self._reads: list[Fault] = []  # that last
         self._undo: dict[int, Callable[[], None]] = {}
         self._count = 0
+        self.over_s = float("-inf")  # when the last one that struck was over
         self._kinds: dict[str, Callable[[Fault], Callable[[], None]]] = {
             "kill": self._kill,
             "pause": self._pause,
@@ -73,6 +74,7 @@ class Striker:
     def _over(self, number: int) -> None:
         undo = self._undo.pop(number, None)
         if undo is not None:
+            self.over_s = self._world.loop.world_s
             undo()
             self._world.exchange.release_stuck(self._reachable)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from baton.runtime.registry import Role
 from baton.simulation import checks
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.faults import Striker
@@ -31,7 +32,7 @@ END_S = 30.0  # all deadlines are over by then
 QUIET_S = 12.0  # after the last end: leases, silences, a first contact's READ timeout
 PROBE_S = 5.0
 LOOK_S = 0.1
-STOP_S = 0.3  # after a request's end, where no fault lasts, no worker works for it
+LEASE_LATE_S = 0.3  # its end by a slow clock, and the granter's last word
 LIMIT_S = 200.0
 LOAD_ASKED = 3  # requests that must have begun before the first fault, one of them open
 MANY_EVENTS = 64
@@ -141,12 +142,17 @@ class Run:
         count = len(self.outcome.faults)
         if history.ends and not self._striker.lasting:
             now_s = self._loop.world_s
-            self._loop.call_world(now_s + STOP_S, self._check_stopped, history, count)
+            for role, after_s in self.scenario.stops_s.items():
+                check = (self._check_stopped, history, count, role, after_s)
+                self._loop.call_world(now_s + after_s, *check)
 
-    def _check_stopped(self, history: History, faults: int) -> None:
-        """Unless a fault has struck meanwhile."""
-        if len(self.outcome.faults) == faults:
-            self.outcome.breaches += checks.still_working(self.world, history, STOP_S)
+    def _check_stopped(self, history: History, faults: int, role: Role, after_s: float) -> None:
+        """Unless a fault has struck meanwhile, or before and may have broken off a handoff: the
+        lease ends that."""
+        calm_s = self._loop.world_s - self._striker.over_s
+        leased = role == "prefill" and calm_s < self.scenario.config.handoff.lease_s + LEASE_LATE_S
+        if len(self.outcome.faults) == faults and not leased:
+            self.outcome.breaches += self._watch.still_working(history, role, after_s)
 
     def _router_lost(self, fault: Fault) -> None:
         (name,) = fault.targets

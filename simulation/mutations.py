@@ -6,9 +6,10 @@ lab; `baton faults --mutation NAME` runs seeds until one of them breaks a promis
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,12 +28,14 @@ from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.session import ReaderSession
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler
+from baton.proto import handoff_pb2
 from baton.router import placing
 from baton.router.admission import Admission
 from baton.router.dispatch import Dispatcher
 from baton.router.submission import Submission
 from baton.runtime import identity
 from baton.runtime.errors import ConfigError, Overloaded
+from baton.runtime.links import LinkClosed
 from baton.simulation.world import World
 
 Mutation = Callable[[], AbstractContextManager[None]]
@@ -103,6 +106,20 @@ def _unpinned_with_the_stream(before: Any) -> Any:
     async def listen(self: Any) -> None:
         await before(self)
         self._closed.set()
+
+    return listen
+
+
+def _deaf_to_closed(_: Any) -> Any:
+    async def listen(self: Any) -> None:
+        with suppress(LinkClosed):
+            while True:
+                message = await self._link.receive()
+                if message.WhichOneof("kind") == "renew" and self._lease.renewed(
+                    message.renew.n, asyncio.get_running_loop().time()
+                ):
+                    heard = handoff_pb2.Acknowledged(n=message.renew.n)
+                    await self._send(handoff_pb2.GranterMessage(acknowledged=heard))
 
     return listen
 
@@ -260,6 +277,9 @@ MUTATIONS: dict[str, Break] = {
     "lease-without-end": Break("a granter pins for ever", GranterLease, "__init__", _no_end),
     "no-quarantine": Break(
         "blocks of an unfinished READ are free", Handoffs, "_quarantine", _released_at_once
+    ),
+    "ignore-closed": Break(
+        "a granter waits for the lease's end", granter._Handoff, "_listen", _deaf_to_closed
     ),
     "closed-too-early": Break(
         "`closed` is said while READs are in flight", ReaderSession, "leave", _closed_too_early

@@ -17,6 +17,7 @@ from baton.runtime.config import (
     StepConfig,
     WorkerConfig,
 )
+from baton.runtime.registry import Role
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.history import Ask
 
@@ -32,6 +33,9 @@ SLOW_READS = 0.25  # of the seeds
 TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
 BUSY_STEPS = 8  # the first one, so many steps after a request at most
 SLOW_BUSY = (8, 22)  # so many small READs: after a first contact's, while the handoff's go on
+STOP_S = 0.1  # to stop working, beside steps and ways
+LONGEST_STEP = 4.5  # usual ones: of 32 tokens, by chance half as long again
+LONGEST_READ = 2.1  # usual ones: of 3 blocks, by chance half as long again
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
 
@@ -79,6 +83,13 @@ class Scenario:
     @property
     def asks(self) -> list[Event]:
         return [event for event in self.events if isinstance(event.does, Ask)]
+
+    @property
+    def stops_s(self) -> dict[Role, float]:
+        """So long after a request's end no worker of a role works for it: two full steps, the
+        way to it, and a bit; a prefill worker hears of it after the READs that are in flight."""
+        decode_s = 2 * LONGEST_STEP * self.step_s + self.delay_s + STOP_S
+        return {"decode": decode_s, "prefill": decode_s + self.delay_s + LONGEST_READ * self.read_s}
 
     def computed_by(self, kind: EngineKind) -> Scenario:
         """With READs of as many blocks, whatever the size of those."""

@@ -59,6 +59,20 @@ def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
     assert f"caught by seed {CAUGHT_BY}" in capsys.readouterr().out
 
 
+def test_each_failing_seed_has_its_line_though_not_each_is_shortened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fault_report, "MOST_SHORTENED", 1)
+    report = run(0, 4, mutation=MUTATION, past=False)
+    assert len(report.failing_seeds) > 2
+    again = [line.split("again: ")[1] for line in report.violations if "again: " in line]
+    commands = [f"baton faults --from {seed} --seeds 1" for seed in report.failing_seeds]
+    assert again[0].startswith(f"{commands[0]} --keep ")
+    assert again[1:] == [f"{command} --mutation {MUTATION}" for command in commands[1:]]
+    kept = run(report.failing_seeds[0], 1, mutation=MUTATION, keep=(0, 1), past=False)
+    assert kept.violations[-1].endswith(f" --keep 0,1 --mutation {MUTATION}")
+
+
 def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
