@@ -4,7 +4,7 @@
     GET /metrics  Prometheus text
     GET /healthz  200 while the process lives, however busy its loop is
     GET /readyz   200 while a generation could end here; else 503 and why not
-    POST /drain   an order, given with the cluster's token as Bearer, answered 202; also
+    POST /drain   an order, given with its proof (order_proof.py) as Bearer, answered 202; also
                   /role/prefill and /role/decode
 
 Meant for loopback or a private network: what it shows needs no login. It reads no body and
@@ -57,7 +57,8 @@ class AdminServer:
 
     `audit` returns a dict that JSON can hold; an exception from it is logged and answered 500,
     and never ends the worker. `trouble` says why the worker is not ready, empty if it is.
-    `orders` by path: callables that return at once. Without a `token` no order is taken.
+    `orders` by path: callables that return at once. `proof` says what an order by that path has to
+    bring, and is asked in the server's own thread; without it no order is taken.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class AdminServer:
         *,
         trouble: Callable[[], str] = str,
         orders: Mapping[str, Callable[[], None]] | None = None,
-        token: str = "",
+        proof: Callable[[str], str] = lambda _: "",
     ) -> None:
         self._host = host
         self._port = port
         self._audit = audit
         self._trouble = trouble
         self._orders = orders or {}
-        self._token = token
+        self._proof = proof
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -184,8 +185,10 @@ class AdminServer:
     async def _ordered(self, method: str, path: str, head: bytes) -> _Answer:
         if method != "POST":
             return _Answer("405 Method Not Allowed", TEXT, b"use POST\n")
-        if not self._token or not hmac.compare_digest(_bearer(head), self._token.encode()):
-            return _Answer("401 Unauthorized", TEXT, b"give the cluster's token as Bearer\n")
+        proof = self._proof(path).encode()
+        if not proof or not hmac.compare_digest(_bearer(head), proof):
+            said = b"give the proof of this order to this start of the worker as Bearer\n"
+            return _Answer("401 Unauthorized", TEXT, said)
         log.info("an order came through the admin port", order=path)
         await self._on_worker(self._orders[path], ANSWER_S)
         return _Answer("202 Accepted", TEXT, b"accepted\n")
@@ -221,12 +224,12 @@ class AdminServer:
 
 
 def _bearer(head: bytes) -> bytes:
-    """The token of the Authorization header; empty where there is none."""
+    """What the Authorization header gives; empty where there is none."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
-        scheme, _, token = value.strip().partition(b" ")
+        scheme, _, given = value.strip().partition(b" ")
         if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
-            return token.strip()
+            return given.strip()
     return b""
 
 

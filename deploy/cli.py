@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
+    from baton.deploy.orders import Cluster
     from baton.runtime.config import Config
 
 DISTRIBUTION = "baton-serve"
@@ -62,13 +63,11 @@ def parser() -> argparse.ArgumentParser:
     drain = commands.add_parser(
         "drain", help="let a worker finish what it has and end; `baton serve` starts it again"
     )
-    drain.add_argument("worker", metavar="WORKER", help="its name, as `baton ps` shows it")
-    drain.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
+    _add_ordered(drain)
     drain.set_defaults(run=_drain)
     role = commands.add_parser("role", help="make a running worker a prefill or a decode worker")
-    role.add_argument("worker", metavar="WORKER", help="its name, as `baton ps` shows it")
+    _add_ordered(role)
     role.add_argument("role", choices=("prefill", "decode"))
-    role.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
     role.set_defaults(run=_role)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="as JSON")
@@ -134,6 +133,18 @@ def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.Argume
     _add_settings(command)
     command.set_defaults(run=run)
     return command
+
+
+def _add_ordered(command: Any) -> None:
+    command.add_argument("worker", metavar="WORKER", help="its name, as `baton ps` shows it")
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
+    where.add_argument(
+        "--registry",
+        type=Path,
+        metavar="DIR",
+        help="of a `baton worker` that was started alone, with its BATON_TOKEN",
+    )
 
 
 def _add_worker(commands: Any) -> None:
@@ -307,16 +318,24 @@ def _ps(options: argparse.Namespace) -> int:
     return show(as_json=options.json)
 
 
+def _clusters(options: argparse.Namespace) -> list[Cluster]:
+    from baton.deploy.orders import cluster_at, live_clusters
+
+    if options.registry is not None:
+        return [cluster_at(options.registry, _token())]
+    return live_clusters(options.instance)
+
+
 def _drain(options: argparse.Namespace) -> None:
     from baton.deploy.orders import drain
 
-    drain(options.worker, options.instance)
+    drain(options.worker, _clusters(options))
 
 
 def _role(options: argparse.Namespace) -> None:
     from baton.deploy.orders import change_role
 
-    change_role(options.worker, options.role, options.instance)
+    change_role(options.worker, options.role, _clusters(options))
 
 
 def _doctor(options: argparse.Namespace) -> int:

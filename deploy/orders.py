@@ -1,19 +1,21 @@
-"""Orders to a worker that runs on this host, through its admin port: `baton drain`, `baton role`.
+"""Orders to a worker through its admin port: `baton drain`, `baton role`.
 
-The worker is found in the registry of a live instance, and the cluster's token in that
-instance's private files. Owns nothing; the worker does what it is told, and its keeper starts
-it again, in the role of its start, once it has ended.
+The worker is found where it announces itself: in the registry of a live instance of this host,
+whose private files hold the cluster's token, or in one that is named, beside a token. An order
+carries a proof that is made of the token, never the token itself. Owns nothing; the worker does
+what it is told, and its keeper starts it again, in the role of its start, once it has ended.
 """
 
 from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.deploy.instance import TOKEN_KEY, live_instances, read_environment
+from baton.deploy.order_proof import order_proof
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
@@ -23,19 +25,45 @@ END_WITHIN_S = 3900.0  # the longest drain, and what follows it
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A worker of a live instance."""
+class Cluster:
+    """Where workers announce themselves, and the secret that they share."""
 
-    folder: Path
+    name: str
+    registry: DirectoryRegistry
+    token: str
+
+
+def live_clusters(instance: str | None = None) -> list[Cluster]:
+    """Of the instances of this host, or of the one of that name."""
+    return [
+        cluster_at(folder / "registry", read_environment(folder)[TOKEN_KEY], folder.name)
+        for folder in live_instances()
+        if instance in (None, folder.name) and (folder / "registry").is_dir()
+    ]
+
+
+def cluster_at(folder: Path, token: str, name: str = "") -> Cluster:
+    """That of processes which were started alone. Raises ConfigError if there is no such folder,
+    or if others can write it."""
+    if not folder.is_dir():
+        raise ConfigError(f"there is no registry {folder}: give the folder that workers were given")
+    return Cluster(name or str(folder), DirectoryRegistry(folder, secret=token), token)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A worker of a cluster."""
+
+    cluster: Cluster
     record: WorkerRecord
 
-    @property
-    def token(self) -> str:
-        return read_environment(self.folder)[TOKEN_KEY]
+    def proof(self, path: str) -> str:
+        """That an order to this start of the worker is its cluster's."""
+        return order_proof(self.cluster.token, self.record.worker_id, self.record.boot_id, path)
 
     def there(self) -> list[WorkerRecord]:
-        """All workers of its instance."""
-        return DirectoryRegistry(self.folder / "registry").workers()
+        """All workers of its cluster."""
+        return self.cluster.registry.workers()
 
     def ended(self) -> bool:
         """Whether this start of the worker, or this role of it, has left the registry."""
@@ -49,21 +77,14 @@ class Found:
         return None
 
 
-def find(worker_id: str, instance: str | None = None) -> Found:
-    """The worker of that id, in the instance of that name if one is given.
-
-    Raises ConfigError if there is none, or one in several instances.
-    """
-    folders = [f for f in live_instances() if instance is None or f.name == instance]
+def find(worker_id: str, clusters: Sequence[Cluster]) -> Found:
+    """The worker of that id. Raises ConfigError if there is none, or one in several clusters."""
     known = [
-        Found(folder, record)
-        for folder in folders
-        if (folder / "registry").is_dir()
-        for record in DirectoryRegistry(folder / "registry").workers()
+        Found(cluster, record) for cluster in clusters for record in cluster.registry.workers()
     ]
     found = [each for each in known if each.record.worker_id == worker_id]
     if len(found) > 1:
-        names = ", ".join(each.folder.name for each in found)
+        names = ", ".join(each.cluster.name for each in found)
         raise ConfigError(f"{worker_id} runs in {names}: give one of them with --instance")
     if not found:
         ids = ", ".join(sorted(each.record.worker_id for each in known)) or "none"
@@ -73,9 +94,10 @@ def find(worker_id: str, instance: str | None = None) -> Found:
 
 def order(worker: Found, path: str) -> None:
     """POST to the worker's admin port. Raises Unavailable if it does not accept."""
+    headers = {"Authorization": f"Bearer {worker.proof(path)}"}
     connection = http.client.HTTPConnection(worker.record.admin_address, timeout=ORDER_TIMEOUT_S)
     try:
-        connection.request("POST", path, headers={"Authorization": f"Bearer {worker.token}"})
+        connection.request("POST", path, headers=headers)
         answer = connection.getresponse()
         text = answer.read().decode(errors="replace").strip()
     except (OSError, http.client.HTTPException) as error:
@@ -86,27 +108,27 @@ def order(worker: Found, path: str) -> None:
         raise Unavailable(f"{worker.record.worker_id} refused {path}: {answer.status} {text}")
 
 
-def drain(worker_id: str, instance: str | None, say: Callable[[str], None] = print) -> None:
+def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None] = print) -> None:
     """Drain the worker and wait until it has ended.
 
     Raises ConfigError if it is not there, Unavailable if it refuses or does not end.
     """
-    worker = find(worker_id, instance)
+    worker = find(worker_id, clusters)
     order(worker, "/drain")
     say(f"{worker_id} takes nothing new and finishes what it has")
     _wait(worker, worker.ended, "ended")
-    say(f"{worker_id} has ended; `baton serve` starts it again")
+    say(f"{worker_id} has ended; its keeper (`baton serve`) starts it again")
 
 
 def change_role(
-    worker_id: str, role: Role, instance: str | None, say: Callable[[str], None] = print
+    worker_id: str, role: Role, clusters: Sequence[Cluster], say: Callable[[str], None] = print
 ) -> None:
     """Drain the worker and wait until it has the other role.
 
     Raises ConfigError if it is not there or is the last to emit tokens, Unavailable if it
     refuses, or comes back as what it was.
     """
-    worker = find(worker_id, instance)
+    worker = find(worker_id, clusters)
     if worker.record.role == role:
         say(f"{worker_id} is a {role} worker already")
         return
@@ -126,5 +148,5 @@ def _wait(worker: Found, happens: Callable[[], bool], what: str) -> None:
     while not happens():
         if time.monotonic() > deadline:
             name = worker.record.worker_id
-            raise Unavailable(f"{name} has not {what}: see its log in {worker.folder}")
+            raise Unavailable(f"{name} has not {what}: see its log")
         time.sleep(LOOK_S)

@@ -28,6 +28,7 @@ from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.admin import AdminServer
 from baton.deploy.load_progress import LoadProgress
 from baton.deploy.open_files import raise_limit
+from baton.deploy.order_proof import order_proof
 from baton.deploy.pool_memory import local_pool
 from baton.deploy.ports import address_of
 from baton.deploy.worker_drain import Course, serve_until
@@ -148,7 +149,7 @@ class WorkerProcess:
                 "/role/prefill": partial(self._course.change, "prefill"),
                 "/role/decode": partial(self._course.change, "decode"),
             },
-            token=boot.token,
+            proof=self._proof,
         )
 
     async def run(self) -> None:
@@ -158,13 +159,13 @@ class WorkerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._course.end)
         metrics.TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
-        boot, patience_s = self._boot, 0.0
+        patience_s = 0.0
         try:
             admin_address = await self._admin.start()
             while (role := self._course.begin()) is not None:
-                boot = replace(boot, role=role)
-                await self._serve(boot, admin_address, patience_s)
-                boot = replace(boot, boot_id=os.urandom(greeting.BOOT_ID_BYTES))
+                self._boot = replace(self._boot, role=role)
+                await self._serve(self._boot, admin_address, patience_s)
+                self._boot = replace(self._boot, boot_id=os.urandom(greeting.BOOT_ID_BYTES))
                 patience_s = PORT_S
         finally:
             await self._admin.stop()
@@ -214,6 +215,11 @@ class WorkerProcess:
                 f"READs of {unsettled} blocks have not ended: the role cannot change, and the "
                 "worker restarts; look for peers that stall"
             )
+
+    def _proof(self, path: str) -> str:
+        """Of an order to the role that there is now: one that was meant for another has ended."""
+        boot = self._boot
+        return order_proof(boot.token, boot.worker_id, boot.boot_id.hex(), path)
 
     def _audit(self) -> dict[str, Any]:
         if self._worker is None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -159,46 +160,59 @@ async def get_or_refused(address: str) -> tuple[int, bytes]:
 
 
 @asynccontextmanager
-async def with_orders(token: str = "secret") -> AsyncIterator[tuple[str, list[str]]]:
+async def with_orders() -> AsyncIterator[tuple[str, list[str]]]:
     given: list[str] = []
-    orders = {"/drain": lambda: given.append("drain")}
-    server = AdminServer("127.0.0.1", 0, dict, orders=orders, token=token)
+    orders = {path: partial(given.append, path) for path in ("/drain", "/role/decode")}
+    server = AdminServer("127.0.0.1", 0, dict, orders=orders, proof=lambda path: f"proof-of-{path}")
     try:
         yield await server.start(), given
     finally:
         await server.stop()
 
 
-async def test_an_order_with_the_token_is_carried_out() -> None:
+async def test_an_order_with_its_proof_is_carried_out() -> None:
+    raw = (
+        b"POST /drain HTTP/1.1\r\nContent-Length: 0\r\nauthorization:  bearer proof-of-/drain \r\n"
+    )
     async with with_orders() as (address, given):
-        raw = b"POST /drain HTTP/1.1\r\nContent-Length: 0\r\nauthorization:  bearer secret \r\n\r\n"
-        assert (await ask(address, raw))[0] == 202
-    assert given == ["drain"]
+        assert (await ask(address, raw + b"\r\n"))[0] == 202
+    assert given == ["/drain"]
 
 
 @pytest.mark.parametrize(
-    ("head", "status"),
+    ("line", "given", "status"),
     [
-        (b"POST /drain HTTP/1.1\r\n", 401),
-        (b"POST /drain HTTP/1.1\r\nAuthorization: Bearer \r\n", 401),
-        (b"POST /drain HTTP/1.1\r\nAuthorization: Bearer secret2\r\n", 401),
-        (b"POST /drain HTTP/1.1\r\nAuthorization: Basic secret\r\n", 401),
-        (b"POST /drain HTTP/1.1\r\nX-Authorization: Bearer secret\r\n", 401),
-        (b"GET /drain HTTP/1.1\r\nAuthorization: Bearer secret\r\n", 405),
-        (b"POST /other HTTP/1.1\r\nAuthorization: Bearer secret\r\n", 405),
+        ("POST /drain", "", 401),
+        ("POST /drain", "Authorization: Bearer ", 401),
+        ("POST /drain", "Authorization: Bearer proof-of-/drain2", 401),
+        ("POST /drain", "Authorization: Bearer proof-of-/role/decode", 401),
+        ("POST /drain", "Authorization: Basic proof-of-/drain", 401),
+        ("POST /drain", "X-Authorization: Bearer proof-of-/drain", 401),
+        ("GET /drain", "Authorization: Bearer proof-of-/drain", 405),
+        ("POST /other", "Authorization: Bearer proof-of-/other", 405),
     ],
 )
-async def test_an_order_without_the_token_or_by_reading_is_none(head: bytes, status: int) -> None:
-    async with with_orders() as (address, given):
-        assert (await ask(address, head + b"\r\n"))[0] == status
-    assert given == []
+async def test_an_order_without_its_proof_or_by_reading_is_none(
+    line: str, given: str, status: int
+) -> None:
+    async with with_orders() as (address, carried_out):
+        head = f"{line} HTTP/1.1\r\n{given}\r\n\r\n" if given else f"{line} HTTP/1.1\r\n\r\n"
+        assert (await ask(address, head.encode()))[0] == status
+    assert carried_out == []
 
 
-async def test_without_a_token_of_its_own_a_port_takes_no_order() -> None:
-    async with with_orders(token="") as (address, given):
+@pytest.mark.parametrize("options", [{}, {"proof": lambda _: ""}])
+async def test_without_proofs_a_port_takes_no_order(options: Any) -> None:
+    carried_out: list[str] = []
+    orders = {"/drain": lambda: carried_out.append("drain")}
+    server = AdminServer("127.0.0.1", 0, dict, orders=orders, **options)
+    try:
+        address = await server.start()
         raw = b"POST /drain HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n"
         assert (await ask(address, raw))[0] == 401
-    assert given == []
+    finally:
+        await server.stop()
+    assert carried_out == []
 
 
 async def test_ready_is_what_the_worker_says_of_itself() -> None:

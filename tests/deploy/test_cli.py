@@ -86,6 +86,8 @@ def test_a_malformed_command_line_is_refused_by_name(
             "BATON_TOKEN",
         ),
         (("router", "--model", "m", "--registry", "r"), "BATON_TOKEN"),
+        (("drain", "w", "--registry", "r"), "BATON_TOKEN"),
+        (("role", "w", "decode", "--registry", "r"), "BATON_TOKEN"),
     ],
 )
 def test_a_mistake_is_one_line_without_a_traceback(arguments: tuple[str, ...], words: str) -> None:

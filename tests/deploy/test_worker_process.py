@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from baton.deploy import worker_process
+from baton.deploy.order_proof import order_proof
 from baton.deploy.worker_process import (
     WorkerProcess,
     _listen,
@@ -35,8 +37,6 @@ from baton.runtime.errors import ConfigError, Draining, EngineError, by_code
 from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.simulation.hash_engine import HashEngine, block_bytes
-
-HEADERS = {"Authorization": "Bearer secret"}
 
 
 class LostFolder(MemoryRegistry):
@@ -218,6 +218,13 @@ async def announced(
         await asyncio.sleep(0.01)
 
 
+async def ordered(client: httpx.AsyncClient, to: WorkerRecord, path: str) -> int:
+    """The status of an order that is meant for that start of the worker."""
+    proof = order_proof("secret", to.worker_id, to.boot_id, path)
+    headers = {"Authorization": f"Bearer {proof}"}
+    return (await client.post(f"http://{to.admin_address}{path}", headers=headers)).status_code
+
+
 async def generate(address: str, max_tokens: int) -> tuple[str, list[int]]:
     """As a router does: the worker's role, and what it answers to a prompt of its own prefill."""
     connection = GrpcDialer("secret").connect(address)
@@ -289,7 +296,7 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
         await red_while_its_device_hangs(client, url, engine, monkeypatch)
         monkeypatch.setattr(NixlAgent, "alive", False)
         assert "NIXL" in (await client.get(f"{url}/readyz")).text
-        assert (await client.post(f"{url}/drain", headers=HEADERS)).status_code == 202
+        assert await ordered(client, record, "/drain") == 202
         await serving
     assert registry.workers() == []
     with pytest.raises(EngineError, match="closed"):
@@ -298,22 +305,24 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
 
 async def test_a_worker_changes_its_role_and_back_with_the_same_engine() -> None:
     _, serving, registry = started("decode")
-    async with asyncio.timeout(100), httpx.AsyncClient(headers=HEADERS) as client:
+    async with asyncio.timeout(100), httpx.AsyncClient() as client:
         first = await announced(registry, serving)
         role, tokens = await generate(first.address, 6)
         assert (role, len(tokens)) == ("decode", 6)
         admin = f"http://{first.admin_address}"
-        assert (await client.post(f"{admin}/role/decode")).status_code == 202  # it is one
-        assert (await client.post(f"{admin}/role/prefill")).status_code == 202
+        assert await ordered(client, first, "/role/decode") == 202  # it is one
+        assert await ordered(client, first, "/role/prefill") == 202
         second = await announced(registry, serving, other_than=first.boot_id)
         assert (second.role, second.admin_address) == ("prefill", first.admin_address)
         assert (await client.get(f"{admin}/audit")).json()["role"] == "prefill"
         assert (await generate(second.address, 6))[0] == "prefill"
-        assert (await client.post(f"{admin}/role/decode")).status_code == 202
+        for stale in (first, replace(second, worker_id="decode-1")):  # meant for another
+            assert await ordered(client, stale, "/role/decode") == 401
+        assert await ordered(client, second, "/role/decode") == 202
         third = await announced(registry, serving, other_than=second.boot_id)
         assert len({first.boot_id, second.boot_id, third.boot_id}) == 3
         assert await generate(third.address, 6) == ("decode", tokens)
-        assert (await client.post(f"{admin}/drain")).status_code == 202
+        assert await ordered(client, third, "/drain") == 202
         await serving
     assert registry.workers() == []
 

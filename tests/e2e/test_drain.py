@@ -11,8 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.deploy.order_proof import order_proof
+
 pytestmark = pytest.mark.timeout(240)
 
+TOKEN = "a secret of this test"  # as the fixtures' clusters have it
 SETTINGS = (
     "router.placement=disaggregated",
     "handoff.lease_s=1.0",
@@ -62,12 +65,16 @@ async def test_workers_that_end_and_change_their_role_under_load_lose_nothing(
         assert await asyncio.to_thread(cluster.terminate, name) == 0
         cluster.start_worker(name.split("-")[0], name)
         await asyncio.to_thread(cluster.wait_ready, 3)
-    headers = {"Authorization": "Bearer a secret of this test"}
-    address = cluster.records()["decode-1"].admin_address
-    async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         for role in ("prefill", "decode"):
             await until(holding(cluster, "decode-1"))
-            assert (await client.post(f"http://{address}/role/{role}")).status_code == 202
+            record = cluster.records()["decode-1"]
+            proof = order_proof(TOKEN, record.worker_id, record.boot_id, f"/role/{role}")
+            answer = await client.post(
+                f"http://{record.admin_address}/role/{role}",
+                headers={"Authorization": f"Bearer {proof}"},
+            )
+            assert answer.status_code == 202
             await until(is_a(cluster, "decode-1", role))
     over.set()
     await asking
