@@ -224,6 +224,15 @@ def test_each_way_to_run_what_is_read_is_found(sample: str) -> None:
     assert list(dangers(ast.parse(sample)))
 
 
+def test_each_name_of_the_list_is_found_imported_and_used() -> None:
+    for name in sorted(RUNS_WHAT_IT_READS - {IMPORTS_BY_NAME}):
+        root, _, rest = name.partition(".")
+        owner, _, leaf = name.rpartition(".")
+        samples = [f"from {owner} import {leaf} as x", f"import {root} as x\nx.{rest}"]
+        for sample in samples if rest else [f"import {name} as x", f"from {name} import x"]:
+            assert list(dangers(ast.parse(sample))), sample
+
+
 @pytest.mark.parametrize(
     "sample",
     [
