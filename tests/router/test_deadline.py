@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from baton.proto import worker_pb2
 from baton.router.deadline import deadline_of, until
+from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 
 
@@ -114,6 +116,54 @@ async def test_while_the_body_comes(router: Any) -> None:
         assert not running.workers["decode-0"].seen("submit")
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "the quick brown"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+async def test_while_the_prompt_waits_for_a_tokenizer_thread(
+    router: Any,
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    asked: dict[str, Any],
+) -> None:
+    go = threading.Event()
+    begun: list[str] = []
+    encode = HfTokenizer._encode
+
+    def hold(self: HfTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        begun.append(text)
+        assert go.wait(30)
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(HfTokenizer, "_encode", hold)
+
+    async def ask(seconds: float) -> tuple[int, float]:
+        started_s = asyncio.get_running_loop().time()
+        body = {"model": "tiny", "max_tokens": 2, **asked}
+        async with asyncio.timeout(10):
+            reply = await running.http.post(path, json=body, headers=headers(seconds))
+        return reply.status_code, asyncio.get_running_loop().time() - started_s
+
+    async with router() as running:
+        try:
+            at_threads = [asyncio.create_task(ask(0.6)) for _ in range(ENCODE_THREADS)]
+            await eventually(lambda: len(begun) == ENCODE_THREADS)
+            status, took_s = await ask(0.3)
+            assert status == 504 and 0.3 <= took_s < 2.0
+            assert len(begun) == ENCODE_THREADS  # no thread has looked at it
+            for status, took_s in await asyncio.gather(*at_threads):  # nor does one hold it up
+                assert status == 504 and 0.6 <= took_s < 2.5
+        finally:
+            go.set()
+        assert not running.workers["decode-0"].seen("submit")
+        assert (await ask(60))[0] == 200
+        assert len(begun) == ENCODE_THREADS + 1
+
+
 async def test_while_no_worker_is_there(router: Any) -> None:
     async with router(workers=(), wait=False) as running:
         reply = await running.http.post("/v1/completions", json=BODY, headers=headers(0.2))
@@ -164,6 +214,38 @@ async def test_a_deadline_ends_the_wait_between_two_attempts(scene_of: Any) -> N
     scene.link().up = True
     await asyncio.sleep(0.1)
     assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
+
+
+async def test_a_deadline_ends_the_wait_for_a_turn_to_be_moved(scene_of: Any, output: Any) -> None:
+    scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0)
+    loop = asyncio.get_running_loop()
+    first = await scene.start("a")
+    second = await scene.start("b", within_s=0.3)
+    started_s = loop.time()
+    for number in (0, 1):
+        scene.dispatcher.lost(scene.link(number), None, "dead")
+    with pytest.raises(DeadlineExceeded):
+        await second.next()
+    assert 0.2 < loop.time() - started_s < 2.0
+    assert second.migrations == 0 and moved(scene) == ["a"]
+    await asyncio.sleep(0.1)
+    assert len(scene.dispatcher) == 1 and not scene.dispatcher._placing and not first.over
+    third = await scene.start("c")
+    for number in (0, 1):
+        if "c" in [submit.request_id for submit in scene.link(number).submits()]:
+            scene.dispatcher.lost(scene.link(number), ["c"], "not held")
+    await asyncio.sleep(0.1)
+    assert moved(scene) == ["a"]  # a's turn is not over
+    for number in (0, 1):
+        scene.give(output(0, 10, request_id="a", attempt=2), number=number)
+    await asyncio.sleep(0.1)
+    assert moved(scene) == ["a", "c"] and not third.over
+    await scene.dispatcher.close()
+
+
+def moved(scene: Any) -> list[str]:
+    submits = [submit for number in (0, 1) for submit in scene.link(number).submits()]
+    return sorted(submit.request_id for submit in submits if submit.attempt == 2)
 
 
 async def test_a_later_attempt_is_told_what_is_left_of_the_time(scene_of: Any) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import structlog
+from opentelemetry.context import Context
 
 from baton.engine.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
+from baton.proto import worker_pb2
+from baton.router.generation import OutputToken
+from baton.router.generation_request import GenerationRequest
 from baton.runtime import logs
+from baton.runtime.config import Config, PoolConfig
 from baton.runtime.sampling import SamplingParams
 from baton.simulation import fault_report, lab, mutations, virtual_loop
 from baton.simulation.engine_kind import HASHES
 from baton.simulation.model_engine import ModelKind
 from baton.simulation.scenario import BLOCK, draw
+from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.world import World
 
 SEEDS = 6  # a hundred times as slow as hashes
 CAUGHT_BY = 7  # of skip-checksums
@@ -86,3 +96,76 @@ def test_the_line_that_repeats_a_seed_names_the_engine(capsys: pytest.CaptureFix
     name = "lose-tickets"
     assert fault_report.faults(0, 1, mutation=name, keep=[0, 1, 2, 3], model=folder) == 0
     assert f"--engine model --mutation {name}" in capsys.readouterr().out
+
+
+def test_three_deaths_in_a_row_change_no_token_and_no_logprob(kind: ModelKind) -> None:
+    """Two choices, each under all penalties: those look at prompt and output apart, so they tell
+    a boundary that moved with the request."""
+    prompt, count = tuple(range(5, 30)), 40
+    params = SamplingParams(
+        temperature=0.9,
+        repetition_penalty=1.2,
+        frequency_penalty=0.4,
+        presence_penalty=0.3,
+        seed=7,
+        top_logprobs=2,
+    )
+    outputs: list[OutputToken] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        world = World(loop, Config(pool=PoolConfig(block_size=BLOCK)), random.Random(1), kind)
+        for number in range(6):
+            world.start_worker(f"d{number}", "decode", blocks=40)
+        router = world.start_router("r0")
+
+        async def ask() -> None:
+            until_s = asyncio.get_running_loop().time() + 60
+            generation = await router.dispatcher.start(
+                GenerationRequest(prompt, sampling_of(params), count, choices=2),
+                "r",
+                Context(),
+                until_s,
+            )
+            while fresh := await generation.next():
+                outputs.extend(fresh)
+
+        asking = router.machine.spawn(ask(), "ask")
+        for there, attempt in ((5, 1), (10, 2), (15, 3)):
+            while min(len(tokens_of(outputs, choice)) for choice in (0, 1)) < there:
+                await asyncio.sleep(0.001)
+            bearing = list(router.dispatcher._submissions.values())
+            assert {submission.attempt for submission in bearing} == {attempt}
+            for name in {sub.link.worker_id for sub in bearing if sub.link is not None}:
+                world.kill(name, silent=False)
+        await asking
+
+    virtual_loop.run(main())
+    for choice in (0, 1):
+        want = kind.drawn(prompt, count, params, choice)
+        got = [each for each in outputs if each.choice == choice and each.token is not None]
+        assert [(each.token, each.logprob, each.top) for each in got] == [
+            (one.token, one.logprob, one.top) for one in want
+        ]
+        mild = replace(params, frequency_penalty=0.0, presence_penalty=0.0)
+        assert tokens_of(outputs, choice) != [
+            one.token for one in kind.drawn(prompt, count, mild, choice)
+        ]
+    assert [each.finish for each in outputs if each.finish] == ["length", "length"]
+
+
+def sampling_of(params: SamplingParams) -> worker_pb2.Sampling:
+    return worker_pb2.Sampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        seed=params.seed,
+        top_logprobs=params.top_logprobs,
+    )
+
+
+def tokens_of(outputs: list[OutputToken], choice: int) -> list[int]:
+    return [each.token for each in outputs if each.choice == choice and each.token is not None]

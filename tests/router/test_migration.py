@@ -1,0 +1,200 @@
+"""What a client gets of a request that is moved: the text, the logprobs and the end that it would
+have had, nothing twice and nothing left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from baton.router.generation import Generation, OutputToken
+
+SAID = "the lazy dog and the cat sleeps in the warm sun"
+STOP = "dog and"
+both_ways = pytest.mark.parametrize("stream", [False, True])
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The choice of each token that the router has accepted."""
+    choices: list[int] = []
+    put = Generation.put
+
+    def noted(self: Generation, output: OutputToken) -> bool:
+        if output.token is not None:
+            choices.append(output.choice)
+        return put(self, output)
+
+    monkeypatch.setattr(Generation, "put", noted)
+    return choices
+
+
+@pytest.fixture
+def tokenizer(model_folder: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def config(fast_config: Any) -> Any:
+    return replace(fast_config, link_grace_s=0.05)
+
+
+async def idle(running: Any, eventually: Any) -> None:
+    """Every worker is linked, and none holds a request."""
+    workers = running.workers.values()
+    await eventually(lambda: all(worker.seen("hello") for worker in workers))
+    await eventually(lambda: not any(worker.held for worker in workers))
+
+
+def pause(running: Any, at: int | None) -> None:
+    for worker in running.workers.values():
+        worker.pause_at = at
+
+
+async def holders_die(running: Any, then_at: int | None) -> None:
+    """The others go on, to the token at this index."""
+    dying = [worker for worker in running.workers.values() if worker.held]
+    assert dying
+    for worker in running.workers.values():
+        if worker not in dying:
+            worker.pause_at = then_at
+    for worker in dying:
+        await worker.die()
+
+
+def choices_of(reply: Any, stream: bool) -> list[dict[str, Any]]:
+    """Text, finish and logprobs of each choice; those of a stream are put together."""
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        return [
+            {key: choice[key] for key in ("text", "finish_reason", "logprobs")}
+            for choice in reply.json()["choices"]
+        ]
+    lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    found: dict[int, dict[str, Any]] = {}
+    for piece in [piece for line in lines for piece in json.loads(line)["choices"]]:
+        whole = found.setdefault(
+            piece["index"], {"text": "", "finish_reason": None, "logprobs": None}
+        )
+        assert whole["finish_reason"] is None  # nothing follows the end
+        whole["text"] += piece["text"]
+        whole["finish_reason"] = piece["finish_reason"]
+        for key, values in (piece["logprobs"] or {}).items():
+            whole["logprobs"] = whole["logprobs"] or {}
+            whole["logprobs"].setdefault(key, []).extend(values)
+    return [found[index] for index in sorted(found)]
+
+
+@both_ways
+async def test_a_stop_string_is_found_though_its_worker_died_within_it(
+    router: Any,
+    eventually: Any,
+    arrived: list[int],
+    tokenizer: tokenizers.Tokenizer,
+    config: Any,
+    stream: bool,
+) -> None:
+    tokens = tokenizer.encode(SAID, add_special_tokens=False).ids
+    half = next(k for k in range(1, len(tokens)) if tokenizer.decode(tokens[:k]) == "the lazy dog")
+    async with router(workers=("decode-0", "decode-1"), config=config) as running:
+        for worker in running.workers.values():
+            worker.says = [tokens]
+        fields = {"stop": STOP, "max_tokens": 60, "stream": stream}
+        undisturbed = await running.complete(**fields)
+        assert choices_of(undisturbed, stream) == [
+            {"text": "the lazy ", "finish_reason": "stop", "logprobs": None}
+        ]
+        await idle(running, eventually)
+        arrived.clear()
+        pause(running, half)
+        asking = asyncio.create_task(running.complete(**fields))
+        await eventually(lambda: len(arrived) == half)
+        await holders_die(running, None)
+        moved = await asking
+        assert choices_of(moved, stream) == choices_of(undisturbed, stream)
+        if not stream:
+            assert moved.json()["usage"] == undisturbed.json()["usage"]
+        (again,) = [
+            submit
+            for worker in running.workers.values()
+            for submit in worker.seen("submit")
+            if submit.attempt == 2
+        ]
+        assert list(again.choices[0].accepted) == tokens[:half]
+        await eventually(lambda: not any(worker.held for worker in running.workers.values()))
+
+
+@both_ways
+async def test_three_moves_in_a_row_change_neither_text_nor_logprobs_of_any_choice(
+    router: Any, eventually: Any, arrived: list[int], config: Any, stream: bool
+) -> None:
+    names = tuple(f"decode-{number}" for number in range(6))
+    async with router(workers=names, config=config) as running:
+        fields = {
+            "n": 2,
+            "seed": 4,
+            "max_tokens": 20,
+            "temperature": 0.8,
+            "logprobs": 2,
+            "frequency_penalty": 0.5,
+            "presence_penalty": 0.25,
+            "repetition_penalty": 1.1,
+        }
+        undisturbed = choices_of(await running.complete(**fields), False)
+        assert [len(choice["logprobs"]["tokens"]) for choice in undisturbed] == [20, 20]
+        await idle(running, eventually)
+        arrived.clear()
+        pause(running, 4)
+        asking = asyncio.create_task(running.complete(stream=stream, **fields))
+        for here, then in ((4, 8), (8, 13), (13, None)):
+            await eventually(lambda here=here: [arrived.count(c) for c in (0, 1)] == [here] * 2)
+            await holders_die(running, then)
+        assert choices_of(await asking, stream) == undisturbed
+        submits = [s for worker in running.workers.values() for s in worker.seen("submit")]
+        moved = [submit for submit in submits if submit.attempt > 1]
+        assert sorted((s.request_id[-2:], s.attempt) for s in moved) == [
+            (part, attempt) for part in (".0", ".1") for attempt in (2, 3, 4)
+        ]
+        for submit in moved:
+            assert submit.sampling == submits[0].sampling and submit.prompt == submits[0].prompt
+            assert len(submit.choices[0].accepted) == (4, 8, 13)[submit.attempt - 2]
+
+
+@both_ways
+async def test_a_sampled_request_without_a_seed_goes_on_as_it_began(
+    router: Any,
+    eventually: Any,
+    draw: Any,
+    arrived: list[int],
+    tokenizer: tokenizers.Tokenizer,
+    config: Any,
+    stream: bool,
+) -> None:
+    async with router(workers=("decode-0", "decode-1"), config=config) as running:
+        await idle(running, eventually)
+        pause(running, 7)
+        fields = {"temperature": 1.0, "max_tokens": 30, "stream": stream}
+        asking = asyncio.create_task(running.complete(**fields))
+        await eventually(lambda: len(arrived) == 7)
+        await holders_die(running, None)
+        (choice,) = choices_of(await asking, stream)
+        first, second = sorted(
+            (s for worker in running.workers.values() for s in worker.seen("submit")),
+            key=lambda submit: submit.attempt,
+        )
+        assert first.sampling == second.sampling and first.sampling.temperature == 1.0
+        tokens: list[int] = []
+        for _ in range(30):
+            before = [*first.prompt, *tokens]
+            tokens.append(draw(before, first.sampling.seed, 0, running.vocabulary))
+        assert list(second.choices[0].accepted) == tokens[:7]
+        assert choice["text"] == tokenizer.decode(tokens) and choice["finish_reason"] == "length"
+        await running.complete(temperature=1.0, max_tokens=1)
+        other = [s for worker in running.workers.values() for s in worker.seen("submit")]
+        assert len({submit.sampling.seed for submit in other}) == 2  # each its own
