@@ -3,7 +3,8 @@
 A head (request line and headers) is small and comes soon, or the connection ends: uvicorn alone
 would keep a head of any size, for any time. So does what is left of a body that nobody reads any
 more. Nor are there more connections than a limit: one more is answered 503 and closed, unless it
-asks for health. What is not HTTP is answered as every other error.
+asks for health. What is not HTTP is answered as every other error. Who does not read what he is
+sent is cut off, and who leaves ends all that he has asked for.
 Owned by one connection; the event loop calls everything here.
 """
 
@@ -12,30 +13,40 @@ from __future__ import annotations
 import asyncio
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from baton.router.answering import SEND_S
 from baton.router.http_error import error_body
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded
 
 HEAD_BYTES = 64 << 10  # of an incomplete head, beside what came in one read with other things
 HEAD_S = 20.0
 ALWAYS = (b"GET /livez ", b"GET /readyz ", b"GET /metrics ")  # whatever the load
+SEND_BYTES = 64 << 10  # or all there is: who takes less in SEND_S is gone
 SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets an answer
 
 
 class BoundedHttp(HttpToolsProtocol):
     """One connection. `_head_bytes` counts what came since the last complete head, `_tail_bytes`
-    what came since then that was no body. `_head_alone`: what is being read belongs to one head."""
+    what came since then that was no body. `_head_alone`: what is being read belongs to one head.
+    `_unsent_bytes` were not taken by the client when `_send_timer` was set, which runs while
+    there are any. `_answering` is the request that is being answered, the first of those that
+    are pipelined; `cycle` is the last."""
 
     _surplus = False
     _head_open = True
     _head_alone = True
     _head_bytes = 0
     _tail_bytes = 0
+    _unsent_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
+    _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of every byte
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.connections.discard(self)
             self._surplus = True
@@ -45,7 +56,24 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_send_timer()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        self.pipeline.clear()  # for nobody
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_send_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -88,6 +116,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = self._tail_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+        if len(self.pipeline) == 1:  # uvicorn would read no further, and not see the client leave
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         self._tail_bytes = 0
@@ -119,6 +149,21 @@ class BoundedHttp(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _expect_reader(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(SEND_S, self._reader_late)
+
+    def _reader_late(self) -> None:
+        if self._unsent_bytes - self.transport.get_write_buffer_size() < SEND_BYTES:
+            self.transport.abort()  # `close` would wait for it for ever
+        else:
+            self._expect_reader()
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _turn_away(self) -> None:
         if not self.transport.is_closing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton.router import http_protocol
-from baton.router.http_protocol import HEAD_BYTES
+from baton.router.http_protocol import HEAD_BYTES, BoundedHttp
 
 
 @pytest.fixture
@@ -263,3 +264,106 @@ async def _next_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         writer.write(b"a" * 4000)
         await asyncio.sleep(0.005)
     return reading.result()
+
+
+@pytest.fixture
+async def unread(
+    router: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Any, socket.socket, list[BoundedHttp]]]:
+    """A router that soon gives up who does not read, a connection with small buffers, and the
+    connections that the router has given up or ended."""
+    lost: list[BoundedHttp] = []
+    made, ended = BoundedHttp.connection_made, BoundedHttp.connection_lost
+
+    def narrow(self: BoundedHttp, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    def note(self: BoundedHttp, exc: Exception | None) -> None:
+        lost.append(self)
+        ended(self, exc)
+
+    async with router() as running:
+        monkeypatch.setattr(BoundedHttp, "connection_made", narrow)
+        monkeypatch.setattr(BoundedHttp, "connection_lost", note)
+        monkeypatch.setattr(http_protocol, "SEND_S", 0.5)
+        host, port = running.url.removeprefix("http://").split(":")
+        page = await running.http.get("/metrics")
+        assert len(page.content) > 18 << 10  # more than the buffers below take
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+            yield running, client, lost
+
+
+def post(**fields: Any) -> bytes:
+    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 50, **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [METRICS * 20, METRICS.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")],
+    ids=["pipelined", "closing"],
+)
+async def test_who_does_not_read_is_cut_off(unread: Any, eventually: Any, requests: bytes) -> None:
+    """A close alone would wait for the client to take what is left, for ever."""
+    _, client, lost = unread
+    client.send(requests)
+    await eventually(lambda: lost, 10)
+
+
+async def test_a_stream_that_nobody_reads_is_cut_off(unread: Any, eventually: Any) -> None:
+    running, client, lost = unread
+    client.send(post(max_tokens=900, stream=True, ignore_eos=True))
+    await eventually(lambda: lost, 10)
+    await eventually(lambda: not running.workers["decode-0"].held)
+
+
+async def test_who_reads_slowly_gets_everything(
+    unread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long body, of which something is taken in every SEND_S."""
+    _, client, lost = unread
+    monkeypatch.setattr(http_protocol, "SEND_BYTES", 1)
+    loop, read = asyncio.get_running_loop(), b""
+    client.send(post(max_tokens=2000, logprobs=5, ignore_eos=True))
+    async with asyncio.timeout(40):
+        while b"\r\n\r\n" not in read:
+            read += await loop.sock_recv(client, 1024)
+        head, _, body = read.partition(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split()[0])
+        began_s = loop.time()
+        while len(body) < length - (32 << 10):  # which the router has got rid of
+            await asyncio.sleep(0.03)
+            body += await loop.sock_recv(client, 2048)
+        assert loop.time() - began_s > 2 * http_protocol.SEND_S
+        while len(body) < length:
+            body += await loop.sock_recv(client, 8192)
+    assert json.loads(body)["choices"] and not lost
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one-write", "two-writes"])
+async def test_who_leaves_ends_all_that_he_has_asked_for(
+    router: Any, eventually: Any, together: bool
+) -> None:
+    async with router() as running:
+        worker = running.workers["decode-0"]
+        worker.pause_at = 2
+        host, port = running.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post() + post(prompt="b") if together else post())
+        await eventually(lambda: worker.held)
+        if not together:
+            writer.write(post(prompt="b"))
+            await asyncio.sleep(0.1)
+        writer.close()
+        await eventually(lambda: not worker.held, 10)
+        assert len(worker.seen("cancel")) == 1
+        await asyncio.sleep(0.1)
+        assert len(worker.seen("submit")) == 1  # the other one was never begun
