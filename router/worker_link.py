@@ -86,6 +86,7 @@ class WorkerLink:
             config.link_queue  # if they pile up, the worker has stopped reading
         )
         self._settled: list[str] = []
+        self._named: list[worker_pb2.Resume] = []  # in the last hello
         self._up_s = 0.0  # since then
         self._silent = False  # how the last link ended
         self._was_up = False
@@ -205,10 +206,11 @@ class WorkerLink:
     def _hello(self) -> worker_pb2.RouterHello:
         while not self._outbox.empty():
             self._outbox.get_nowait()  # of the broken link; `pending` tells what still counts
+        self._named = self._bearer.pending(self)
         return worker_pb2.RouterHello(
             router_id=self._router_boot_id.hex(),
             boot_id=self._router_boot_id,
-            resume=self._bearer.pending(self),
+            resume=self._named,
         )
 
     def _welcomed(self, welcome: worker_pb2.WorkerWelcome) -> None:
@@ -233,6 +235,26 @@ class WorkerLink:
         log.info("link up", worker_id=self.worker_id, role=self.record.role)
         if welcome.lost:
             self._bearer.lost(self, list(welcome.lost), "the worker does not hold it any more")
+        self._cancel_unwanted()
+
+    def _cancel_unwanted(self) -> None:
+        """What the hello named and has ended since: while the link was down, nobody could tell
+        the worker. Raises LinkClosed if there is too much of it."""
+        wanted = {(resume.request_id, resume.attempt) for resume in self._bearer.pending(self)}
+        for resume in self._named:
+            if (resume.request_id, resume.attempt) not in wanted:
+                cancel = worker_pb2.Cancel(request_id=resume.request_id, attempt=resume.attempt)
+                self._enqueue(worker_pb2.RouterMessage(cancel=cancel))
+                self.settle(resume.request_id)
+        self._named = []
+
+    def _enqueue(self, message: worker_pb2.RouterMessage) -> None:
+        """As `send`, but who does not read loses the link."""
+        try:
+            self._flush_settled()
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull as error:
+            raise LinkClosed(f"{self.worker_id} does not read its link") from error
 
     async def _receive(self, link: RouterLink, silence: Silence) -> None:
         while True:
@@ -269,12 +291,7 @@ class WorkerLink:
             if silence.left_s() <= 0:
                 self._silent = True
                 raise LinkClosed(f"{self.worker_id} has been silent too long")
-            message = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
-            try:
-                self._flush_settled()
-                self._outbox.put_nowait(message)
-            except asyncio.QueueFull as error:
-                raise LinkClosed(f"{self.worker_id} does not read its link") from error
+            self._enqueue(worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat()))
             await silence.sleep(self._config.link_heartbeat_s)
 
     async def _watch(self, connection: Connection) -> None:
