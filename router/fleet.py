@@ -164,8 +164,12 @@ class Fleet:
     def link(self, worker_id: str) -> WorkerLink | None:
         return self._links.get(worker_id)
 
-    def views(self, tokens: Sequence[int], salt: bytes) -> list[WorkerView]:
-        """Every linked worker, with how many leading blocks of `tokens` it holds."""
+    def views(
+        self, tokens: Sequence[int], salt: bytes, known: dict[Shape, list[bytes]] | None = None
+    ) -> list[WorkerView]:
+        """Every linked worker, with how many leading blocks of `tokens` it holds. `known` keeps
+        their identities for the next call with the same tokens and salt."""
+        known = {} if known is None else known
         linked = [(link, link.welcome) for link in self._links.values() if link.up]
         passed_over = self.circuits.passed_over(
             {link.boot_id: link.record.role for link, _ in linked},
@@ -177,8 +181,10 @@ class Fleet:
             assert welcome is not None  # up means welcomed
             shape = _shape(welcome)
             if shape not in held:
-                parent = root(self._key, shape[0], shape[1], salt=salt)
-                held[shape] = self.index.match(chain(self._key, parent, tokens, shape[2]))
+                if shape not in known:
+                    parent = root(self._key, shape[0], shape[1], salt=salt)
+                    known[shape] = chain(self._key, parent, tokens, shape[2])
+                held[shape] = self.index.match(known[shape])
             load = link.load
             views.append(
                 WorkerView(

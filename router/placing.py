@@ -57,7 +57,7 @@ class Placer:
         )
         placement = place(
             need,
-            self._fleet.views(tokens, request.cache_salt),
+            self._fleet.views(tokens, request.cache_salt, submission.identities),
             self._config.placement,
             self._config.local_prefill_tokens,
             self._config.max_waiting,
@@ -81,6 +81,7 @@ class Placer:
         except (LinkClosed, Overloaded) as error:
             return error
         submission.link = link
+        submission.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
         self._fleet.circuits.placed(link.boot_id, now_s)
         submission.prefill = placement.candidates[0].boot_id if placement.candidates else b""

@@ -6,14 +6,14 @@ Knows the request and its accepted tokens, no links' states. Owned by the dispat
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
 from baton.router.generation import Finish, Generation
 from baton.router.move_budget import Move
-from baton.router.placement import Placement
+from baton.router.placement import Placement, Shape
 from baton.router.worker_link import WorkerLink
 
 
@@ -23,7 +23,8 @@ class Submission:
     boot ids that failed it; `drains` of its attempts ended because a worker drained. `prefill`
     is the boot id of the prefill worker that was to be asked first, `answered` whether an
     output of this attempt has come; `move` is its hold on the budget until then. `short` are the
-    boot ids of workers that had no memory for it: their fault only once another one has some."""
+    boot ids of workers that had no memory for it: their fault only once another one has some.
+    `identities` are those of its blocks, computed once while it waits for a worker."""
 
     wire_id: str
     generation: Generation
@@ -38,6 +39,7 @@ class Submission:
     answered: bool = False
     move: Move | None = None
     short: frozenset[bytes] = frozenset()
+    identities: dict[Shape, list[bytes]] = field(default_factory=dict)
 
     def tokens(self) -> tuple[int, ...]:
         """Prompt and accepted tokens; several choices go on from the prompt alone."""

@@ -298,7 +298,7 @@ class FakeFleet:
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)
 
-    def views(self, tokens: Sequence[int], salt: bytes) -> list[WorkerView]:
+    def views(self, tokens: Sequence[int], salt: bytes, known: object) -> list[WorkerView]:
         roles = {link.boot_id: "decode" for link in self.links.values() if link.up}
         passed_over = self.circuits.passed_over(roles, asyncio.get_running_loop().time())
         return [
