@@ -285,7 +285,7 @@ class Dispatcher:
         if not submission.choices:
             return
         drained = isinstance(error, Draining)
-        if drained:
+        if drained or isinstance(error, Overloaded):  # who is full has failed nobody
             self._got_on(submission)
         elif submission.move is not None:
             self._budget.failed(submission.move, _now())

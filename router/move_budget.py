@@ -1,6 +1,7 @@
 """The budget of moves: how many requests may be placed again while others are being served.
 
     taken ─▶ under way ─▶ got on             the first output of its new worker: given back
+                │   ├──▶ its new worker drains or is full: given back, another try is another move
                 │   └──▶ HOLD_S are over     it waits in a worker's queue: given back too
                 └──────▶ failed              kept for HOLD_S: nobody is served by trying so often
 
@@ -59,7 +60,7 @@ class MoveBudget:
         return move
 
     def got_on(self, move: Move) -> None:
-        """Its new worker has answered, or nobody wants it any more."""
+        """Its new worker has answered or hands it back unharmed, or nobody wants it any more."""
         self._under_way.pop(move, None)
 
     def failed(self, move: Move, now_s: float) -> None:

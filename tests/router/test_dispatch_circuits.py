@@ -194,3 +194,34 @@ async def test_a_handoff_that_failed_before_its_request_did_counts_too(
     await scene.start()
     scene.give(failed("InvalidRequest", False, failed_prefills=[b"p", b"q"]))
     assert (strikes(scene, "p"), strikes(scene, "q")) == (1, 1)
+
+
+async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, failed: Any) -> None:
+    """Each move finds its new worker full: it is given back, so that the next one may try."""
+    scene = scene_of("decode-0", "decode-1", "decode-2", move_floor=1, move_share=0.0)
+    for number in range(4):
+        name = f"r{number}"
+        generation = await scene.start(name)
+        for attempt, code in ((1, "EngineError"), (2, "Overloaded"), (3, "")):
+            async with asyncio.timeout(5):
+                while not (at := [n for n in (0, 1, 2) if held(scene, n, name, attempt)]):
+                    assert not generation.over, generation.error
+                    await asyncio.sleep(0.01)
+            if code:
+                made = failed(code, True, request_id=name, attempt=attempt)
+            else:
+                made = output(0, 1, end=worker_pb2.STOP, request_id=name, attempt=attempt)
+            scene.give(made, number=at[0])
+        assert generation.over and generation.error is None
+
+
+async def test_a_fleet_that_is_full_is_not_asked_without_end(scene_of: Any, failed: Any) -> None:
+    scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0, max_attempts=3)
+    generation = await scene.start("r")
+    for attempt in (1, 2, 3):
+        await asyncio.sleep(0.02)
+        (at,) = [n for n in (0, 1) if held(scene, n, "r", attempt)]
+        scene.give(failed("Overloaded", True, attempt=attempt), number=at)
+    with pytest.raises(Overloaded):
+        await generation.next()
+    assert sum(len(scene.link(n).submits()) for n in (0, 1)) == 3
