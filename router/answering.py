@@ -85,7 +85,7 @@ class Answering:
             for choice in range(request.choices)
         ]
         self._generation: Generation | None = None
-        self._last_s = 0.0
+        self._last_s: dict[int, float] = {}  # when each choice's last output came
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -142,10 +142,10 @@ class Answering:
         return [choice for choice, text in enumerate(self._texts) if not text.finished]
 
     def _pieces(self, generation: Generation, outputs: Sequence[OutputToken]) -> list[Piece]:
-        self._note_outputs(outputs)
         by_choice: dict[int, list[OutputToken]] = {}
         for output in outputs:
             by_choice.setdefault(output.choice, []).append(output)
+        self._note_outputs(by_choice)
         pieces = []
         for choice, its_outputs in by_choice.items():
             text = self._texts[choice]
@@ -157,13 +157,14 @@ class Answering:
                 self._serving.dispatcher.finish_choice(generation, choice)
         return pieces
 
-    def _note_outputs(self, outputs: Sequence[OutputToken]) -> None:
+    def _note_outputs(self, by_choice: dict[int, list[OutputToken]]) -> None:
         now_s = time.perf_counter()
         if not self._last_s:
             metrics.TTFT.observe(now_s - self._arrival_s)
-        elif len(outputs) == 1:
-            metrics.ITL.observe(now_s - self._last_s)
-        self._last_s = now_s
+        for choice, outputs in by_choice.items():
+            if choice in self._last_s and len(outputs) == 1:
+                metrics.ITL.observe(now_s - self._last_s[choice])
+            self._last_s[choice] = now_s
 
     def _note_end(self, outcome: str, started_s: float) -> None:
         metrics.REQUESTS.labels(outcome).inc()

@@ -1,0 +1,51 @@
+"""What a request's answering counts: when its tokens come, choice by choice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from opentelemetry.context import Context
+
+from baton.proto import worker_pb2
+from baton.router import answering
+from baton.router.answering import Answering, Serving
+from baton.router.generation_request import GenerationRequest
+from baton.router.tokenizer import HfTokenizer
+from baton.runtime import metrics
+
+
+async def test_the_time_between_tokens_is_that_of_one_choice(
+    scene_of: Any, output: Any, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, first, between = [100.0], [], []
+    clock = type("Clock", (), {"perf_counter": lambda: now_s[0], "time": lambda: now_s[0]})
+    monkeypatch.setattr(answering, "time", clock)
+    monkeypatch.setattr(metrics.TTFT, "observe", first.append)
+    monkeypatch.setattr(metrics.ITL, "observe", between.append)
+    scene = scene_of()
+    request = GenerationRequest(
+        prompt=(5, 6, 7), sampling=worker_pb2.Sampling(seed=1), max_tokens=9, choices=2
+    )
+    tokenizer = HfTokenizer(model_folder / "tokenizer.json")
+    serving = Serving(scene.dispatcher, cast(Any, None), tokenizer)
+    deadline_s = asyncio.get_running_loop().time() + 3600
+    made = Answering(serving, request, "r", 99.0, Context(), deadline_s)
+    await made.begin()
+    for at_s, *outputs in (
+        (101.0, output(0, choice=0)),
+        (103.0, output(0, choice=1)),  # the first of its choice: after nothing
+        (104.0, output(1, choice=0)),
+        (106.0, output(2, choice=0), output(1, choice=1)),  # one of each
+        (107.0, output(3, choice=0), output(4, choice=0)),  # they waited: no time of theirs
+        (108.0, output(5, choice=0)),
+    ):
+        now_s[0] = at_s
+        scene.give(*outputs)
+        assert await made.next()
+    assert first == [2.0]
+    assert between == [3.0, 2.0, 3.0, 1.0]
+    made.leave()
+    await tokenizer.close()
