@@ -66,10 +66,11 @@ class _Step(Generic[Plan]):
         return any(len(piece.tokens) > 1 for piece in self.plan.batch.slices)
 
     def took(self, seconds: float) -> _Took:
-        """What its time grows with: tokens and pairs, where it has chunks; else nothing much,
-        since reading the weights takes the most of it."""
+        """What its time may grow with: tokens and pairs, where it has chunks; else its rows,
+        each of one token. Caches differ too much in length to judge those by their pairs."""
         if not self.has_chunks:
-            return _Took(seconds, 1, 1)
+            rows = len(self.plan.batch.slices)
+            return _Took(seconds, rows, rows)
         lengths = [(len(piece.tokens), piece.start) for piece in self.plan.batch.slices]
         pairs = sum(count * (start + count) for count, start in lengths)
         return _Took(seconds, sum(count for count, _ in lengths), pairs)
@@ -156,12 +157,16 @@ class StepPipeline(Generic[Plan]):
         return self._result.done()
 
     def _plan_at(self) -> float:
-        """Steps of one kind are alike, but for the length of chunks: planned too early, somebody
-        waits longer; too late, the device does."""
-        last, step = self._last[self._steps[0].has_chunks], self._steps[0].took(0.0)
+        """Steps of one kind are alike, but for the length of chunks; rows add little, since
+        reading the weights takes the most of the time. Planned too early, somebody waits longer;
+        too late, the device does."""
+        chunks = self._steps[0].has_chunks
+        last, step = self._last[chunks], self._steps[0].took(0.0)
         expected_s = 0.0
         if len(last) == 2:
-            expected_s = min(before.seconds * step.tokens / before.tokens for before in last)
+            expected_s = min(
+                before.seconds * (step.tokens / before.tokens if chunks else 1) for before in last
+            )
         return self._started_s() + expected_s - LEAD_S
 
     def _started_s(self) -> float:
