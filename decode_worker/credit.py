@@ -14,13 +14,26 @@ from baton.decode_worker.sequences import Group, Sequence
 
 def promise(group: Group, block_size: int, expected_growth_tokens: int) -> None:
     """Write each sequence's `promised` and `shared` blocks. The group's first sequence counts
-    the common blocks; the others count only what they will not share."""
+    the common blocks, until `hand_on`; the others count only what they will not share."""
     full = len(group.tokens) // block_size
     for rank, sequence in enumerate(group.sequences):
         growth = min(expected_growth_tokens, sequence.growth_left)
         total = blocks_for(len(group.tokens) + growth, block_size)
         sequence.shared = 0 if rank == 0 else full
+        sequence.counted_by = None if rank == 0 else group.sequences[0]
         sequence.promised = total - sequence.shared
+
+
+def hand_on(leaver: Sequence) -> None:
+    """The sequence gives its blocks back, and its siblings still hold what they share: the next
+    of them counts that from now on."""
+    heirs = [s for s in leaver.request.sequences if s.counted_by is leaver and not s.ended]
+    if not heirs:
+        return
+    first, *others = heirs
+    first.promised, first.shared, first.counted_by = first.promised + first.shared, 0, None
+    for sequence in others:
+        sequence.counted_by = first
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

@@ -14,7 +14,6 @@ last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.decode_worker import credit
@@ -90,10 +89,13 @@ class DecodeScheduler:
 
     @property
     def promised_blocks(self) -> int:
-        """Credit granted and not yet turned into blocks."""
-        return sum(
-            max(0, s.promised - (len(s.blocks) - s.shared)) for s in self._live() if not s.ended
+        """Credit granted and not yet turned into blocks. Until its sequences run, a group holds
+        the blocks of them all."""
+        running = (
+            max(0, s.promised - (len(s.blocks) - s.shared)) for s in self._running if not s.ended
         )
+        granted = (max(0, g.promised - len(g.blocks) - len(g.spares)) for g in self._granted)
+        return sum(running) + sum(granted)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded if the queue is full, InvalidRequest if the
@@ -148,6 +150,10 @@ class DecodeScheduler:
         waits = self._group(group.request, sequences, group.tokens, group.local)
         waits.again = group.again
         self._line.rejoin(waits)
+
+    def shut_out(self, now_s: float) -> list[Group]:
+        """As `WaitingLine.shut_out`."""
+        return self._line.shut_out(now_s)
 
     def youngest_fetching(self) -> Group | None:
         fetching = [group for group in self._granted if group.phase is Phase.FETCHING]
@@ -216,6 +222,7 @@ class DecodeScheduler:
         """This sequence takes no more tokens. Its blocks are freed now, or with the last step
         that computes on them; those of an open handoff by `requeue`, once the reader is done."""
         sequence.ended = True
+        credit.hand_on(sequence)
         if not sequence.under_way:
             self.release(sequence)
 
@@ -242,11 +249,6 @@ class DecodeScheduler:
             group.under_way -= 1
             if not group.live:
                 self._drop_group(group)
-
-    def _live(self) -> Iterator[Sequence]:
-        yield from self._running
-        for group in self._granted:
-            yield from group.sequences
 
     def _group(
         self, request: Request, sequences: list[Sequence], tokens: list[int], local: Local
@@ -300,6 +302,7 @@ class DecodeScheduler:
             self.requeue(young_group)
             return
         self._running.remove(young)
+        credit.hand_on(young)
         self.holdings.free(young)
         group = self._group(young.request, [young], young.span(0, young.length), "recompute")
         group.again = len(group.tokens)

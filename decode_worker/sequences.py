@@ -88,7 +88,8 @@ class Sequence:
     under_way: int = 0  # steps planned and not committed that compute on it
     place: int = 0  # of its slice in the newest of them
     promised: int = 0  # blocks of its credit that it alone will need
-    shared: int = 0  # leading blocks that an older sibling's credit counts
+    shared: int = 0  # leading blocks that a sibling's credit counts
+    counted_by: Sequence | None = None  # that sibling
     ended: bool = False
 
     @property
@@ -155,7 +156,7 @@ class Group:
     @property
     def promised(self) -> int:
         """Blocks of its credit."""
-        return sum(sequence.promised for sequence in self.sequences)
+        return sum(sequence.promised for sequence in self.sequences if not sequence.ended)
 
     @property
     def live(self) -> bool:

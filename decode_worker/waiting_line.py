@@ -18,12 +18,15 @@ from baton.engine.blocks import BlockPool
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
 
+SHUT_OUT_S = 30.0  # a quarantine that lasts for so long may last for ever
+
 
 class WaitingLine:
     def __init__(self, pool: BlockPool, config: StepConfig) -> None:
         self._pool = pool
         self._config = config
         self._groups: list[Group] = []  # oldest first
+        self._shut_out: dict[Group, float] = {}  # by the quarantine, since when
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -68,6 +71,17 @@ class WaitingLine:
         which may last, keeps nobody else waiting."""
         usable = self._usable_blocks
         return next((group for group in self._groups if group.promised <= usable), None)
+
+    def shut_out(self, now_s: float) -> list[Group]:
+        """Those that an empty pool could not have held beside its quarantine for SHUT_OUT_S;
+        to be asked often."""
+        usable, before = self._usable_blocks, self._shut_out
+        self._shut_out = {}
+        if usable < self._pool.total:
+            self._shut_out = {
+                group: before.get(group, now_s) for group in self._groups if group.promised > usable
+            }
+        return [g for g, since_s in self._shut_out.items() if now_s - since_s >= SHUT_OUT_S]
 
     def has_credit(
         self, group: Group, running: Collection[Sequence], granted: Collection[Group]

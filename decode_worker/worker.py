@@ -39,6 +39,7 @@ from baton.runtime.errors import (
     EngineError,
     HandoffError,
     OutOfBlocks,
+    Overloaded,
     Unavailable,
     WorkerLost,
 )
@@ -169,6 +170,7 @@ class DecodeWorker:
         try:
             while True:
                 self._wake.clear()
+                self._refuse_shut_out()
                 plan = self._scheduler.plan()  # what runs grows before anyone is let in
                 self._take_back_if_starved()
                 self._admit()
@@ -232,6 +234,11 @@ class DecodeWorker:
                 fetch.add_done_callback(partial(self._fetch_ended, group))
             else:
                 local_prefills.begun(group, now_wall)
+
+    def _refuse_shut_out(self) -> None:
+        """What fits beside no quarantine that lasts may fit elsewhere."""
+        for group in self._scheduler.shut_out(asyncio.get_running_loop().time()):
+            self._fail(group, Overloaded("too much of the worker's pool is in quarantine"))
 
     def _submit_step(self, plan: StepPlan) -> None:
         try:

@@ -7,7 +7,7 @@ from opentelemetry.context import Context
 
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group, Request, Sequence
-from baton.decode_worker.waiting_line import WaitingLine
+from baton.decode_worker.waiting_line import SHUT_OUT_S, WaitingLine
 from baton.engine.blocks import BlockPool, Hold
 from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
@@ -100,6 +100,23 @@ def test_who_does_not_fit_beside_a_quarantine_keeps_nobody_else_waiting() -> Non
     assert waiting.next() is small
     pool.release(quarantined, Hold.QUARANTINED)
     assert waiting.next() is large
+
+
+def test_who_does_not_fit_beside_a_quarantine_that_lasts_is_told_so() -> None:
+    waiting, pool = line(blocks=16)
+    large, small = group(prompt=40, arrived=1.0), group(arrived=2.0)
+    waiting.join(large)
+    waiting.join(small)
+    assert waiting.shut_out(0.0) == []
+    quarantined = pool.allocate(8, Hold.QUARANTINED)
+    assert waiting.shut_out(100.0) == [] and waiting.shut_out(100.0 + SHUT_OUT_S - 1) == []
+    pool.release(quarantined, Hold.QUARANTINED)
+    assert waiting.shut_out(100.0 + SHUT_OUT_S) == []  # it may go on
+    quarantined = pool.allocate(8, Hold.QUARANTINED)
+    assert waiting.shut_out(200.0) == []  # from the beginning
+    assert waiting.shut_out(200.0 + SHUT_OUT_S) == [large]
+    waiting.leave(large)
+    assert waiting.shut_out(300.0 + SHUT_OUT_S) == [] and waiting.next() is small
 
 
 def test_those_that_have_ended_are_forgotten_and_tokens_to_compute_are_counted() -> None:

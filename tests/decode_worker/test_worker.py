@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.decode_worker import waiting_line
 from baton.engine.batch import StepBatch
+from baton.engine.blocks import Hold
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavailable
@@ -194,6 +196,24 @@ async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
     await request.finished()
     assert request.tokens() == request.expected()
     assert node.worker.load().overdue_ms == 0
+
+
+async def test_who_fits_beside_no_quarantine_that_lasts_is_given_back_to_its_router(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deadline may be an hour away, and another worker may have room."""
+    monkeypatch.setattr(waiting_line, "SHUT_OUT_S", 0.1)
+    monkeypatch.setattr("baton.decode_worker.worker.IDLE_S", 0.02)
+    node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
+    quarantined = node.pool.allocate(40, Hold.QUARANTINED)
+    large, small = client.submit(list(range(40))), client.submit(list(range(9)))
+    await asyncio.gather(large.finished(), small.finished())
+    failure = large.end().failure
+    assert (failure.code, failure.retryable, large.tokens()) == ("Overloaded", True, [])
+    assert small.tokens() == small.expected()
+    assert node.worker.audit()["waiting"] == 0
+    node.pool.release(quarantined, Hold.QUARANTINED)
+    await cluster.quiet()
 
 
 async def test_a_deadline_ends_a_handoff_and_its_prompt_on_the_prefill_worker(
