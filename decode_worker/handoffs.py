@@ -1,9 +1,10 @@
 """Getting a group's KV from a prefill worker: candidate after candidate, until it is here.
 
-One task per group. It ends in exactly one of four ways: the blocks are verified, no prefill
-worker is left (the group is prefilled here), all that are left are busy (Overloaded), or it is
-cancelled (the grant was taken back, or nobody wants it any more). Knows the scheduler's groups
-and the reader; the worker's loop decides what follows.
+One task per group. It ends in exactly one of five ways: the blocks are verified, no prefill
+worker is left and one has failed (the group is prefilled here), all have left in good order
+(StalePlacement: the router knows who is there now), all that are left are busy (Overloaded), or
+it is cancelled (the grant was taken back, or nobody wants it any more). Knows the scheduler's
+groups and the reader; the worker's loop decides what follows.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from baton.runtime.errors import (
     LeaseLost,
     OutOfMemory,
     Overloaded,
+    StalePlacement,
+    Unavailable,
     WorkerLost,
 )
 
@@ -77,12 +80,14 @@ class Handoffs:
         self.open = 0
 
     async def fetch(self, group: Group, on_first: OnFirst) -> Fetched:
-        """Raises Overloaded when every living candidate stays busy, OutOfBlocks when
-        quarantined destinations cannot be replaced."""
+        """Raises Overloaded when every living candidate stays busy, StalePlacement when every
+        candidate has left and none has failed, OutOfBlocks when quarantined destinations cannot
+        be replaced."""
         loop = asyncio.get_running_loop()
         patience = loop.time() + BUSY_PATIENCE_S
         pause = BUSY_PAUSE_S
         candidates = list(group.request.candidates)
+        all_left = bool(candidates)
         while candidates:
             for candidate in list(candidates):
                 try:
@@ -93,12 +98,15 @@ class Handoffs:
                 except BatonError as error:
                     self._give_up(group, candidate, error)
                     candidates.remove(candidate)
+                    all_left = all_left and _has_left(error)
                 self._scheduler.holdings.replace_leased(group)
             if candidates and loop.time() > patience:
                 raise Overloaded("every prefill worker is busy")
             if candidates:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, BUSY_PAUSE_MOST_S)
+        if all_left:
+            raise StalePlacement("every prefill worker of the placement has left")
         return Fetched.NO_CANDIDATE
 
     async def finished(self) -> None:
@@ -223,3 +231,8 @@ class Handoffs:
                 blocks=offer.blocks,
                 landed_s=offer.landed + self._wall_offset_s,
             )
+
+
+def _has_left(error: BatonError) -> bool:
+    """Whether a candidate is not there (any more) under its boot id, which is no failure."""
+    return isinstance(error, Unavailable) and not isinstance(error, WorkerLost)

@@ -24,7 +24,7 @@ from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.config import HandoffConfig
-from baton.runtime.errors import BatonError, EngineError, HandoffError, LeaseLost
+from baton.runtime.errors import BatonError, EngineError, HandoffError, LeaseLost, Unavailable
 from baton.runtime.links import Link, LinkClosed
 
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
@@ -141,9 +141,10 @@ async def _opening(link: GranterLink, config: HandoffConfig) -> handoff_pb2.Open
 
 
 def _check(opening: handoff_pb2.OpenHandoff, boot_id: bytes) -> None:
-    """Raises HandoffError if this worker cannot serve it."""
+    """Raises Unavailable if it is for another boot of this worker, HandoffError if no worker
+    can serve it."""
     if opening.granter_boot_id != boot_id:
-        raise HandoffError(
+        raise Unavailable(
             f"the handoff is for worker {opening.granter_boot_id.hex()}; this one's boot id is "
             f"{boot_id.hex()}: it has restarted"
         )

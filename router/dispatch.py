@@ -35,6 +35,7 @@ from baton.runtime.errors import (
     InvalidRequest,
     OutOfMemory,
     Overloaded,
+    StalePlacement,
     Unavailable,
     WorkerLost,
     by_code,
@@ -153,17 +154,11 @@ class Dispatcher:
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
         resumes = []
         for submission in self._on(link):
-            following = [
-                worker_pb2.ChoiceIndex(
-                    choice=choice, index=len(submission.generation.choices[choice].accepted)
-                )
-                for choice in sorted(submission.choices)
-            ]
-            resumes.append(
-                worker_pb2.Resume(
-                    request_id=submission.wire_id, attempt=submission.attempt, next=following
-                )
-            )
+            resume = worker_pb2.Resume(request_id=submission.wire_id, attempt=submission.attempt)
+            for choice in sorted(submission.choices):
+                index = len(submission.generation.choices[choice].accepted)
+                resume.next.add(choice=choice, index=index)
+            resumes.append(resume)
         return resumes
 
     def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
@@ -263,7 +258,9 @@ class Dispatcher:
         elif retryable and not failed and not isinstance(error, Overloaded | Draining):
             self._circuits.failed(boot_id, _now())
         self._tell_cancel(submission)
-        if submission.link is not None and isinstance(error, Draining):
+        if isinstance(error, StalePlacement):
+            submission.left, boot_id = submission.left | submission.candidates, b""
+        elif submission.link is not None and isinstance(error, Draining):
             submission.link.load.draining = True  # until it says otherwise
         submission.link = None
         if retryable:

@@ -76,6 +76,7 @@ class Need:
     output_tokens: int
     sequences: int = 1
     avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request; a last resort
+    left: frozenset[bytes] = frozenset()  # of prefill workers that were not there any more
     numbers: Numbers | None = None
 
 
@@ -125,8 +126,9 @@ def place(
     if not open_:
         return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
     decode = min(open_, key=lambda worker: (worker.boot_id in need.avoid, *_cost(need, worker)))
+    there = [worker for worker in usable if worker.boot_id not in need.left]
     prefills = _trusted(
-        [worker for worker in usable if worker.role == "prefill" and worker.shape == decode.shape]
+        [worker for worker in there if worker.role == "prefill" and worker.shape == decode.shape]
     )
     if _stays_local(need, decode, prefills, mode, local_prefill_tokens):
         return Placement(decode, (), local=True)

@@ -53,6 +53,7 @@ class Placer:
             output_tokens=min(request.max_tokens, EXPECTED_OUTPUT_TOKENS),
             sequences=len(submission.choices),
             avoid=submission.avoid,
+            left=submission.left,
             numbers=submission.generation.numbers if submission.generation.begun else None,
         )
         placement = place(
@@ -84,6 +85,7 @@ class Placer:
         submission.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
         self._fleet.circuits.placed(link.boot_id, now_s)
+        submission.candidates = frozenset(worker.boot_id for worker in placement.candidates)
         submission.prefill = placement.candidates[0].boot_id if placement.candidates else b""
         submission.generation.numbers = placement.decode.numbers
         _note_placed(link, tokens)

@@ -24,7 +24,9 @@ class Submission:
     is the boot id of the prefill worker that was to be asked first, `answered` whether an
     output of this attempt has come; `move` is its hold on the budget until then. `short` are the
     boot ids of workers that had no memory for it: their fault only once another one has some.
-    `identities` are those of its blocks, computed once while it waits for a worker."""
+    `identities` are those of its blocks, computed once while it waits for a worker.
+    `candidates` are the boot ids of the prefill workers of this attempt, `left` those that a
+    decode worker did not find any more: they are asked no second time, whatever is known here."""
 
     wire_id: str
     generation: Generation
@@ -40,6 +42,8 @@ class Submission:
     move: Move | None = None
     short: frozenset[bytes] = frozenset()
     identities: dict[Shape, list[bytes]] = field(default_factory=dict)
+    candidates: frozenset[bytes] = frozenset()
+    left: frozenset[bytes] = frozenset()
 
     def tokens(self) -> tuple[int, ...]:
         """Prompt and accepted tokens; several choices go on from the prompt alone."""
@@ -72,6 +76,7 @@ class Submission:
                 avoid,
                 drains,
                 short=self.short,
+                left=self.left,
             )
             for wire_id, part in parts
         ]

@@ -11,6 +11,7 @@
     ├── Cancelled             499  the client left
     ├── Unavailable           503  no worker can serve this now
     │   ├── Draining          503  the worker stops in good order; no failure, another goes on
+    │   │   └── StalePlacement 503 the prefill workers of a placement are not there any more
     │   └── WorkerLost        503  the worker died or fell silent; another may succeed
     ├── ConfigError           500  a setting, a folder or a port; names the remedy
     │   └── ModelError        500  the model's files
@@ -111,6 +112,11 @@ class Unavailable(BatonError):
 class Draining(Unavailable):
     """The worker takes nothing new, or hands back what it has no time to finish. Nobody has
     failed: whoever hears this goes on with another worker, at once."""
+
+
+class StalePlacement(Draining):
+    """Every prefill worker that a request was placed with has left, or was started anew, while
+    the request waited. The worker that says so stays: it, too, may take the next placement."""
 
 
 class WorkerLost(Unavailable):

@@ -21,6 +21,7 @@ from baton.runtime.errors import (
     LeaseLost,
     OutOfMemory,
     Overloaded,
+    Unavailable,
     WorkerLost,
 )
 from baton.simulation.client import Client, Request
@@ -192,6 +193,35 @@ async def test_when_nobody_is_left_the_prompt_is_computed_here(bench: Bench) -> 
     assert request.tokens() == request.expected()
     assert bench.asked == ["prefill-0", "prefill-1"]
     assert bench.cluster.decode["decode-0"].engine.steps > len(request.tokens())
+
+
+@pytest.mark.parametrize(
+    ("errors", "ends"),
+    [
+        ((Draining("stopping"), Draining("stopping")), "StalePlacement"),
+        ((Draining("stopping"), Unavailable("not registered")), "StalePlacement"),
+        ((Draining("stopping"), WorkerLost("gone")), ""),
+        ((HandoffError("odd"), Draining("stopping")), ""),
+        ((EngineError("its step failed"), Unavailable("not registered")), ""),
+    ],
+)
+async def test_candidates_that_have_all_left_are_the_routers_to_replace(
+    bench: Bench, errors: tuple[BatonError, BatonError], ends: str
+) -> None:
+    """But where one has failed, whoever asks again may fail again: the prompt is computed here."""
+    for refusals, error in zip(bench.refusals.values(), errors, strict=True):
+        refusals.extend([error] * 9)
+    request = await bench.run()
+    assert bench.asked == ["prefill-0", "prefill-1"]
+    failure = request.end().failure
+    assert (failure.code, failure.retryable) == (ends, bool(ends))
+    assert request.tokens() == ([] if ends else request.expected())
+
+
+async def test_without_a_candidate_the_prompt_is_computed_here(bench: Bench) -> None:
+    bench.cluster.candidates = list  # type: ignore[method-assign]
+    request = await bench.run()
+    assert request.tokens() == request.expected() and bench.asked == []
 
 
 async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> None:

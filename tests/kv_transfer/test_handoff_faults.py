@@ -11,11 +11,11 @@ from baton.kv_transfer.memory_mover import Fate
 from baton.runtime.errors import (
     DeadlineExceeded,
     EngineError,
-    HandoffError,
     InvalidRequest,
     LeaseLost,
     Overloaded,
     ReadFailed,
+    Unavailable,
     WorkerLost,
 )
 from baton.runtime.links import LinkClosed, memory_link
@@ -166,7 +166,7 @@ def test_a_worker_that_restarted_refuses_by_name(lab: Any) -> None:
     async def main() -> None:
         opening = stage.opening()
         opening.granter_boot_id = b"old boot id 1234"
-        with pytest.raises(HandoffError, match="restarted"):
+        with pytest.raises(Unavailable, match="restarted"):
             await stage.fetch(stage.granter_link(prompt), opening, lab.OWN, [b"x"] * 6)
         stage.reports = await stage.ended()
 

@@ -278,7 +278,8 @@ class FakeLink:
 
 
 class FakeFleet:
-    """Decode workers alone, alike but for what a test changes."""
+    """Workers, decode workers unless their name says "prefill"; alike but for what a test
+    changes."""
 
     def __init__(self, *names: str) -> None:
         self.links = {name: FakeLink(name) for name in names}
@@ -299,13 +300,13 @@ class FakeFleet:
         return self.links.get(worker_id)
 
     def views(self, tokens: Sequence[int], salt: bytes, known: object) -> list[WorkerView]:
-        roles = {link.boot_id: "decode" for link in self.links.values() if link.up}
+        roles = {link.boot_id: _role(link) for link in self.links.values() if link.up}
         passed_over = self.circuits.passed_over(roles, asyncio.get_running_loop().time())
         return [
             WorkerView(
                 link.worker_id,
                 link.boot_id,
-                "decode",
+                _role(link),
                 "h:1",
                 (self.fingerprints.get(link.worker_id, "f"), "d", 16),
                 total_blocks=self.total_blocks,
@@ -317,6 +318,10 @@ class FakeFleet:
             for link in self.links.values()
             if link.up
         ]
+
+
+def _role(link: FakeLink) -> str:
+    return "prefill" if link.worker_id.startswith("prefill") else "decode"
 
 
 class Scene:

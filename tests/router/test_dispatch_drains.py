@@ -115,3 +115,28 @@ async def test_what_was_handed_back_waits_no_longer_than_its_deadline(
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(generation.next(), 5)
     assert len(scene.dispatcher) == 0
+
+
+async def test_a_placement_whose_prefill_workers_have_left_is_made_anew_without_them(
+    scene_of: Any, failed: Any
+) -> None:
+    """The decode worker that says so keeps the router's trust, and may have the request again."""
+    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+    links = scene.fleet.links
+    links["prefill-1"].up = False
+    generation = await scene.start()
+    links["prefill-0"].up, links["prefill-1"].up = False, True
+    scene.give(failed("StalePlacement", True))
+    await scene.settle_down()
+    asked = [[each.worker_id for each in s.placement.candidates] for s in scene.link().submits()]
+    assert asked == [["prefill-0"], ["prefill-1"]]
+    assert not scene.link().load.draining
+    (submission,) = scene.dispatcher._submissions.values()
+    assert (submission.attempt, submission.failures) == (2, 1)
+    assert links["decode-0"].boot_id not in submission.avoid
+    scene.give(failed("StalePlacement", True, attempt=2))
+    links["prefill-0"].up = True  # whom the decode worker did not find either
+    await scene.settle_down()
+    last = scene.link().submits()[-1]
+    assert (last.attempt, last.placement.local, len(last.placement.candidates)) == (3, True, 0)
+    assert not generation.over

@@ -47,6 +47,13 @@ def test_an_answer_goes_on_only_where_its_numbers_are_computed() -> None:
     assert isinstance(place(begun, [near, other_kind], "auto", 64), Unavailable)
 
 
+def test_who_was_not_there_any_more_is_no_candidate_however_idle() -> None:
+    need = replace(NEED, left=frozenset({P0.boot_id}))
+    assert placed(place(need, [D0, P0, P1], "disaggregated", 64)).candidates == (P1,)
+    alone = placed(place(need, [D0, P0], "disaggregated", 64))
+    assert alone.local and alone.candidates == ()
+
+
 def test_load_outweighs_a_small_prefix() -> None:
     busy = replace(D1, held_blocks=3, running=40)
     assert placed(place(NEED, [D0, busy], "auto", 64)).decode is D0
