@@ -7,7 +7,7 @@ nothing more of it is emitted. The scheduler frees what an ended sequence held.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
@@ -92,9 +92,11 @@ class Requests:
                 self.accept(sequence, Drawn(token.choice, token.token, logprob, top))
                 metrics.TOKENS.labels("output").inc()
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Request, choices: Collection[int] = ()) -> None:
+        """End these choices, or all where none is named."""
         for sequence in request.sequences:
-            self._end_without_token(sequence, worker_pb2.CANCELLED)
+            if not choices or sequence.choice in choices:
+                self._end_without_token(sequence, worker_pb2.CANCELLED)
 
     def fail(self, sequence: Sequence, error: BatonError) -> None:
         if sequence.ended:

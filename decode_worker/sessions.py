@@ -9,7 +9,7 @@ the sender.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from baton.proto import worker_pb2
@@ -20,7 +20,7 @@ from baton.runtime.links import LinkClosed
 log = logs.get(__name__)
 
 Submit = Callable[[worker_pb2.Submit, Callable[[worker_pb2.Output], None]], None]
-Cancel = Callable[[str, int], None]
+Cancel = Callable[[str, int, Collection[int]], None]  # no choices: all of the request's
 
 MESSAGE_OUTPUTS = 8192  # a long backlog goes in several messages, far below gRPC's limit
 ENDED_KEPT = 4096  # ended requests per router that it has not settled
@@ -101,6 +101,8 @@ class RouterSession:
                 lost.append(request_id)
                 continue
             next_index = {entry.choice: entry.index for entry in resume.next}
+            if unwanted := kept.open_choices - next_index.keys():
+                self._cancel(request_id, attempt, unwanted)
             backlog += [
                 output
                 for output in kept.outputs
@@ -120,11 +122,12 @@ class RouterSession:
         if kind == "submit":
             self._on_submit(message.submit)
         elif kind == "cancel":
-            entry = self._logs.get(message.cancel.request_id)
+            cancel = message.cancel
+            entry = self._logs.get(cancel.request_id)
             if entry is None or not entry.open_choices:
                 return  # it may be another router's by now
-            if entry.attempt == message.cancel.attempt:
-                self._cancel(message.cancel.request_id, message.cancel.attempt)
+            if entry.attempt == cancel.attempt:
+                self._cancel(cancel.request_id, cancel.attempt, cancel.choices)
         elif kind == "settled":
             for request_id in message.settled.request_ids:
                 self._drop(request_id)
@@ -191,7 +194,7 @@ class RouterSession:
     def _drop(self, request_id: str) -> None:
         entry = self._logs.pop(request_id, None)
         if entry is not None and entry.open_choices:
-            self._cancel(request_id, entry.attempt)
+            self._cancel(request_id, entry.attempt, ())
 
     def _bound_ended(self) -> None:
         if len(self._logs) <= ENDED_KEPT:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -148,10 +148,11 @@ class DecodeWorker:
             )
         self._admit()  # a step may be running: the handoff opens beside it
 
-    def cancel(self, request_id: str, attempt: int) -> None:
+    def cancel(self, request_id: str, attempt: int, choices: Collection[int] = ()) -> None:
+        """As the router says: these choices, or all where none is named."""
         request = self._requests.get(request_id)
         if request is not None and request.attempt == attempt:
-            self._requests.cancel(request)
+            self._requests.cancel(request, choices)
             self._after_ends()
 
     # -- the loop -----------------------------------------------------------------------------

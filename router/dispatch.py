@@ -20,11 +20,11 @@ from opentelemetry.context import Context
 from baton.proto import worker_pb2
 from baton.router.deadline import passed
 from baton.router.fleet import Fleet
-from baton.router.generation import Finish, Generation, OutputToken
+from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
 from baton.router.move_budget import MoveBudget
 from baton.router.placing import Placer
-from baton.router.submission import Submission, ended_before_loss
+from baton.router.submission import Submission, ended_before_loss, output_token
 from baton.router.worker_link import WorkerLink
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
@@ -114,10 +114,13 @@ class Dispatcher:
         """A stop string ended this choice: what the worker still sends of it is not wanted."""
         generation.choices[choice].ended = True
         for submission in self._of(generation):
-            if choice in submission.choices:
-                self._served(submission)
+            if choice not in submission.choices:
+                continue
+            self._served(submission)
             submission.choices.discard(choice)
-            if not submission.choices:
+            if submission.choices:
+                self._tell_cancel(submission, choice)
+            else:
                 self._withdraw(submission)
         self._end_if_done(generation)
 
@@ -201,14 +204,7 @@ class Dispatcher:
             self._fail(submission, WorkerLost("outputs are missing between two indices"), True)
             return
         generation.cached_tokens = max(generation.cached_tokens, output.cached_tokens)
-        finish = _FINISH.get(output.end)
-        made = OutputToken(
-            choice=output.choice,
-            token=output.token if output.HasField("token") else None,
-            logprob=output.logprob if output.HasField("logprob") else None,
-            top=tuple((top.token, top.logprob) for top in output.top),
-            finish=finish,
-        )
+        made = output_token(output)
         if not generation.put(made):
             self.cancel(generation, Cancelled("the client reads too slowly"))
             return
@@ -217,7 +213,7 @@ class Dispatcher:
         for boot_id in submission.short:
             self._circuits.failed(boot_id, _now())
         submission.short = frozenset()
-        if finish is not None:
+        if made.finish is not None:
             self._served(submission)
             self._choice_ended(submission, output.choice)
 
@@ -369,17 +365,21 @@ class Dispatcher:
         self._got_on(submission)  # nobody wants it any more
         self._tell_cancel(submission)
 
-    def _tell_cancel(self, submission: Submission) -> None:
+    def _tell_cancel(self, submission: Submission, *choices: int) -> None:
+        """The worker is to end these choices, or all where none is named."""
         link = submission.link
         if link is None or not link.up:
             return  # a parked worker drops what the next hello does not name
-        cancel = worker_pb2.Cancel(request_id=submission.wire_id, attempt=submission.attempt)
+        cancel = worker_pb2.Cancel(
+            request_id=submission.wire_id, attempt=submission.attempt, choices=choices
+        )
         try:
             link.send(worker_pb2.RouterMessage(cancel=cancel))
         except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
             name = submission.generation.request_id
             log.info("cancel not sent", request_id=name, worker_id=link.worker_id, why=str(error))
-        link.settle(submission.wire_id)
+        if not choices:
+            link.settle(submission.wire_id)
 
     def _of(self, generation: Generation) -> list[Submission]:
         return [sub for sub in self._submissions.values() if sub.generation is generation]
@@ -390,6 +390,3 @@ class Dispatcher:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-_FINISH: dict[int, Finish] = {worker_pb2.STOP: "stop", worker_pb2.LENGTH: "length"}

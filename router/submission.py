@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.generation import Finish, Generation
+from baton.router.generation import Finish, Generation, OutputToken
 from baton.router.move_budget import Move
 from baton.router.placement import Placement, Shape
 from baton.router.worker_link import WorkerLink
@@ -92,6 +92,17 @@ def ended_before_loss(generation: Generation, choice: int) -> Finish | None:
     return None
 
 
+def output_token(output: worker_pb2.Output) -> OutputToken:
+    """What a worker says of one token; no finish: the choice goes on."""
+    return OutputToken(
+        choice=output.choice,
+        token=output.token if output.HasField("token") else None,
+        logprob=output.logprob if output.HasField("logprob") else None,
+        top=tuple((top.token, top.logprob) for top in output.top),
+        finish=_FINISH.get(output.end),
+    )
+
+
 def build_submit(
     submission: Submission, placement: Placement, remaining_s: float
 ) -> worker_pb2.Submit:
@@ -121,3 +132,6 @@ def build_submit(
         cache_salt=request.cache_salt,
         deadline_ms=max(1, int(remaining_s * 1000)),
     )
+
+
+_FINISH: dict[int, Finish] = {worker_pb2.STOP: "stop", worker_pb2.LENGTH: "length"}

@@ -240,12 +240,16 @@ class WorkerLink:
     def _cancel_unwanted(self) -> None:
         """What the hello named and has ended since: while the link was down, nobody could tell
         the worker. Raises LinkClosed if there is too much of it."""
-        wanted = {(resume.request_id, resume.attempt) for resume in self._bearer.pending(self)}
+        wanted = {(each.request_id, each.attempt): each for each in self._bearer.pending(self)}
         for resume in self._named:
-            if (resume.request_id, resume.attempt) not in wanted:
-                cancel = worker_pb2.Cancel(request_id=resume.request_id, attempt=resume.attempt)
+            cancel = worker_pb2.Cancel(request_id=resume.request_id, attempt=resume.attempt)
+            still = wanted.get((resume.request_id, resume.attempt))
+            if still is None:
                 self._enqueue(worker_pb2.RouterMessage(cancel=cancel))
                 self.settle(resume.request_id)
+            elif gone := {each.choice for each in resume.next} - {e.choice for e in still.next}:
+                cancel.choices.extend(sorted(gone))
+                self._enqueue(worker_pb2.RouterMessage(cancel=cancel))
         self._named = []
 
     def _enqueue(self, message: worker_pb2.RouterMessage) -> None:

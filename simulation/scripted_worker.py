@@ -31,6 +31,7 @@ class Held:
 
     submit: worker_pb2.Submit
     outputs: list[worker_pb2.Output] = field(default_factory=list)
+    unwanted: set[int] = field(default_factory=set)  # choices that were cancelled
     task: asyncio.Task[None] | None = None
 
 
@@ -202,12 +203,18 @@ class ScriptedWorker:
                 held = self.held[message.submit.request_id] = Held(message.submit)
                 held.task = asyncio.create_task(self._generate(held))
             elif kind == "cancel":
-                self._drop(message.cancel.request_id)
+                self._cancel(message.cancel)
             elif kind == "settled":
                 for request_id in message.settled.request_ids:
                     self._drop(request_id)
         if not self.silent:
             stream.put_nowait(None)  # the router has left: so does this side
+
+    def _cancel(self, cancel: worker_pb2.Cancel) -> None:
+        if not cancel.choices:
+            self._drop(cancel.request_id)
+        elif cancel.request_id in self.held:
+            self.held[cancel.request_id].unwanted.update(cancel.choices)
 
     def _drop(self, request_id: str) -> None:
         held = self.held.pop(request_id, None)
@@ -235,6 +242,7 @@ class ScriptedWorker:
         going = set(accepted)
         while going:
             await asyncio.sleep(self.step_s)
+            going -= held.unwanted
             step = worker_pb2.StepOutputs()
             for choice in sorted(going):
                 index = len(accepted[choice])

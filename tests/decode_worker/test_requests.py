@@ -118,6 +118,20 @@ def test_a_request_lives_until_its_last_choice_has_ended() -> None:
     assert bench.requests.get("r") is None
 
 
+def test_one_choice_may_be_cancelled_and_the_others_go_on() -> None:
+    bench = Bench(n=2)
+    bench.draw(10, choice=0)
+    bench.draw(20, choice=1)
+    bench.requests.cancel(bench.request, [1])
+    assert bench.said(1) == [(0, 20, 0), (1, None, worker_pb2.CANCELLED)]
+    bench.draw(21, choice=1)  # it was under way
+    bench.draw(11, choice=0)
+    bench.draw(99, choice=0)
+    assert len(bench.said(1)) == 2
+    assert bench.said(0) == [(0, 10, 0), (1, 11, 0), (2, 99, worker_pb2.STOP)]
+    assert bench.requests.get("r") is None
+
+
 def test_a_retry_counts_on_from_its_accepted_tokens() -> None:
     bench = Bench(choices=[worker_pb2.Choice(choice=0, accepted=[5, 6])])
     bench.draw(7)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -21,7 +21,7 @@ class Work:
 
     def __init__(self) -> None:
         self.emit: dict[tuple[str, int], Emit] = {}
-        self.cancelled: list[tuple[str, int]] = []
+        self.cancelled: list[tuple[str | int | list[int], ...]] = []
         self.refuse = False
         self.sessions = RouterSessions(self.submit, self.cancel, grace_s=0.05)
 
@@ -30,8 +30,9 @@ class Work:
             raise InvalidRequest("max_tokens is 0", field="max_tokens")
         self.emit[submit.request_id, submit.attempt] = emit
 
-    def cancel(self, request_id: str, attempt: int) -> None:
-        self.cancelled.append((request_id, attempt))
+    def cancel(self, request_id: str, attempt: int, choices: Collection[int]) -> None:
+        named = (sorted(choices),) if choices else ()
+        self.cancelled.append((request_id, attempt, *named))
 
     def token(
         self, request_id: str, index: int, end: worker_pb2.EndReason = 0, **more: int
@@ -115,6 +116,24 @@ async def test_what_a_reconnect_does_not_name_is_cancelled_and_what_is_unknown_i
     _, lost = work.sessions.attach(hello(resume("b", 0), resume("c", 0), resume("b2", 0)))
     assert work.cancelled == [("a", 1)]
     assert sorted(lost) == ["b2", "c"]
+
+
+async def test_choices_that_a_reconnect_does_not_name_are_cancelled() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    first.receive(submit("a", choices=3))
+    first.detach()
+    assert work.sessions.attach(hello(resume("a", 0)))[1] == []
+    assert work.cancelled == [("a", 1, [1, 2])]
+
+
+async def test_a_cancel_may_name_choices() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a", choices=3))
+    cancel = worker_pb2.Cancel(request_id="a", attempt=1, choices=[1])
+    session.receive(worker_pb2.RouterMessage(cancel=cancel))
+    assert work.cancelled == [("a", 1, [1])]
 
 
 async def test_another_attempt_is_another_request() -> None:

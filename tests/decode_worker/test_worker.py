@@ -125,6 +125,26 @@ async def test_another_attempts_cancel_ends_nothing(cluster: Cluster) -> None:
     assert request.end().end == worker_pb2.LENGTH
 
 
+async def test_a_cancelled_choice_takes_no_more_steps_and_the_other_goes_on(
+    cluster: Cluster,
+) -> None:
+    client = Client(cluster, "decode-0")
+    worker = cluster.decode["decode-0"].worker
+    request = client.submit(list(range(20)), max_tokens=40, n=2)
+    async with asyncio.timeout(20):
+        while not request.tokens(1):
+            await asyncio.sleep(0)
+    worker.cancel(request.submit.request_id, 1, [1])
+    said = request.tokens(1)
+    assert request.end(1).end == worker_pb2.CANCELLED and len(said) < 40
+    await request.finished()
+    assert request.end(0).end == worker_pb2.LENGTH
+    assert request.tokens(0) == request.expected(0)
+    assert request.tokens(1) == said == request.expected(1)[: len(said)]
+    await cluster.quiet()
+    assert worker.audit()["requests"] == 0
+
+
 async def test_steps_that_fail_leave_a_worker_whose_books_balance(cluster: Cluster) -> None:
     node = cluster.decode["decode-0"]
     node.engine.fail_steps = 1

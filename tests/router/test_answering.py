@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from opentelemetry.context import Context
+from tokenizers import Tokenizer
 
 from baton.proto import worker_pb2
 from baton.router import answering
@@ -49,3 +50,25 @@ async def test_the_time_between_tokens_is_that_of_one_choice(
     assert between == [3.0, 2.0, 3.0, 1.0]
     made.leave()
     await tokenizer.close()
+
+
+async def test_a_choice_that_its_stop_string_ends_is_not_computed_on(
+    router: Any, eventually: Any, model_folder: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    texts = ("the lazy dog", "the quick brown fox sleeps")
+    said = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    async with router() as running:
+        worker = running.workers["decode-0"]
+        worker.says = said
+        worker.pause_at = min(map(len, said)) - 1  # so that neither ends by itself
+        asking = asyncio.create_task(
+            running.complete(prompt="a", n=2, stop="lazy", max_tokens=60, temperature=1)
+        )
+        await eventually(lambda: worker.seen("cancel"))
+        (cancel,) = worker.seen("cancel")
+        assert list(cancel.choices) == [0] and worker.held
+        worker.pause_at = None
+        choices = (await asking).json()["choices"]
+        assert [choice["text"] for choice in choices] == ["the ", texts[1]]
+        assert len(worker.seen("cancel")) == 1

@@ -215,17 +215,21 @@ async def test_a_resume_names_open_choices_and_their_next_index(scene_of: Any, o
     assert [(entry.choice, entry.index) for entry in resume.next] == [(1, 1)]
 
 
-async def test_a_stop_string_ends_one_choice_and_cancels_with_the_last(
+async def test_a_stop_string_cancels_one_choice_and_with_the_last_the_request(
     scene_of: Any, output: Any
 ) -> None:
     scene = scene_of()
     generation = await scene.start(choices=2)
     scene.dispatcher.finish_choice(generation, 1)
-    assert not scene.link().cancels() and not generation.over
+    (cancel,) = [m.cancel for m in scene.link().sent if m.WhichOneof("kind") == "cancel"]
+    assert (cancel.request_id, cancel.attempt, list(cancel.choices)) == ("r", 1, [1])
+    assert not scene.link().settled and not generation.over
+    scene.give(output(0, None, choice=1, end=worker_pb2.CANCELLED))  # as it was asked
     scene.give(output(0, 10, choice=1), output(0, 11, choice=0))
     assert [each[0] for each in await texts(generation)] == [11]
     scene.dispatcher.finish_choice(generation, 0)
-    assert scene.link().cancels() == [("r", 1)] and generation.over
+    assert scene.link().cancels() == [("r", 1)] * 2 and generation.over
+    assert not scene.link().sent[-1].cancel.choices and scene.link().settled == ["r"]
     assert generation.error is None
 
 

@@ -189,14 +189,16 @@ async def test_what_ends_between_hello_and_welcome_is_cancelled(scene: Any) -> N
     """The hello has named it, and while the link is down nobody can tell the worker."""
     made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=20.0))
     far = await made.accept()
-    named = [worker_pb2.Resume(request_id=name, attempt=2) for name in "abc"]
+    open_choices = [worker_pb2.ChoiceIndex(choice=choice) for choice in (0, 1)]
+    named = [worker_pb2.Resume(request_id=n, attempt=2, next=open_choices) for n in "abcd"]
     made.notes.waiting = named
     await far.close()
     async with asyncio.timeout(20):
         far = await made.dialer.dialled.get()
-        assert len((await far.receive()).hello.resume) == 3
+        assert len((await far.receive()).hello.resume) == 4
         later = worker_pb2.Resume(request_id="c", attempt=3)  # the named attempt has ended
-        made.notes.waiting = [named[1], later]
+        fewer = worker_pb2.Resume(request_id="d", attempt=2, next=open_choices[:1])
+        made.notes.waiting = [named[1], later, fewer]
         await far.send(WELCOME)
         cancelled, settled, beats = [], [], 0
         while beats < 3:
@@ -204,9 +206,9 @@ async def test_what_ends_between_hello_and_welcome_is_cancelled(scene: Any) -> N
             kind = message.WhichOneof("kind")
             beats += kind == "heartbeat"
             if kind == "cancel":
-                cancelled.append((message.cancel.request_id, message.cancel.attempt))
+                cancelled.append((message.cancel.request_id, list(message.cancel.choices)))
             settled += message.settled.request_ids
-    assert cancelled == [("a", 2), ("c", 2)] and settled == ["a", "c"]
+    assert cancelled == [("a", []), ("c", []), ("d", [1])] and settled == ["a", "c"]
 
 
 async def test_messages_of_a_broken_link_are_not_sent_on_the_next(scene: Any) -> None:
