@@ -21,6 +21,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.router.generation import Generation
 from baton.router.worker_link import WorkerLink
 from baton.runtime.registry import Role
+from baton.simulation.bounds import Bounds
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.refusals import Refusals
@@ -39,6 +40,7 @@ class Watch:
     def __init__(self, world: World) -> None:
         self.breaches: list[str] = []
         self.refusals = Refusals(world, self.breaches)
+        self._bounds = Bounds(world, self.breaches)
         self._world = world
         self._tainted: set[tuple[bytes, int]] = set()
         self._flying: dict[int, Attempt] = {}  # READs of offered blocks that will land
@@ -68,6 +70,7 @@ class Watch:
     def over_router(self, process: RouterProcess) -> None:
         """I4: of one attempt, on one link, and the next index, or it is not taken."""
         self.refusals.over_router(process)
+        self._bounds.over_router(process)
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:

@@ -163,6 +163,8 @@ class Striker:
         engine = self._world.workers[fault.targets[0]].engine
         if fault.what == "fails":
             engine.fail_steps += 1
+        elif fault.what == "fails always":
+            engine.fail_steps = sys.maxsize
         elif fault.what == "breaks a slice":
             engine.break_slices = {0}
         else:

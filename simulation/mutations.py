@@ -31,7 +31,9 @@ from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2
 from baton.router import placing
 from baton.router.admission import Admission
+from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
+from baton.router.move_budget import HOLD_S, Move, MoveBudget
 from baton.router.submission import Submission
 from baton.runtime import identity
 from baton.runtime.errors import ConfigError, Overloaded
@@ -234,6 +236,21 @@ def _half_a_line(before: Any) -> Any:
     return check_room
 
 
+def _always_a_move(_: Any) -> Any:
+    return lambda self, active, now_s: Move(now_s + HOLD_S)
+
+
+def _not_asked(_: Any) -> Any:
+    async def take_turn(self: Dispatcher, submission: Submission) -> None:
+        return
+
+    return take_turn
+
+
+def _all_of_them(_: Any) -> Any:
+    return lambda self, opened, workers: [boot_id for _, boot_id in opened]
+
+
 def _first_boot_again(before: Any) -> Any:
     def started(self: World, name: str, *more: Any) -> Any:
         old = self.workers.get(name)
@@ -319,6 +336,15 @@ MUTATIONS: dict[str, Break] = {
     ),
     "refuse-with-room": Break(
         "a worker refuses with half a line", WaitingLine, "check_room", _half_a_line
+    ),
+    "no-budget-of-moves": Break(
+        "all that fails is moved at once", MoveBudget, "take", _always_a_move
+    ),
+    "moves-beside-the-budget": Break(
+        "the budget is not asked", Dispatcher, "_take_turn", _not_asked
+    ),
+    "no-cap-of-ejection": Break(
+        "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),
     "forget-a-cancel": Break(
         "workers hear of no cancel", Dispatcher, "_tell_cancel", _always(None)

@@ -33,6 +33,7 @@ SLOW_READS = 0.25  # of the seeds
 TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
 BUSY_STEPS = 8  # the first one, so many steps after a request at most
 SLOW_BUSY = (8, 22)  # so many small READs: after a first contact's, while the handoff's go on
+STORM_EVERY, STORM_SEED = 20, 13  # seeds
 STOP_S = 0.1  # to stop working, beside steps and ways
 LONGEST_STEP = 4.5  # usual ones: of 32 tokens, by chance half as long again
 LONGEST_READ = 2.1  # usual ones: of 3 blocks, by chance half as long again
@@ -104,9 +105,16 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed, always the same. In some, READs are slow beside the lease, and
-    what is cut is the way between a reader and its granter, while READs go on; in some, outputs
-    are long and pools small, so that sequences are preempted."""
+    """The scenario of a seed, always the same. In one of STORM_EVERY, many ask and workers fail
+    all that they are given."""
+    made = _usual(seed)
+    return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
+
+
+def _usual(seed: int) -> Scenario:
+    """In some, READs are slow beside the lease, and what is cut is the way between a reader and
+    its granter, while READs go on; in some, outputs are long and pools small, so that sequences
+    are preempted."""
     dice = random.Random(seed)
     slow, tight = dice.random() < SLOW_READS, dice.random() < TIGHT
     routers = tuple(f"r{n}" for n in range(dice.choice(ROUTERS)))
@@ -134,6 +142,46 @@ def draw(seed: int) -> Scenario:
         one_sided=dice.random() < 0.5,
         own_fabric=slow or dice.random() < 0.5,
         shuffle=dice.random() < 0.5,
+    )
+
+
+def _storm(made: Scenario) -> Scenario:
+    """More requests at once than may be moved, while one decode worker or two fail every step
+    and another does not: what failed is moved as the budget allows, and one of those that fail
+    is passed over. Lines and batches are short."""
+    dice = random.Random(made.seed ^ 0x570)
+    decode = {f"d{n}": 64 for n in range(dice.choice([2, 3, 3, 4]))}
+    asks = [
+        Ask(
+            router="r0",
+            prompt=tuple(dice.randrange(100) for _ in range(dice.randint(2, 12))),
+            max_tokens=dice.choice([2, 4, 6]),
+            temperature=dice.choice([0.0, 1.0]),
+            seed=dice.randrange(1 << 32),
+            deadline_s=dice.choice([0.5, 20.0, 20.0, 20.0]),
+            leaves_s=dice.uniform(0, 0.2) if dice.random() < 0.1 else None,
+        )
+        for _ in range(dice.randint(12, 16))
+    ]
+    events = [Event(dice.uniform(0.1, 0.2), ask) for ask in asks]
+    events.sort(key=lambda event: event.at_s)
+    failing = dice.sample(sorted(decode), min(2, len(decode) - 1))
+    for_s = dice.choice([0.1, 0.4, 1.5])
+    at_s = events[3].at_s + made.step_s
+    faults = [Event(at_s, Fault("step", (name,), for_s, "fails always")) for name in failing]
+    router = replace(
+        made.config.router,
+        max_requests=dice.choice([8, 64, 64]),
+        move_floor=dice.choice([1, 2]),
+    )
+    step = replace(made.config.step, max_queue=dice.choice([2, 32, 32]), max_sequences=3)
+    return replace(
+        made,
+        config=replace(made.config, router=router, step=step),
+        routers=("r0",),
+        prefill={"p0": 64},
+        decode=decode,
+        events=tuple(sorted([*events, *faults], key=lambda event: event.at_s)),
     )
 
 

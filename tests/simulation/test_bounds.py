@@ -1,0 +1,76 @@
+"""Storms reach the budget of moves and the cap of ejection, and who passes them is seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from baton.router.circuits import Circuits
+from baton.runtime import logs
+from baton.simulation import lab, mutations
+from baton.simulation.mutations import Break
+from baton.simulation.scenario import STORM_EVERY, STORM_SEED, Fault, draw
+
+STORMS = range(STORM_SEED, 15 * STORM_EVERY, STORM_EVERY)
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("lab", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+def test_storms_are_one_seed_of_so_many_and_leave_a_decode_worker_sound() -> None:
+    many = [seed for seed in range(200) if len(draw(seed).asks) > 10]
+    assert many == list(range(STORM_SEED, 200, STORM_EVERY))
+    for seed in many:
+        storm = draw(seed)
+        assert storm == draw(seed) and storm.config.router.move_floor <= 2
+        faults = [event.does for event in storm.faults]
+        assert all(isinstance(f, Fault) and f.what == "fails always" for f in faults)
+        failing = {name for fault in faults if isinstance(fault, Fault) for name in fault.targets}
+        assert failing < set(storm.decode) and 1 <= len(failing) <= 2
+
+
+def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
+    reached: Counter[str] = Counter()
+
+    def counted(before: object) -> object:
+        def passed_over(self: Circuits, fleet: dict[bytes, str], now_s: float) -> frozenset[bytes]:
+            found: frozenset[bytes] = before(self, fleet, now_s)  # type: ignore[operator]
+            open_ = [boot for boot, one in self._circuits.items() if one.passed_over(now_s)]
+            reached["cap"] += len(open_) > len(found)
+            return found
+
+        return passed_over
+
+    watching = Break("", Circuits, "passed_over", counted)
+    ends: Counter[str] = Counter()
+    for seed in STORMS:
+        outcome = lab.run(draw(seed), lambda: mutations.applied(watching))
+        assert outcome.breaches == [], seed
+        ends.update(outcome.ends)
+        reached["moves"] += outcome.migrations
+    assert ends["Overloaded"] > 10 and ends["finished"] > ends["Overloaded"]
+    assert reached["cap"] > 0 and reached["moves"] > 3 * len(STORMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no-budget-of-moves", " moves of "),
+        ("moves-beside-the-budget", "is moved beside the budget"),
+        ("no-cap-of-ejection", " decode workers passed over"),
+    ],
+)
+def test_who_passes_a_bound_is_seen(name: str, words: str) -> None:
+    breaches = [
+        breach
+        for seed in STORMS[:6]
+        for breach in lab.run(draw(seed), mutations.named(name)).breaches
+    ]
+    assert any(words in breach for breach in breaches)
