@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.decode_worker.first_contact import FirstContact
@@ -32,8 +32,8 @@ log = logs.get(__name__)
 class Peers(Protocol):
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
         """A new handoff stream to a peer whose pool the mover can read. Raises Unavailable if
-        it is not registered or not there under that boot id, Incompatible if its pool does
-        not fit."""
+        it is not registered or not there under that boot id, or if its first contact takes
+        long, Incompatible if its pool does not fit."""
         ...
 
     def forget(self, boot_id: bytes) -> None:
@@ -45,19 +45,19 @@ class Peers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """One boot id, at the address that the registry has for it. Its greetings never overlap."""
+    """One boot id, at the address that the registry has for it. It is greeted once, by a task of
+    its own, for which each who wants a stream waits only so long."""
 
     address: str
     calls: PeerCalls
-    greeting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    greeted: bool = False
+    greeting: asyncio.Task[None]
 
 
 class RegisteredPeers:
     """One connection per peer address and boot id, made by `dial`.
 
     A candidate is a name: where a peer is, the registry says. Nothing is sent to an address,
-    the token least of all, that only a message has named."""
+    the token least of all, that only a message has named. `patience_s`: for a first contact."""
 
     def __init__(
         self,
@@ -66,24 +66,34 @@ class RegisteredPeers:
         dial: Dial,
         first_contact: FirstContact,
         registry: Registry,
+        patience_s: float,
     ) -> None:
         self._mine = mine
         self._dial = dial
         self._registry = registry
         self._first_contact = first_contact
         self._mover = mover
+        self._patience_s = patience_s
         self._peers: dict[bytes, _Peer] = {}
         self._closing: set[asyncio.Future[None]] = set()
 
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
         boot_id = candidate.boot_id
         peer = self._peers.get(boot_id)
+        is_first = peer is None
         if peer is None:
             self._check_registered(candidate)
-            peer = self._peers[boot_id] = _Peer(candidate.address, self._dial(candidate.address))
-        async with peer.greeting:
-            if not peer.greeted or self._peers.get(boot_id) is not peer:
-                await self._greeted_first(peer, boot_id)
+            peer = self._begin(candidate)
+        if not peer.greeting.done():
+            await asyncio.wait({peer.greeting}, timeout=self._patience_s)
+        if not peer.greeting.done():
+            raise Unavailable(
+                f"first contact with worker {candidate.worker_id} takes over {self._patience_s:g} s"
+            )
+        if is_first and not peer.greeting.cancelled():
+            peer.greeting.result()
+        if self._peers.get(boot_id) is not peer:  # who waited in vain goes to its next candidate
+            raise Unavailable(LOST)
         return peer.calls.open()
 
     def forget(self, boot_id: bytes) -> None:
@@ -95,26 +105,33 @@ class RegisteredPeers:
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        for boot_id in list(self._peers):
+        for boot_id, peer in list(self._peers.items()):
+            peer.greeting.cancel()
             self.forget(boot_id)
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=GREETING_TIMEOUT_S)
 
-    async def _greeted_first(self, peer: _Peer, boot_id: bytes) -> None:
-        """Greet, or raise why nothing can be read there. Who waited for another's greeting in
-        vain has learned enough: it goes to its next candidate."""
-        if self._peers.get(boot_id) is peer:
+    def _begin(self, candidate: worker_pb2.Candidate) -> _Peer:
+        """Greet it. The greeting ends by its own bounds, whoever waits."""
+        boot_id, calls = candidate.boot_id, self._dial(candidate.address)
+
+        async def greet() -> None:
             try:
-                await self._greet(peer.calls, boot_id)
-            except BatonError:
+                await self._greet(calls, boot_id)
+            except Exception as error:  # told to who began it, if he still waits
+                if not isinstance(error, BatonError):
+                    log.exception("a greeting stumbled")
                 if self._peers.get(boot_id) is peer:
                     self.forget(boot_id)
                 raise
-        if self._peers.get(boot_id) is not peer:
-            raise Unavailable(LOST)
-        peer.greeted = True
-        self._forget_predecessors(peer)
-        self._forget_departed()
+            if self._peers.get(boot_id) is peer:
+                self._forget_predecessors(peer)
+                self._forget_departed()
+
+        peer = _Peer(candidate.address, calls, asyncio.create_task(greet()))
+        peer.greeting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._peers[boot_id] = peer
+        return peer
 
     def _check_registered(self, candidate: worker_pb2.Candidate) -> None:
         named = (candidate.worker_id, candidate.boot_id.hex(), candidate.address)
@@ -143,7 +160,7 @@ class RegisteredPeers:
             log.warning("the registry cannot be read", why=str(error))
             return
         for boot_id, peer in list(self._peers.items()):
-            if boot_id.hex() in registered or peer.greeting.locked():
+            if boot_id.hex() in registered or not peer.greeting.done():
                 continue
             if not peer.calls.up:
                 self.forget(boot_id)

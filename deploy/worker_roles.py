@@ -90,10 +90,12 @@ class Served:
 
 def decode_role(below: Below) -> Served:
     boot = below.boot
-    floor_gbps = boot.config.handoff.preflight_floor_gbps
-    first_contact = FirstContact(below.mover, below.pool, floor_gbps)
+    handoff = boot.config.handoff
+    first_contact = FirstContact(below.mover, below.pool, handoff.preflight_floor_gbps)
     dial = grpc_dial(boot.token, boot.tls)
-    peers = RegisteredPeers(below.greeting, below.mover, dial, first_contact, boot.registry)
+    peers = RegisteredPeers(
+        below.greeting, below.mover, dial, first_contact, boot.registry, handoff.lease_s
+    )
     worker = DecodeWorker(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id,

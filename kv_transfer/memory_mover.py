@@ -1,13 +1,16 @@
 """A mover between pools of one process, on the event loop alone: for tests and simulation.
 
 A `MemoryExchange` stands for the network: it knows the pools by boot id and decides each READ's
-fate (delay, failure, stuck, wrong bytes). Bytes are copied at the moment of landing, so a late
-READ brings whatever the granter's blocks hold by then. The exchange owns the stuck READs.
+fate (delay, failure, stuck, wrong bytes) as it is posted. Bytes are copied at the moment of
+landing, so a late READ brings whatever the granter's blocks hold by then. READs do not hinder each
+other unless the exchange has a `bytes_per_s`: then they wait for their turns on one link. The
+exchange owns the stuck READs and those that wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ KIND = "memory"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A READ about to start, as the exchange's `decide` sees it. `number` counts all READs;
+    """A READ about to be posted, as the exchange's `decide` sees it. `number` counts all READs;
     what is `summed` will be verified, anything else is a measurement."""
 
     number: int
@@ -58,16 +61,20 @@ class Fate:
 
 
 class MemoryExchange:
-    """The pools of a process by boot id, and what happens to READs between them."""
+    """The pools of a process by boot id, and what happens to READs between them. `bytes_per_s`:
+    of all READs together, one after the other; None: each takes its own delay alone."""
 
     def __init__(self, decide: Callable[[Attempt], Fate] | None = None) -> None:
         self.decide = decide or (lambda attempt: Fate())
         self.reads = 0
+        self.bytes_per_s: float | None = None
         self.checksum_s = 0.0
         self.later: Callable[[float, Callable[[], None]], object] = _later
         self.landing: Callable[[Attempt], None] = lambda attempt: None  # told just before
         self._pools: dict[bytes, NDArray[np.uint8]] = {}
         self._stuck: list[MemoryRead] = []
+        self._waiting: deque[MemoryRead] = deque()
+        self._moving: MemoryRead | None = None
 
     def join(self, boot_id: bytes, pool: NDArray[np.uint8]) -> None:
         self._pools[boot_id] = pool
@@ -78,6 +85,36 @@ class MemoryExchange:
 
     def pool(self, boot_id: bytes) -> NDArray[np.uint8] | None:
         return self._pools.get(boot_id)
+
+    def begin(self, read: MemoryRead) -> None:
+        """Post a READ, at once or when the link is free."""
+        self._waiting.append(read)
+        self._post_waiting()
+
+    def dropped(self, read: MemoryRead) -> bool:
+        """Whether the READ waited for its turn, which it now never has."""
+        if read not in self._waiting:
+            return False
+        self._waiting.remove(read)
+        return True
+
+    def gets_on(self, read: MemoryRead) -> bool:
+        """Whether bytes move: its own, or those that it waits for."""
+        return read is self._moving or read in self._waiting
+
+    def _post_waiting(self) -> None:
+        while self._waiting and self._moving is None:
+            read = self._waiting.popleft()
+            size = read.post()
+            if size and self.bytes_per_s is not None:
+                self._moving = read
+                self.later(size / self.bytes_per_s, self._moved)
+
+    def _moved(self) -> None:
+        moved, self._moving = self._moving, None
+        assert moved is not None
+        moved.moved()
+        self._post_waiting()
 
     def hold_back(self, read: MemoryRead) -> None:
         self._stuck.append(read)
@@ -104,7 +141,6 @@ class MemoryRead:
         exchange: MemoryExchange,
         attempt: Attempt,
         target: NDArray[np.uint8],
-        fate: Fate,
         summing: Callable[[], NDArray[np.uint64]] | None,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -117,25 +153,56 @@ class MemoryRead:
         self._exchange = exchange
         self.attempt = attempt
         self._target = target
-        self._fate = fate
-        self._context = copy_context()  # of who reads: his threads sum
+        self._fate = Fate()
+        self._context = copy_context()  # of who reads: his threads sum, his clock counts
+        self._moved_at: float | None = loop.time()  # None: just now
+        exchange.begin(self)
+
+    @property
+    def moved_at(self) -> float:
+        if self._moved_at is None or self._exchange.gets_on(self):
+            return asyncio.get_running_loop().time()
+        return self._moved_at
+
+    def abandon(self) -> None:
+        if self._exchange.dropped(self):
+            self._fail(ReadFailed("nobody waited for the READ any more"))
+            self.settled.set_result(None)
+
+    def post(self) -> int:
+        """Its fate begins. How many bytes the link has to move for it."""
+        self._fate = fate = self._exchange.decide(self.attempt)
+        self._note_time()
         if fate.stuck:
-            exchange.hold_back(self)
-        else:
-            exchange.later(fate.delay_s, self.finish)
-            if fate.early:
-                exchange.later(fate.delay_s / 2, self._land_early)
+            self._exchange.hold_back(self)
+            return 0
+        if self._exchange.bytes_per_s is None:
+            self.moved()
+        return len(self.attempt.local) * self._target.shape[1]
+
+    def moved(self) -> None:
+        """The link has moved its bytes: what is left is its own delay."""
+        self._note_time()
+        self._exchange.later(self._fate.delay_s, self.finish)
+        if self._fate.early:
+            self._exchange.later(self._fate.delay_s / 2, self._land_early)
+
+    def _note_time(self) -> None:
+        """By the clock of who reads: this may run by another's."""
+        if self._exchange.bytes_per_s is not None:
+            self._moved_at = None
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._note, context=self._context)
+
+    def _note(self) -> None:
+        self._moved_at = asyncio.get_running_loop().time()
 
     def finish(self) -> None:
         """Land, or fail; settled either way."""
         attempt, fate = self.attempt, self._fate
         source = self._exchange.pool(fate.stale or attempt.granter)
         if fate.failed or source is None:
-            failure = ReadFailed(f"the READ from worker {attempt.granter.hex()[:8]} failed")
-            for told in (self.landed, self.sums):
-                if told is not None:
-                    told.set_exception(failure)
-                    told.exception()  # it may go unwatched
+            self._fail(ReadFailed(f"the READ from worker {attempt.granter.hex()[:8]} failed"))
         else:
             self._exchange.landing(attempt)
             self._land(source)
@@ -144,6 +211,12 @@ class MemoryRead:
                 loop = asyncio.get_running_loop()
                 loop.call_later(self._exchange.checksum_s, self._sum, context=self._context)
         self.settled.set_result(None)
+
+    def _fail(self, failure: ReadFailed) -> None:
+        for told in (self.landed, self.sums):
+            if told is not None:
+                told.set_exception(failure)
+                told.exception()  # it may go unwatched
 
     def _land(self, source: NDArray[np.uint8]) -> None:
         attempt, fate, target = self.attempt, self._fate, self._target
@@ -230,14 +303,11 @@ class MemoryMover:
             tuple(local),
             seeds is not None,
         )
-        fate = self._exchange.decide(attempt)
 
         def summing() -> NDArray[np.uint64]:
             return self._pool.sums(local, seeds or ())
 
-        return MemoryRead(
-            self._exchange, attempt, self._array, fate, None if seeds is None else summing
-        )
+        return MemoryRead(self._exchange, attempt, self._array, None if seeds is None else summing)
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         await asyncio.sleep(self._exchange.checksum_s)  # as a thread would, it takes a while

@@ -39,12 +39,22 @@ class Read(Protocol):
     its destination blocks must not be used for anything else (quarantine). A READ that landed
     has settled. `sums`, if the READ was given seeds, brings the checksums of the bytes that
     landed, [blocks, slabs], taken while they are still in the cache; it fails as `landed` does.
-    No future of these is to be cancelled.
+    No future of these is to be cancelled. `moved_at` (the event loop's clock) is when it last got
+    on: it was made, bytes of it were posted or landed, or, while none of it is posted, what it
+    waits for got on.
     """
 
     landed: asyncio.Future[None]
     settled: asyncio.Future[None]
     sums: asyncio.Future[NDArray[np.uint64]] | None
+
+    @property
+    def moved_at(self) -> float: ...
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: nothing of it is posted from now on. If nothing is under
+        way it has failed and settled when this returns, else what is under way settles it."""
+        ...
 
 
 class Mover(Protocol):

@@ -4,7 +4,8 @@ NIXL's calls may block (a READ over shared memory is copied inside `transfer`), 
 off the event loop. The thread posts READs, polls those under way, and polls notifications, which
 is what serves peers' READs: every millisecond while asked to, seldom otherwise. It knows no
 asyncio: results go to the callbacks that came with a command or a READ, in this thread. READs
-come in pieces (pieces.py) from a queue that it shares with the mover's other agents.
+come in pieces (pieces.py) from a queue that it shares with the mover's other agents, and few at a
+time are under way from a peer.
 
 A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle stops
 nothing for certain (docs/decisions.md), so an abandoned READ is polled on and its peer kept.
@@ -19,7 +20,7 @@ import os
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from numpy.typing import NDArray
 
 from baton.kv_transfer.local_pool import DRAM, LocalPool, place_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
-from baton.kv_transfer.pieces import Piece, Pieces
+from baton.kv_transfer.piece_queue import PieceQueue
+from baton.kv_transfer.pieces import Piece, blocks_enough
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError, ReadFailed
 
@@ -84,18 +86,20 @@ class NixlAgent:
     agent of the mover. Raises ConfigError if NIXL does not start or takes not this memory."""
 
     def __init__(
-        self, pool: LocalPool, name: str, pieces: Pieces, share: tuple[int, int] = (0, 1)
+        self, pool: LocalPool, name: str, pieces: PieceQueue, share: tuple[int, int] = (0, 1)
     ) -> None:
         """`share`: which of how many agents of the mover this is."""
         self._pool = pool
         self._share = share
         self._name = name
         self._pieces = pieces
+        self._enough = blocks_enough(pool)
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(MAX_COMMANDS)
         self._forgets: deque[bytes] = deque()  # at most one for each connected peer
         self._peers: dict[bytes, _Peer] = {}
         self._leaving: list[_Peer] = []  # forgotten with READs under way
         self._flights: list[_Flight] = []
+        self._more = False  # pieces that wait may be posted at once
         self._stopping = False
         self.holds = 0  # leases that ask for progress; written by the owner's thread
         self.unsettled = 0  # READs under way, as of the last poll
@@ -170,32 +174,39 @@ class NixlAgent:
             self._leaving.append(peer)
 
     def _post_waiting(self) -> None:
-        """Post pieces until none waits, for a spell at most: commands, polls and a stop come
-        between. Where a READ is a copy by this thread it has ended when it is posted, and what
-        `landed` looks at is still in the cache."""
+        """Post pieces while there are some of peers that are not full, for a spell at most:
+        commands, polls and a stop come between. Where a READ is a copy by this thread it has
+        ended when it is posted, and what `landed` looks at is still in the cache."""
         until = time.monotonic() + POSTING_SPELL_S
         while not self._stopping and time.monotonic() < until:
-            try:
-                piece = self._pieces.popleft()
-            except IndexError:
+            piece = self._pieces.take(self._full())
+            if piece is None:
+                self._more = False
                 return
-            if piece.read.failure is None:
-                self._post(piece)
-            else:
-                piece.read.piece_ended(None)  # never posted
+            self._post(piece)
+        self._more = not self._stopping
+
+    def _full(self) -> set[bytes]:
+        """Peers with enough under way here. What nobody waits for any more does not count: it
+        may never end."""
+        blocks: Counter[bytes] = Counter()
+        for flight in self._flights:
+            if flight.piece.read.failure is None and not flight.peer.forgotten:
+                blocks[flight.peer.boot_id] += len(flight.piece.local)
+        return {boot_id for boot_id, count in blocks.items() if count > self._enough}
 
     def _post(self, piece: Piece) -> None:
         boot_id = piece.read.boot_id
         peer = self._peers.get(boot_id)
         if peer is None:
-            piece.read.piece_ended(ReadFailed(f"{_short(boot_id)} is not connected"))
+            self._pieces.ended(piece, ReadFailed(f"{_short(boot_id)} is not connected"))
             return
         try:
             handle = self._agent.make_prepped_xfer(
                 "READ", self._blocks, piece.local, peer.blocks, piece.remote
             )
         except Exception as error:  # NIXL's bindings raise classes of their own
-            piece.read.piece_ended(_failed(error))
+            self._pieces.ended(piece, _failed(error))
             return
         peer.reads += 1
         flight = _Flight(handle, peer, piece)
@@ -247,7 +258,7 @@ class NixlAgent:
         """Wait for commands, at most until the next poll is due; run them; poll."""
         pause = SPIN_S if self._flights else HELD_POLL_S if self.holds else IDLE_POLL_S
         try:
-            self._command(self._commands.get(block=not self._pieces, timeout=pause))
+            self._command(self._commands.get(block=not self._more, timeout=pause))
             while True:
                 self._command(self._commands.get_nowait())
         except queue.Empty:
@@ -255,12 +266,14 @@ class NixlAgent:
         except Exception:  # of one command; the others and the polls go on
             log.exception("a command of the NIXL thread failed")
         self._post_waiting()
+        before = len(self._flights)
         self._flights = [
             flight
             for flight in self._flights
             if not self._ends(flight, self._agent.check_xfer_state)
         ]
         self.unsettled = len(self._flights)
+        self._more = self._more or self.unsettled < before
         self._agent.get_new_notifs()  # serves peers; the messages carry nothing
 
     def _command(self, command: Callable[[], None]) -> None:
@@ -292,7 +305,7 @@ class NixlAgent:
             except Exception as error:  # its owner must hear of an end in any case
                 log.exception("what a READ brought could not be looked at")
                 failure = _failed(error)
-        piece.read.piece_ended(failure)
+        self._pieces.ended(piece, failure)
         return True
 
     def _release(self, handle: Any) -> None:

@@ -2,14 +2,13 @@
 
 The event loop's side: it hands READs to the agent's thread and turns their ends into futures.
 The agent's thread also sums what it has read; a granter's sums have a thread of their own.
-Deadlines are the reader's concern: an abandoned READ settles when NIXL reports its end, which
-for a peer that is cut off may be never. The pool's memory belongs to the engine.
+Deadlines are the reader's concern: what is posted of an abandoned READ settles when NIXL reports
+its end, which for a peer that is cut off may be never. The pool's memory belongs to the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.kv_transfer.pieces import Pieces, blocks_each, cut
+from baton.kv_transfer.piece_queue import PieceQueue
+from baton.kv_transfer.pieces import PiecewiseRead, blocks_each, cut
 from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
@@ -29,10 +29,15 @@ MAX_CHECKSUM_CALLS = 64  # waiting or running; one more waits on the event loop
 
 
 class NixlRead:
-    """One READ; implements `mover.Read`."""
+    """One READ; implements `mover.Read`. The mover gives it its `pieces`; `wake` tells the agents
+    that there may be room again."""
 
-    def __init__(self, summed: bool) -> None:
+    pieces: PiecewiseRead
+
+    def __init__(self, queue: PieceQueue, wake: Callable[[], None], summed: bool) -> None:
         loop = asyncio.get_running_loop()
+        self._queue = queue
+        self._wake = wake
         self.sums: asyncio.Future[NDArray[np.uint64]] | None = None
         if summed:
             self.sums = loop.create_future()
@@ -41,8 +46,20 @@ class NixlRead:
         self.settled: asyncio.Future[None] = loop.create_future()
         self.landed.add_done_callback(lambda done: done.exception())  # it may go unwatched
 
+    @property
+    def moved_at(self) -> float:
+        return self._queue.moved_at(self.pieces)
+
+    def abandon(self) -> None:
+        if self.settled.done():
+            return
+        if self._queue.abandon(self.pieces):
+            self.end(self.pieces.failure)
+        else:
+            self._wake()
+
     def end(self, failure: ReadFailed | None, sums: NDArray[np.uint64] | None = None) -> None:
-        """NIXL has reported: landed or failed, and settled either way."""
+        """No piece is left: landed or failed, and settled either way."""
         if failure is None:
             self.landed.set_result(None)
             if self.sums is not None and sums is not None:
@@ -70,7 +87,7 @@ class NixlMover:
             read_threads = 1
         self._boot_id = boot_id
         names = [boot_id.hex(), *(f"{boot_id.hex()}-{n}" for n in range(1, read_threads))]
-        self._pieces: Pieces = deque()
+        self._pieces = PieceQueue()
         self._agents = [
             NixlAgent(pool, name, self._pieces, (number, len(names)))
             for number, name in enumerate(names)
@@ -154,7 +171,7 @@ class NixlMover:
         check_blocks(remote, peer.num_blocks, local, self._pool.blocks)
         if seeds is not None and len(seeds) != len(local):
             raise ReadFailed(f"{len(seeds)} seeds do not fit {len(local)} blocks")
-        read = NixlRead(summed=seeds is not None)
+        read = NixlRead(self._pieces, self._wake, summed=seeds is not None)
         loop = asyncio.get_running_loop()
 
         sums = np.empty((len(local), self.slabs), dtype=np.uint64) if seeds is not None else None
@@ -169,13 +186,17 @@ class NixlMover:
 
         step = blocks_each(self._pool)
         pieces = cut(boot_id, remote, local, step, None if seeds is None else landed, ended)
+        read.pieces = pieces[0].read
         if len(self._pieces) + len(pieces) > MAX_PIECES:
             read.end(ReadFailed("the mover has too many READs waiting"))
             return read
-        self._pieces.extend(pieces)
+        self._pieces.add(pieces)
+        self._wake()
+        return read
+
+    def _wake(self) -> None:
         for agent in self._agents:
             agent.wake()
-        return read
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         async with self._sum_calls:

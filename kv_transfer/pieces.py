@@ -2,13 +2,14 @@
 
 Where a READ is a copy by the host, no thread then stands idle while another still has pieces, and
 what a piece brought is summed while a core's cache holds it. It posts nothing and knows no NIXL.
-The mover owns the queue; a READ in pieces is counted under a lock of its own.
+What waits is in piece_queue.py; the pieces of a READ that have ended are counted here, under a
+lock of the READ's own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.runtime.errors import ReadFailed
 
 PIECE_BYTES = 4 << 20  # few enough that a core's caches still hold it when it has landed
+DEVICE_BYTES = 64 << 20  # a READ of the default size
 
 # both are called in the thread that saw a piece end
 Landed = Callable[[int, int], None]  # of a READ's blocks, those from the first to the end
@@ -27,24 +29,30 @@ Ended = Callable[[ReadFailed | None], None]
 
 class PiecewiseRead:
     """A READ from the peer `boot_id`. `landed` is told of each piece as it lands; `ended` once,
-    when no byte can land any more, with the first failure if there was one."""
+    when no byte can land any more, with the first failure if there was one. `under_way` (pieces
+    that are posted) and `moved_at` (monotonic) are the queue's."""
 
     def __init__(self, boot_id: bytes, pieces: int, landed: Landed | None, ended: Ended) -> None:
         self.boot_id = boot_id
         self.landed = landed
         self.failure: ReadFailed | None = None
+        self.under_way = 0
+        self.moved_at = time.monotonic()
         self._ended = ended
         self._pieces = pieces  # that have not ended
         self._counting = threading.Lock()
 
-    def piece_ended(self, failure: ReadFailed | None) -> None:
-        """A piece has landed, failed, or will never be posted."""
-        with self._counting:
-            self._pieces -= 1
-            self.failure = self.failure or failure
-            last = self._pieces == 0
-        if last:
+    def pieces_ended(self, pieces: int, failure: ReadFailed | None) -> None:
+        """Some have landed, failed, or will never be posted."""
+        if self.count_ended(pieces, failure):
             self._ended(self.failure)
+
+    def count_ended(self, pieces: int, failure: ReadFailed | None) -> bool:
+        """As `pieces_ended`, and tells nobody. Whether these were the last ones."""
+        with self._counting:
+            self._pieces -= pieces
+            self.failure = self.failure or failure
+            return pieces > 0 and self._pieces == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +66,16 @@ class Piece:
     local: NDArray[np.int32]
 
 
-Pieces = deque[Piece]  # its two ends may be used by several threads
-
-
 def blocks_each(pool: LocalPool) -> int:
     """Blocks of a piece of a READ into this pool. Into a device's memory a READ goes whole: no
     core copies it."""
     return max(1, PIECE_BYTES // pool.block_bytes) if pool.memory == DRAM else pool.blocks
+
+
+def blocks_enough(pool: LocalPool) -> int:
+    """With more blocks than these under way from a peer, an agent posts no further piece: two
+    pieces keep a link busy, and what is posted lands soon, on a slow link too."""
+    return max(1, (PIECE_BYTES if pool.memory == DRAM else DEVICE_BYTES) // pool.block_bytes)
 
 
 def cut(

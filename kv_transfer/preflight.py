@@ -120,6 +120,7 @@ async def measure(
         read = mover.read(boot_id, remote, own)
         done, _ = await asyncio.wait({read.landed}, timeout=READ_TIMEOUT_S)
         if not done:
+            read.abandon()
             late = f"a preflight READ did not end in {READ_TIMEOUT_S:g} s"
             raise PreflightFailed(late, read.settled)
         read.landed.result()

@@ -3,10 +3,10 @@
     offer ─▶ READ ─▶ landed ─▶ lease still trusted? ─▶ own sums ─▶ equal? ─▶ verified
              in the window                             while the next READ is under way
 
-However `fetch` ends, the destinations of unfinished READs go to quarantine, and `closed` is said
-once no READ is in flight; `finished` waits for that. The owner of the destination blocks keeps
-the quarantined ones aside until their future is done. Time is the event loop's. A READ's futures
-are never cancelled.
+However `fetch` ends, what is not posted of its READs never will be, the destinations of those in
+flight go to quarantine, and `closed` is said once there are none; `finished` waits for that. The
+owner of the destination blocks keeps the quarantined ones aside until their future is done. Time
+is the event loop's. A READ's futures are never cancelled.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HandoffReader:
         self._window = Window(config.window_reads, config.window_bytes)
         self._ready: deque[int] = deque()  # places offered, not yet being read
         self._suspect: set[int] = set()  # places whose sums were wrong once
-        self._reads: dict[asyncio.Future[None], list[int]] = {}  # settled to own blocks
+        self._reads: dict[Read, list[int]] = {}  # that have not landed, to own blocks
         self._tasks: set[asyncio.Task[None]] = set()  # one per READ, until its own sums are in
         self._unproven: list[_Landed] = []  # waiting for the granter's sums
         self._report = FetchReport()
@@ -120,10 +120,12 @@ class HandoffReader:
     def _leave(self) -> None:
         for task in self._tasks:
             task.cancel()
-        unsettled = [settled for settled in self._reads if not settled.done()]
-        for settled in unsettled:
-            self._quarantine(self._reads[settled], settled)
-        self._session.leave(unsettled)
+        for read in self._reads:
+            read.abandon()
+        unsettled = [read for read in self._reads if not read.settled.done()]
+        for read in unsettled:
+            self._quarantine(self._reads[read], read.settled)
+        self._session.leave([read.settled for read in unsettled])
 
     def _fail(self, error: Exception) -> None:
         outcome = self._outcome
@@ -177,7 +179,7 @@ class HandoffReader:
             for _ in places:
                 self._ready.popleft()
             self._window.started(size)
-            self._reads[read.settled] = own
+            self._reads[read] = own
             self._report.reads += 1
             self._report.bytes += size
             task = asyncio.create_task(self._finish_read(read, places, size))
@@ -191,7 +193,7 @@ class HandoffReader:
                 raise LeaseLost("the lease ran out before a READ was seen complete")
             self._report.landed(places, _now())
             self._window.ended(size)
-            self._reads.pop(read.settled)
+            self._reads.pop(read)
             self._start_reads()
             if read.sums is not None:
                 if not read.sums.done():  # most movers have summed when they say so
@@ -207,9 +209,14 @@ class HandoffReader:
             self._fail(error)
 
     async def _await_landing(self, read: Read) -> None:
-        done, _ = await asyncio.wait({read.landed}, timeout=self._config.read_timeout_s)
-        if not done:
-            raise ReadFailed(f"a READ did not end in {self._config.read_timeout_s:g} s")
+        """Raises ReadFailed once it has not got on for `read_timeout_s`, however long it takes
+        otherwise: the lease and the request's deadline end what goes on."""
+        patience_s = self._config.read_timeout_s
+        while not read.landed.done():
+            left_s = read.moved_at + patience_s - _now()
+            if left_s <= 0:
+                raise ReadFailed(f"a READ did not get on for {patience_s:g} s")
+            await asyncio.wait({read.landed}, timeout=left_s)
         read.landed.result()
 
     def _prove(self) -> None:

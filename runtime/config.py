@@ -80,10 +80,10 @@ class HandoffConfig:
     lease_s: float = 2.0
     renewals_per_lease: int = 4
     window_reads: int = 4  # READs in flight per handoff
-    window_bytes: int = 128 << 20  # read in half of read_timeout_s at the preflight's floor
+    window_bytes: int = 128 << 20  # and their bytes; what is posted of them is far less
     read_bytes: int = 64 << 20  # of one READ, at most; a block at least
     read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
-    read_timeout_s: float = 5.0
+    read_timeout_s: float = 5.0  # for a READ under way without a piece that lands
     verify: bool = True  # off only in experiments: a wrong block is then used
     preflight_floor_gbps: float = 0.05  # GB/s; a slower pair is marked degraded
 

@@ -158,6 +158,7 @@ class World:
                     partial(SimCalls, self.network, machine),
                     FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps),
                     self.registry,
+                    self.config.handoff.lease_s,
                 ),
                 limits=limits,
                 config=self.config,

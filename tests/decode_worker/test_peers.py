@@ -70,7 +70,7 @@ class Scene:
         own = peer.greeting("decode-0", self.mover.describe())
         self.registry = MemoryRegistry()
         self.peers = RegisteredPeers(
-            lambda: own, self.mover, grpc_dial("token"), contact, self.registry
+            lambda: own, self.mover, grpc_dial("token"), contact, self.registry, 20.0
         )
 
     def register(self, boot_id: bytes, address: str = "") -> None:
@@ -282,6 +282,54 @@ async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
     async with asyncio.timeout(20):
         while opened[0].get_state() is not grpc.ChannelConnectivity.SHUTDOWN:
             await asyncio.sleep(0.001)
+
+
+async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the patience, in all, and the measurement goes on: once it has ended, the
+    peer can be opened to without another."""
+    monkeypatch.setattr(scene.peers, "_patience_s", 0.2)
+    scene.peer.exchange.decide = lambda attempt: Fate(stuck=attempt.number == 1)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    asked = [asyncio.create_task(scene.open(b"1" * 16)) for _ in range(3)]
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert loop.time() - begun < 5  # not one after the other, nor a READ's ten seconds
+    for error in done:
+        assert isinstance(error, Unavailable) and "takes over 0.2 s" in str(error)
+    with pytest.raises(Unavailable, match="takes over 0.2 s"):  # who comes later, likewise
+        await scene.open(b"1" * 16)
+    assert scene.peer.exchange.stuck == 1 and scene.known() == {b"1" * 16}
+    scene.peer.exchange.release_stuck()
+    await asyncio.wait({scene.peers._peers[b"1" * 16].greeting}, timeout=20)
+    measured = scene.peer.exchange.reads
+    await scene.open(b"1" * 16)
+    assert scene.peer.exchange.reads == measured and scene.peer.greetings == 1
+
+
+async def test_a_first_contact_that_fails_when_nobody_waits_is_begun_anew(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene.peers, "_patience_s", 0.2)
+    scene.peer.exchange.decide = lambda attempt: Fate(
+        stuck=attempt.number == 1, failed=attempt.number == 2
+    )
+    with pytest.raises(Unavailable, match="takes over"):
+        await scene.open(b"1" * 16)
+    scene.peer.exchange.release_stuck()
+    async with asyncio.timeout(20):
+        while scene.known():
+            await asyncio.sleep(0.001)
+    await scene.open(b"1" * 16)
+    assert scene.peer.greetings == 2
+
+
+async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:
+    (opening,) = await greeting_begun(scene, "")
+    await scene.peers.close()
+    with pytest.raises(Unavailable, match="lost while it was greeted"):
+        await opening
 
 
 async def test_who_leaves_while_it_greets_takes_nobodys_channel_along(scene: Scene) -> None:

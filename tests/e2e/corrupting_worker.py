@@ -43,6 +43,8 @@ class CorruptingMover(NixlMover):
 
     def _spoil(self, read: NixlRead, local: Sequence[int], seeds: Sequence[int]) -> None:
         """What landed is not what was offered: the sums are those of the spoiled bytes."""
+        if read.landed.exception() is not None:
+            return  # the blocks may be another's by now
         self._bytes[local[0]].view("float32")[:] *= -3.0
         if read.sums is not None:
             read.sums.set_result(checksums(self._bytes, local, seeds, self.slabs))

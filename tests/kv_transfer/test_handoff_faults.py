@@ -54,7 +54,7 @@ def test_a_stuck_read_is_quarantined_until_it_lands_late(lab: Any) -> None:
     prompt = lab.chunked()
 
     async def main() -> None:
-        with pytest.raises(ReadFailed, match="did not end in 0.5 s"):
+        with pytest.raises(ReadFailed, match="did not get on for 0.5 s"):
             await lab.play(stage, prompt)
         (blocks, settled), *others = stage.quarantined
         assert not others and blocks == lab.OWN[2:4] and not settled.done()

@@ -12,7 +12,7 @@ import pytest
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import DevicePool, HostPool, place_name, prepare_ucx
 from baton.kv_transfer.nixl_mover import NixlMover
-from baton.kv_transfer.pieces import Pieces
+from baton.kv_transfer.piece_queue import PieceQueue
 
 ZCOPY = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
@@ -103,7 +103,7 @@ async def test_a_devices_pool_is_described_as_such(monkeypatch: pytest.MonkeyPat
         metadata = b"m"
 
         def __init__(
-            self, pool: DevicePool, name: str, pieces: Pieces, share: tuple[int, int]
+            self, pool: DevicePool, name: str, pieces: PieceQueue, share: tuple[int, int]
         ) -> None:
             self.names.append(name)
 

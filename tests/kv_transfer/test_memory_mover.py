@@ -260,3 +260,63 @@ def test_a_fetch_cancelled_while_summing_leaves_nothing(lab: Any) -> None:
     lab.on_virtual_time(main)
     assert stage.sent[-1] == "closed" and not stage.quarantined
     lab.nothing_left(stage, prompt)
+
+
+def test_reads_over_a_shared_link_take_turns_and_then_their_own_delays(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.5 if attempt.number == 1 else 0.0))
+    stage.exchange.bytes_per_s = lab.BLOCK_BYTES  # a block a second
+    landed: list[float] = []
+
+    async def main() -> None:
+        mover, clock = await connected(stage), asyncio.get_running_loop().time
+        reads = [mover.read(lab.GRANTER, [n, n + 1], [n, n + 1]) for n in (1, 3, 5)]
+        for read in reads:
+            read.landed.add_done_callback(lambda _: landed.append(clock()))
+        await asyncio.sleep(2.25)
+        assert reads[0].moved_at == 2.0  # what is left is its delay
+        assert reads[1].moved_at == reads[2].moved_at == 2.25  # bytes move
+        await asyncio.wait({read.settled for read in reads})
+
+    lab.on_virtual_time(main)
+    assert landed == [2.5, 4.0, 6.0]
+
+
+def test_a_stuck_read_takes_nothing_of_a_shared_link(lab: Any) -> None:
+    stage = lab.Stage(decide=lambda attempt: Fate(stuck=attempt.number == 2))
+    stage.exchange.bytes_per_s = lab.BLOCK_BYTES
+
+    async def main() -> None:
+        mover = await connected(stage)
+        reads = [mover.read(lab.GRANTER, [n], [n]) for n in (1, 2, 3)]
+        assert stage.exchange.stuck == 0  # its turn has not come
+        await reads[2].landed
+        assert asyncio.get_running_loop().time() == 2.0 and stage.exchange.stuck == 1
+        assert reads[1].moved_at == 1.0
+        reads[1].abandon()
+        assert not reads[1].settled.done()
+        stage.exchange.release_stuck()
+        assert reads[1].settled.done()
+
+    lab.on_virtual_time(main)
+
+
+def test_a_read_that_waits_for_a_shared_link_settles_as_it_is_abandoned(lab: Any) -> None:
+    stage = lab.Stage()
+    stage.exchange.bytes_per_s = lab.BLOCK_BYTES
+
+    async def main() -> None:
+        mover = await connected(stage)
+        reads = [mover.read(lab.GRANTER, [n], [n], [7]) for n in (1, 2, 3)]
+        for read in reads[:2]:
+            read.abandon()
+            read.abandon()
+        assert [read.settled.done() for read in reads] == [False, True, False]
+        with pytest.raises(ReadFailed, match="nobody waited"):
+            await reads[1].sums
+        await reads[2].landed
+        assert asyncio.get_running_loop().time() == 2.0
+        assert reads[0].settled.done()  # its bytes moved: it landed
+        await reads[2].sums
+
+    lab.on_virtual_time(main)
+    assert not stage.own[2].any() and stage.own[3].any()

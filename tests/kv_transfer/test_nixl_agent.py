@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.local_pool import DevicePool, HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
+from baton.kv_transfer.piece_queue import PieceQueue
 from baton.kv_transfer.pieces import Landed, cut
 from baton.runtime.errors import ConfigError, ReadFailed
 from baton.simulation.scripted_nixl import Ended, ScriptedAgent
@@ -42,7 +42,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedAgent:
 
 
 def opened() -> NixlAgent:
-    return NixlAgent(host_pool(), "name", deque())
+    return NixlAgent(host_pool(), "name", PieceQueue())
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def start_read(
 ) -> Ended:
     """Queue a READ and wait until the agent's thread has posted it."""
     ended = Ended()
-    agent._pieces.extend(cut(PEER, remote, local, step, landed, ended))
+    agent._pieces.add(cut(PEER, remote, local, step, landed, ended))
     agent.wake()
     assert [there(agent, lambda: None) for _ in range(2)]  # a turn later
     return ended
@@ -120,7 +120,7 @@ def test_a_devices_pool_is_registered_and_described_as_what_it_is(
 ) -> None:
     monkeypatch.delenv("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", raising=False)
     entered: list[str] = []
-    agent = NixlAgent(device_pool(entered), "name", deque())
+    agent = NixlAgent(device_pool(entered), "name", PieceQueue())
     there(agent, lambda: agent.connect(peer()))
     agent.stop()
     assert entered == ["nixl-name"]  # where NIXL is called, once
@@ -143,7 +143,7 @@ def test_a_host_reads_a_devices_pool(made: Made) -> None:
 def test_memory_that_nixl_cannot_register_is_named_with_a_remedy(scripted: ScriptedAgent) -> None:
     scripted.fail.add("register_memory")
     with pytest.raises(ConfigError, match="VRAM of device 2.*UCX_TLS.*worker.device to cpu"):
-        NixlAgent(device_pool(), "name", deque())
+        NixlAgent(device_pool(), "name", PieceQueue())
 
 
 def test_nixl_itself_takes_no_hosts_memory_for_a_devices() -> None:
@@ -151,7 +151,7 @@ def test_nixl_itself_takes_no_hosts_memory_for_a_devices() -> None:
     host = host_pool()
     lying = dataclasses.replace(device_pool(), address=host.address, device_id=0)
     with pytest.raises(ConfigError, match="VRAM of device 0"):
-        NixlAgent(lying, "name", deque())
+        NixlAgent(lying, "name", PieceQueue())
 
 
 def test_a_read_that_is_done_when_posted(made: Made) -> None:
@@ -402,7 +402,7 @@ def test_missing_bindings_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU alone")
 def test_agents_of_a_mover_never_share_a_cpu_and_use_all(scripted: ScriptedAgent) -> None:
-    agents = [NixlAgent(host_pool(), "name", deque(), (number, 2)) for number in range(2)]
+    agents = [NixlAgent(host_pool(), "name", PieceQueue(), (number, 2)) for number in range(2)]
     seen: list[set[int]] = []
     for agent in agents:
         there(agent, lambda: seen.append(os.sched_getaffinity(0)))
@@ -412,7 +412,7 @@ def test_agents_of_a_mover_never_share_a_cpu_and_use_all(scripted: ScriptedAgent
 
 def test_more_agents_than_cpus_are_bound_to_none(scripted: ScriptedAgent) -> None:
     cpus = os.sched_getaffinity(0)
-    agent = NixlAgent(host_pool(), "name", deque(), (0, len(cpus) + 1))
+    agent = NixlAgent(host_pool(), "name", PieceQueue(), (0, len(cpus) + 1))
     seen: list[set[int]] = []
     there(agent, lambda: seen.append(os.sched_getaffinity(0)))
     agent.stop()

@@ -14,7 +14,8 @@ from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.kv_transfer.pieces import Pieces, cut
+from baton.kv_transfer.piece_queue import PieceQueue
+from baton.kv_transfer.pieces import cut
 from baton.runtime.errors import ReadFailed
 from baton.simulation.scripted_nixl import Handle, ScriptedAgent
 
@@ -36,9 +37,9 @@ def peer(boot_id: bytes) -> PeerPool:
 
 
 @pytest.fixture
-def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NixlAgent, CopyingAgent, Pieces]]:
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NixlAgent, CopyingAgent, PieceQueue]]:
     """An agent whose queue never empties: what ends is followed by as much again."""
-    fake, pieces = CopyingAgent(), Pieces()
+    fake, pieces = CopyingAgent(), PieceQueue()
     bindings = SimpleNamespace(
         nixl_agent=lambda name, config: fake, nixl_agent_config=lambda **options: options
     )
@@ -47,7 +48,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NixlAgent, CopyingAg
     assert done(agent, lambda: agent.connect(peer(BUSY)))
 
     def more(failure: ReadFailed | None) -> None:
-        pieces.extend(cut(BUSY, range(BLOCKS), range(BLOCKS), 1, None, more))
+        pieces.add(cut(BUSY, range(BLOCKS), range(BLOCKS), 1, None, more))
 
     for _ in range(50):
         more(None)
@@ -67,7 +68,7 @@ def done(agent: NixlAgent, action: Callable[[], None]) -> bool:
     return agent.do(command) and had.wait(DEADLINE_S)
 
 
-def test_commands_have_their_turn(busy: tuple[NixlAgent, CopyingAgent, Pieces]) -> None:
+def test_commands_have_their_turn(busy: tuple[NixlAgent, CopyingAgent, PieceQueue]) -> None:
     agent, fake, pieces = busy
     before = len(fake.posted)
     assert done(agent, lambda: agent.connect(peer(OTHER)))
@@ -78,7 +79,7 @@ def test_commands_have_their_turn(busy: tuple[NixlAgent, CopyingAgent, Pieces]) 
     assert pieces and len(fake.posted) > before  # the READs went on
 
 
-def test_a_stop_ends_the_copying(busy: tuple[NixlAgent, CopyingAgent, Pieces]) -> None:
+def test_a_stop_ends_the_copying(busy: tuple[NixlAgent, CopyingAgent, PieceQueue]) -> None:
     agent, fake, pieces = busy
     agent.stop()
     posted = len(fake.posted)

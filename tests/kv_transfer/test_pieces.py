@@ -49,10 +49,10 @@ def test_a_piece_holds_a_block_at_least_and_a_device_takes_a_read_whole() -> Non
 
 def test_a_read_ends_with_its_last_piece() -> None:
     ends, read = told()
-    read.piece_ended(None)
-    read.piece_ended(None)
+    read.pieces_ended(1, None)
+    read.pieces_ended(1, None)
     assert not ends
-    read.piece_ended(None)
+    read.pieces_ended(1, None)
     assert ends == [None]
 
 
@@ -60,7 +60,7 @@ def test_the_first_failure_is_the_one_told() -> None:
     ends, read = told()
     first, second = ReadFailed("first"), ReadFailed("second")
     for failure in (None, first, second):
-        read.piece_ended(failure)
+        read.pieces_ended(1, failure)
     assert ends == [first] and read.failure is first
 
 
@@ -73,7 +73,7 @@ def test_threads_that_end_pieces_at_once_tell_one_end() -> None:
     def end_some() -> None:
         together.wait(30)
         for _ in range(count // threads):
-            read.piece_ended(None)
+            read.pieces_ended(1, None)
 
     with ThreadPoolExecutor(threads) as pool:
         for running in [pool.submit(end_some) for _ in range(threads)]:

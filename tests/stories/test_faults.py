@@ -9,6 +9,7 @@ import pytest
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.proto import worker_pb2
+from baton.runtime import metrics
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
 
@@ -74,6 +75,27 @@ async def test_a_late_read_harms_nobody(make_cluster: MakeCluster) -> None:
     await asyncio.gather(*(other.finished() for other in others))
     for request in (first, *others):
         assert request.tokens() == request.expected()
+    await cluster.quiet()
+
+
+async def test_requests_whose_blocks_share_a_slow_link_are_not_taken_for_stuck(
+    make_cluster: MakeCluster,
+) -> None:
+    """The link needs three times as long as a READ may stand still. None is given up for that:
+    no block is quarantined, nothing is prefilled here, and no prefill worker is accused."""
+    cluster = make_cluster(prefill=2)
+    timeout_s, clock = cluster.config.handoff.read_timeout_s, asyncio.get_running_loop().time
+    block_bytes = cluster.decode["decode-0"].array.shape[1]
+    cluster.exchange.bytes_per_s = 8 * 13 * block_bytes / (3 * timeout_s)
+    failed = metrics.HANDOFFS.labels("failed")._value.get()  # type: ignore[no-untyped-call]
+    client, begun = Client(cluster, "decode-0"), clock()
+    requests = [client.submit([i] * 50, max_tokens=2) for i in range(8)]
+    await asyncio.gather(*(request.finished() for request in requests))
+    assert clock() - begun > 2.5 * timeout_s
+    assert metrics.HANDOFFS.labels("failed")._value.get() == failed  # type: ignore[no-untyped-call]
+    for request in requests:
+        assert request.tokens() == request.expected()
+        assert not any(output.failed_prefills for output in request.outputs)
     await cluster.quiet()
 
 

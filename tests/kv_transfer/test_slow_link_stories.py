@@ -1,0 +1,132 @@
+"""Many handoffs that share a slow link, on virtual time: slow is not stuck, and stuck is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer.memory_mover import Fate
+from baton.runtime.errors import LeaseLost, ReadFailed
+
+COUNT = 5
+TIMEOUT_S = 0.5
+
+
+def shared(lab: Any, blocks_per_s: float, **more: Any) -> Any:
+    """READs of two blocks; a window of two of them."""
+    stage = lab.Stage(read_timeout_s=TIMEOUT_S, **more)
+    stage.exchange.bytes_per_s = blocks_per_s * lab.BLOCK_BYTES
+    return stage
+
+
+def begin(lab: Any, stage: Any) -> list[asyncio.Task[Any]]:
+    """Handoffs of six blocks each, into blocks of their own."""
+    names = [lab.name_of(place) for place in range(6)]
+    return [
+        asyncio.ensure_future(
+            stage.fetch(
+                stage.granter_link(lab.chunked()),
+                stage.opening(),
+                list(range(6 * number, 6 * number + 6)),
+                names,
+            )
+        )
+        for number in range(COUNT)
+    ]
+
+
+@pytest.mark.parametrize("blocks_per_s", [100.0, 10.0, 1.0])
+def test_none_times_out_however_long_its_reads_wait(lab: Any, blocks_per_s: float) -> None:
+    stage = shared(lab, blocks_per_s)
+
+    async def main() -> None:
+        await asyncio.gather(*begin(lab, stage))
+        for report in await stage.ended():
+            assert report.end == "closed"
+
+    _, loop = lab.on_virtual_time(main)
+    assert loop.time() >= 6 * COUNT / blocks_per_s and not stage.quarantined
+    for number in range(COUNT):
+        assert lab.moved(stage, list(range(6 * number, 6 * number + 6)), lab.THEIRS)
+
+
+def test_one_that_is_stuck_fails_in_its_time_and_the_others_come_through(lab: Any) -> None:
+    """Its time begins as it is posted, long after it was asked for."""
+    stage = shared(lab, 2.0)
+    posted_at: list[float] = []
+
+    def decide(attempt: Any) -> Fate:
+        if attempt.number != 5:
+            return Fate()
+        posted_at.append(asyncio.get_running_loop().time())
+        return Fate(stuck=True)
+
+    stage.exchange.decide = decide
+    failed_at: list[float] = []
+
+    async def watched(fetch: asyncio.Task[Any]) -> None:
+        try:
+            await fetch
+        except ReadFailed as error:
+            assert "did not get on for 0.5 s" in str(error)
+            failed_at.append(asyncio.get_running_loop().time())
+
+    async def main() -> None:
+        await asyncio.gather(*(watched(fetch) for fetch in begin(lab, stage)))
+        stage.exchange.release_stuck()
+        await stage.ended()
+
+    lab.on_virtual_time(main)
+    assert posted_at[0] > 3 and failed_at == [pytest.approx(posted_at[0] + TIMEOUT_S, abs=1e-6)]
+    (blocks, _), *others = stage.quarantined
+    assert len(blocks) == 2 and not others
+
+
+def test_who_leaves_takes_what_waits_along(lab: Any) -> None:
+    """Cancelled, its READs that wait have settled, and the others' turns come sooner."""
+    stage = shared(lab, 2.0)
+
+    async def main() -> None:
+        fetches = begin(lab, stage)
+        await asyncio.sleep(2.5)  # both READs of each window are asked for
+        reads = stage.exchange.reads
+        for fetch in fetches[:-1]:
+            fetch.cancel()
+        await asyncio.wait(fetches[:-1])
+        assert len(stage.quarantined) <= 1  # of the READ whose bytes moved just then
+        await fetches[-1]
+        left = stage.exchange.reads - reads
+        assert left == 1  # the last handoff's third READ: nobody else asked for any
+        for report in await stage.ended():
+            assert report.end == "closed"
+
+    _, loop = lab.on_virtual_time(main)
+    assert loop.time() < 2.5 + 2 + 3 + 2
+
+
+def test_a_lost_lease_drops_what_waits_and_nothing_is_posted_after_it(lab: Any) -> None:
+    stage = shared(lab, 0.5)
+    posted_at: list[float] = []
+
+    def decide(attempt: Any) -> Fate:
+        posted_at.append(asyncio.get_running_loop().time())
+        return Fate()
+
+    stage.exchange.decide = decide
+
+    async def main() -> None:
+        link = stage.granter_link(lab.chunked())
+        link.lose_renewals = True
+        names = [lab.name_of(place) for place in range(6)]
+        with pytest.raises(LeaseLost, match="ran out"):
+            await stage.fetch(link, stage.opening(), lab.OWN, names)
+        assert asyncio.get_running_loop().time() == pytest.approx(1.8)  # 0.9 of the lease
+        (blocks, settled), *others = stage.quarantined
+        assert blocks == lab.OWN[:2] and not others  # the other READ had not been posted
+        await settled
+        await stage.ended()
+
+    lab.on_virtual_time(main)
+    assert posted_at == [pytest.approx(0.05)]
