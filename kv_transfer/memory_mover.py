@@ -178,7 +178,8 @@ class MemoryRead:
             return 0
         if self._exchange.bytes_per_s is None:
             self.moved()
-        return len(self.attempt.local) * self._target.shape[1]
+        block_bytes: int = self._target.shape[1]
+        return len(self.attempt.local) * block_bytes
 
     def moved(self) -> None:
         """The link has moved its bytes: what is left is its own delay."""

@@ -87,12 +87,12 @@ async def test_requests_whose_blocks_share_a_slow_link_are_not_taken_for_stuck(
     timeout_s, clock = cluster.config.handoff.read_timeout_s, asyncio.get_running_loop().time
     block_bytes = cluster.decode["decode-0"].array.shape[1]
     cluster.exchange.bytes_per_s = 8 * 13 * block_bytes / (3 * timeout_s)
-    failed = metrics.HANDOFFS.labels("failed")._value.get()  # type: ignore[no-untyped-call]
+    failed = metrics.HANDOFFS.labels("failed")._value.get()
     client, begun = Client(cluster, "decode-0"), clock()
     requests = [client.submit([i] * 50, max_tokens=2) for i in range(8)]
     await asyncio.gather(*(request.finished() for request in requests))
     assert clock() - begun > 2.5 * timeout_s
-    assert metrics.HANDOFFS.labels("failed")._value.get() == failed  # type: ignore[no-untyped-call]
+    assert metrics.HANDOFFS.labels("failed")._value.get() == failed
     for request in requests:
         assert request.tokens() == request.expected()
         assert not any(output.failed_prefills for output in request.outputs)
