@@ -158,7 +158,7 @@ class World:
                     partial(SimCalls, self.network, machine),
                     FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps),
                     self.registry,
-                    self.config.handoff.lease_s,
+                    GREETING_TIMEOUT_S,  # leases are short here beside a first contact's READs
                 ),
                 limits=limits,
                 config=self.config,
