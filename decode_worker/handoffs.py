@@ -234,5 +234,6 @@ class Handoffs:
 
 
 def _has_left(error: BatonError) -> bool:
-    """Whether a candidate is not there (any more) under its boot id, which is no failure."""
+    """Whether a candidate is not there (any more) under its boot id, or not for this worker in
+    the time of a first contact, which is no failure."""
     return isinstance(error, Unavailable) and not isinstance(error, WorkerLost)
