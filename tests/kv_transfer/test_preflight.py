@@ -190,6 +190,22 @@ def test_a_read_that_hangs_says_until_when_its_blocks_are_lost(lab: Any) -> None
     lab.on_virtual_time(main)
 
 
+def test_a_read_that_never_had_its_turn_leaves_its_blocks_free_at_once(lab: Any) -> None:
+    stage = lab.Stage()
+    stage.exchange.bytes_per_s = lab.BLOCK_BYTES / (4 * preflight.READ_TIMEOUT_S)
+
+    async def main() -> None:
+        await stage.reader.connect(stage.granter.describe())
+        before = stage.reader.read(lab.GRANTER, [1], [1])
+        with pytest.raises(preflight.PreflightFailed) as caught:
+            await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)
+        assert caught.value.settled.done() and not before.settled.done()
+        await before.landed
+
+    lab.on_virtual_time(main)
+    assert not stage.own[0].any()
+
+
 def test_a_pool_survives_its_line_of_json() -> None:
     pool = PeerPool(b"\xff" * 16, "nixl", b"\x00meta", 1 << 47, 4096, 3)
     fields = asdict(pool) | {"boot_id": pool.boot_id.hex(), "metadata": pool.metadata.hex()}
