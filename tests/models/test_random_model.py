@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from baton.models import tiny_tokenizer
 from baton.models.corpus import sentences
+from baton.models.embedded import embedded_model
 from baton.models.random_model import CONTEXT_TOKENS, make_shaped_model
 from baton.runtime.errors import ConfigError
+
+ENTRIES = Tokenizer.from_file(str(embedded_model() / "tokenizer.json")).get_vocab_size()
 
 BLOCK = 16
 SMALL = dict(
@@ -214,7 +218,8 @@ def test_ids_above_the_tokenizer_are_never_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [({"vocab": 2048}, "give 3688 or more"), ({"kv_heads": 3}, "multiple of")]
+    ("change", "told"),
+    [({"vocab": 2048}, f"give {ENTRIES} or more"), ({"kv_heads": 3}, "multiple of")],
 )
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, change: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
