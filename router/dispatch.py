@@ -278,6 +278,8 @@ class Dispatcher:
         if not submission.choices:
             return
         drained = isinstance(error, Draining)
+        if isinstance(error, Overloaded):
+            submission.busy = error
         if drained or isinstance(error, Overloaded):  # who is full has failed nobody
             self._got_on(submission)
         elif submission.move is not None:
@@ -285,7 +287,7 @@ class Dispatcher:
             submission.move = None
         if not drained and submission.failures >= self._config.max_attempts:
             metrics.MOVES_REFUSED.labels("attempts").inc()
-            self.cancel(generation, error)
+            self.cancel(generation, submission.busy or error)
             return
         say = log.info if drained else log.warning
         say("request placed again", request_id=generation.request_id, reason=str(error))

@@ -15,6 +15,7 @@ from baton.router.generation import Finish, Generation, OutputToken
 from baton.router.move_budget import Move
 from baton.router.placement import Placement, Shape
 from baton.router.worker_link import WorkerLink
+from baton.runtime.errors import Overloaded
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +26,10 @@ class Submission:
     output of this attempt has come; `move` is its hold on the budget until then. `short` are the
     boot ids of workers that had no memory for it: their fault only once another one has some.
     `identities` are those of its blocks, computed once while it waits for a worker.
-    `candidates` are the boot ids of the prefill workers of this attempt, `left` those that a
-    decode worker did not find any more: they are asked no second time, whatever is known here."""
+    `busy` is what the last full worker said of it: if no attempt serves, that is what its client
+    can act on. `candidates` are the boot ids of the prefill workers of this attempt, `left` those
+    that a decode worker did not find any more: they are asked no second time, whatever is known
+    here."""
 
     wire_id: str
     generation: Generation
@@ -42,6 +45,7 @@ class Submission:
     move: Move | None = None
     short: frozenset[bytes] = frozenset()
     identities: dict[Shape, list[bytes]] = field(default_factory=dict)
+    busy: Overloaded | None = None
     candidates: frozenset[bytes] = frozenset()
     left: frozenset[bytes] = frozenset()
 
@@ -76,6 +80,7 @@ class Submission:
                 avoid,
                 drains,
                 short=self.short,
+                busy=self.busy,
                 left=self.left,
             )
             for wire_id, part in parts

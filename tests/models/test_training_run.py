@@ -23,8 +23,9 @@ SHAPE = TinyShape(1, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, vocab=
 def run(
     seed: int = 0, shape: TinyShape = SHAPE, teacher: TrainingModel | None = None
 ) -> TrainingRun:
-    batches = Batches(ChatEncoder(TOKENIZER), 512, seed)
-    return TrainingRun(TrainingModel(shape, seed), batches, Rates(), teacher, half=False)
+    """At high rates: a model so small needs few steps at them."""
+    batches, rates = Batches(ChatEncoder(TOKENIZER), 512, seed), Rates(0.02, 0.004)
+    return TrainingRun(TrainingModel(shape, seed), batches, rates, teacher, half=False)
 
 
 def weights(of: TrainingRun) -> dict[str, torch.Tensor]:

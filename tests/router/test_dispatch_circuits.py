@@ -215,13 +215,18 @@ async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, faile
         assert generation.over and generation.error is None
 
 
-async def test_a_fleet_that_is_full_is_not_asked_without_end(scene_of: Any, failed: Any) -> None:
+@pytest.mark.parametrize("last", ["Overloaded", "EngineError"])
+async def test_a_fleet_that_is_full_is_not_asked_without_end(
+    scene_of: Any, failed: Any, last: str
+) -> None:
+    """Whoever fails it in the end, its client can come back when there is room."""
     scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0, max_attempts=3)
     generation = await scene.start("r")
     for attempt in (1, 2, 3):
         await asyncio.sleep(0.02)
         (at,) = [n for n in (0, 1) if held(scene, n, "r", attempt)]
-        scene.give(failed("Overloaded", True, attempt=attempt), number=at)
+        code = last if attempt == 3 else "Overloaded"
+        scene.give(failed(code, True, attempt=attempt), number=at)
     with pytest.raises(Overloaded):
         await generation.next()
     assert sum(len(scene.link(n).submits()) for n in (0, 1)) == 3
