@@ -1,6 +1,6 @@
 """How soon what a client was served with is free once it has gone away, on real processes.
 
-    python -m benchmarks.cancellation [--leaves 300] [--at-once 3] [--fleet 1,2,2] --json FILE
+    python -m chaos.cancellation [--leaves 300] [--at-once 3] [--fleet 1,2,2] --json FILE
 
 Routers, prefill and decode workers as `baton serve` starts them, with baton-tiny. A few clients
 at once send long prompts, and close their connections at one moment, drawn evenly over the time
