@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,12 +109,11 @@ class MemoryExchange:
             size = read.post()
             if size and self.bytes_per_s is not None:
                 self._moving = read
-                self.later(size / self.bytes_per_s, self._moved)
+                self.later(size / self.bytes_per_s, partial(self._moved, read))
 
-    def _moved(self) -> None:
-        moved, self._moving = self._moving, None
-        assert moved is not None
-        moved.moved()
+    def _moved(self, read: MemoryRead) -> None:
+        self._moving = None
+        read.moved()
         self._post_waiting()
 
     def hold_back(self, read: MemoryRead) -> None:
