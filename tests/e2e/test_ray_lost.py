@@ -57,7 +57,7 @@ def said(process: subprocess.Popen[str], pattern: str) -> str:
     raise AssertionError("".join(lines))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_requests_go_on_and_new_ones_are_answered_without_rays_head(
     served: subprocess.Popen[str], tmp_path: Path
 ) -> None:
