@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -25,41 +25,59 @@ def event(*tokens: str) -> bytes:
 
 class Scripted:
     """A router that writes `parts` to whoever asks for a completion, a little apart, and closes;
-    None in them: never more."""
+    None in them: never more, until the test is over."""
 
     def __init__(self, *parts: bytes | None, ready: bool = True) -> None:
         self.parts, self.ready = parts, ready
         self.heads: list[bytes] = []
+        self.over = asyncio.Event()
+        self.serving: set[asyncio.Task[None]] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self.serve(reader, writer))
+        self.serving.add(task)
+
+    async def close(self) -> None:
+        self.over.set()
+        await asyncio.gather(*self.serving)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
         try:
-            if head.startswith(b"GET /readyz"):
-                status = b"200 OK" if self.ready else b"503 Service Unavailable"
-                writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
-                return
-            self.heads.append(head)
-            for part in self.parts:
-                if part is None:
-                    await asyncio.sleep(60)
-                writer.write(part or b"")
-                await writer.drain()
-                await asyncio.sleep(0.005)
+            await self.answer(await reader.readuntil(b"\r\n\r\n"), writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client has left: some tests are about that
         finally:
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        if head.startswith(b"GET /readyz"):
+            status = b"200 OK" if self.ready else b"503 Service Unavailable"
+            writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+            return
+        self.heads.append(head)
+        for part in self.parts:
+            if part is None:
+                await self.over.wait()
+                return
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.005)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def clients_of(*routers: Scripted, deadline_s: float = 5.0) -> AsyncIterator[Clients]:
-    servers = [await asyncio.start_server(router.serve, "127.0.0.1", 0) for router in routers]
+    servers = [await asyncio.start_server(router.accept, "127.0.0.1", 0) for router in routers]
     ports = [server.sockets[0].getsockname()[1] for server in servers]
     urls = {f"router-{n}": f"http://127.0.0.1:{port}" for n, port in enumerate(ports)}
     try:
         async with Clients(urls, RIGHT, deadline_s=deadline_s, api_key="k") as made:
             yield made
     finally:
-        for server in servers:
+        for server, router in zip(servers, routers, strict=True):
             server.close()
+            await router.close()
 
 
 GOOD = (HEAD, event("a"), event("b", "c"), event("d"), b"data: [DONE]\n\n")
