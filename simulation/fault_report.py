@@ -29,6 +29,7 @@ from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.scenario import BLOCK, Scenario, draw
 
 MOST_SHORTENED = 5  # failing seeds: it takes many runs each; of others all events are kept
+TELL_S = 30.0  # between two lines about how far a process is
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ def _run(
     past: bool,
 ) -> Report:
     report = Report(mutation=how.mutation)
-    started_s = time.perf_counter()
+    started_s = told_s = time.perf_counter()
     for seed in [*(regressions.seeds() if past else ()), *range(first, first + count)]:
         scenario = draw(seed)
         if keep is not None:
@@ -129,6 +130,10 @@ def _run(
             report.violations += _shown(outcome, how, keep, shorten=shorten)
             if stop_at_first:
                 break
+        if time.perf_counter() - told_s > TELL_S:
+            told_s = time.perf_counter()
+            report.seeds_per_s = round(report.seeds / (told_s - started_s), 1)
+            print(f"from {first} to {seed}: {_summary(report)}", file=sys.stderr, flush=True)
     report.seeds_per_s = round(report.seeds / (time.perf_counter() - started_s), 1)
     return report
 
@@ -220,10 +225,11 @@ def _kind(model: Path | None) -> EngineKind:
 
 def _summary(report: Report) -> str:
     failing = len(report.failing_seeds)
+    which = f" ({', '.join(map(str, report.failing_seeds[:9]))})" if failing else ""
     text = (
         f"{report.seeds} seeds ({report.void} void), {report.requests} requests, "
         f"{sum(report.faults.values())} faults, {report.migrations} migrations, "
-        f"{failing} failing seeds, {report.seeds_per_s:g} seeds/s"
+        f"{failing} failing seeds{which}, {report.seeds_per_s:g} seeds/s"
     )
     if not report.mutation:
         return text

@@ -44,6 +44,16 @@ def test_the_report_has_the_keys_that_it_promises(
     assert "0 failing seeds" in capsys.readouterr().out
 
 
+def test_how_far_it_is_and_which_seeds_fail_is_told_on_the_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fault_report, "TELL_S", 0.0)
+    report = run(CAUGHT_BY, 2, mutation=MUTATION, past=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["from 1 to 1", "from 1 to 2"]
+    assert lines[-1].count(f"{len(report.failing_seeds)} failing seeds ({CAUGHT_BY}") == 1
+
+
 def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
