@@ -1,4 +1,4 @@
-"""A handoff between two pools of one process, on virtual time.
+"""A handoff between two pools of one process, on virtual time; and a scripted NIXL agent.
 
 `VirtualLoop` jumps to the next timer instead of sleeping, and raises where nothing could ever
 happen again, so that a hang is a failure at once. `Stage` holds both ends, scripted.
@@ -9,22 +9,30 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.granter import Computed, GrantReport, grant
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
+from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.kv_transfer.piece_queue import PieceQueue
+from baton.kv_transfer.pieces import Landed, cut
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2
 from baton.runtime.config import HandoffConfig
 from baton.runtime.links import Link, MemoryLink, memory_link
+from baton.simulation.scripted_nixl import Ended, ScriptedAgent
 
 settings.register_profile("baton", deadline=None)  # slow machines are no failures
 settings.load_profile("baton")
@@ -38,6 +46,9 @@ BLOCK_BYTES = 256
 POOL_BLOCKS = 32
 BLOCK_TOKENS = 4
 LONGEST_STORY_S = 10_000.0
+PEER = b"P" * 16
+NIXL_BLOCKS = 8
+AGENT_S = 30.0  # for an agent's thread to do something
 
 Item = Computed | handoff_pb2.FirstTokens | float | Exception  # a float: seconds of work
 
@@ -239,6 +250,70 @@ def nothing_left(stage: Any, *prompts: Any) -> None:
     assert stage.granter.holds == 0
     assert all(settled.done() for _, settled in stage.quarantined)
     assert stage.exchange.stuck == 0
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedAgent:
+    fake = ScriptedAgent()
+    bindings = SimpleNamespace(
+        nixl_agent=lambda name, config: fake, nixl_agent_config=lambda **options: options
+    )
+    monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
+    monkeypatch.setattr(nixl_agent, "STOP_PATIENCE_S", 0.2)
+    monkeypatch.setattr(nixl_agent, "STUMBLE_PAUSE_S", 0.001)
+    return fake
+
+
+def opened_agent() -> NixlAgent:
+    return NixlAgent(nixl_pool(), "name", PieceQueue())
+
+
+@pytest.fixture
+def made(scripted: ScriptedAgent) -> Iterator[tuple[NixlAgent, ScriptedAgent]]:
+    agent = opened_agent()
+    yield agent, scripted
+    agent.stop()
+    assert not agent._thread.is_alive()
+
+
+def nixl_pool() -> HostPool:
+    return HostPool(np.zeros((NIXL_BLOCKS, BLOCK_BYTES), dtype=np.uint8), 1)
+
+
+def nixl_peer(boot_id: bytes = PEER, name: bytes = b"peer") -> PeerPool:
+    return PeerPool(boot_id, "nixl", name, 1 << 33, BLOCK_BYTES, 5, 3)
+
+
+def there(agent: NixlAgent, action: Callable[[], Any]) -> Any:
+    """Do something in the agent's thread; its result, or what it raised."""
+    done = threading.Event()
+    result: list[Any] = []
+
+    def command() -> None:
+        try:
+            result.append(action())
+        except Exception as error:
+            result.append(error)
+        done.set()
+
+    assert agent.do(command)
+    assert done.wait(AGENT_S)
+    return result[0]
+
+
+def start_read(
+    agent: NixlAgent,
+    remote: Sequence[int] = (4, 0),
+    local: Sequence[int] = (7, 2),
+    landed: Landed | None = None,
+    step: int = NIXL_BLOCKS,
+) -> Ended:
+    """Queue a READ and wait until the agent's thread has posted it."""
+    ended = Ended()
+    agent._pieces.add(cut(PEER, remote, local, step, landed, ended))
+    agent.wake()
+    assert [there(agent, lambda: None) for _ in range(2)]  # a turn later
+    return ended
 
 
 @pytest.fixture

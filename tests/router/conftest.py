@@ -232,6 +232,19 @@ def grpc_router(router: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
+def refused() -> Callable[[Any], Awaitable[Any]]:
+    """`await refused(call)`: the error that a gRPC call ends with."""
+
+    async def error_of(call: Any) -> Any:
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            async for _ in call:
+                pass
+        return found.value
+
+    return error_of
+
+
+@pytest.fixture
 def fast_config() -> RouterConfig:
     return FAST
 

@@ -1,0 +1,126 @@
+"""READs of an agent against scripted bindings: posted, polled, in pieces, and how each may end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.kv_transfer.pieces import Landed
+from baton.runtime.errors import ReadFailed
+from baton.simulation.scripted_nixl import Ended, ScriptedAgent
+
+Made = tuple[NixlAgent, ScriptedAgent]
+
+
+def test_a_read_that_is_done_when_posted(made: Made, lab: Any) -> None:
+    agent, fake = made
+    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+    fake.first_state = "DONE"
+    assert lab.start_read(agent).wait() is None
+    assert fake.indices == [([7, 2], [4, 0])]
+    assert "release read 0" in fake.log
+
+
+def test_a_read_is_polled_until_it_is_done(made: Made, lab: Any) -> None:
+    agent, fake = made
+    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+    ended = lab.start_read(agent)
+    fake.wait_polls(5)
+    assert not ended.told and agent.unsettled == 1
+    fake.posted[0].state = "DONE"
+    assert ended.wait() is None
+    fake.wait_polls(2)
+    assert agent.unsettled == 0 and fake.log.count("release read 0") == 1
+
+
+@pytest.mark.parametrize(("state", "says"), [("ERR", "ERR"), ("raise", "remote disconnected")])
+def test_an_error_ends_a_read_once_and_keeps_its_cause(
+    made: Made, state: str, says: str, lab: Any
+) -> None:
+    agent, fake = made
+    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+    ended = lab.start_read(agent)
+    fake.posted[0].state = state
+    failure = ended.wait()
+    assert isinstance(failure, ReadFailed) and says in str(failure)
+    fake.wait_polls(3)
+    assert len(ended.told) == 1
+
+
+def test_posting_that_raises_ends_the_read(made: Made, lab: Any) -> None:
+    agent, fake = made
+    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+    fake.first_state = ConnectionError("gone")
+    failure = lab.start_read(agent).wait()
+    assert isinstance(failure, ReadFailed) and isinstance(failure.__cause__, ConnectionError)
+
+
+@pytest.fixture
+def in_pieces(
+    made: Made, monkeypatch: pytest.MonkeyPatch, lab: Any
+) -> Callable[[], tuple[Ended, list[tuple[int, int]]]]:
+    """Starts a READ of five blocks, two to a piece; returns its end and what was told before."""
+    agent, _ = made
+    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+
+    def start(landed: Landed | None = None) -> tuple[Ended, list[tuple[int, int]]]:
+        told: list[tuple[int, int]] = []
+        look = landed or (lambda first, end: told.append((first, end)))
+        return lab.start_read(agent, [4, 0, 1, 2, 3], [7, 2, 6, 5, 0], look, step=2), told
+
+    return start
+
+
+def test_pieces_are_told_of_as_they_land_and_the_end_comes_last(made: Made, in_pieces: Any) -> None:
+    _, fake = made
+    ended, told = in_pieces()
+    assert fake.indices == [([7, 2], [4, 0]), ([6, 5], [1, 2]), ([0], [3])]
+    for number in (1, 0):
+        fake.posted[number].state = "DONE"
+        fake.wait_polls(2)
+    assert told == [(2, 4), (0, 2)] and not ended.told
+    fake.posted[2].state = "DONE"
+    assert ended.wait() is None
+    assert told[2:] == [(4, 5)]
+
+
+def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
+    made: Made, in_pieces: Any
+) -> None:
+    _, fake = made
+    ended, told = in_pieces()
+    fake.posted[0].state = "ERR"
+    fake.wait_polls(3)
+    assert not ended.told  # bytes of the others may still land
+    fake.posted[1].state = fake.posted[2].state = "DONE"
+    assert "ERR" in str(ended.wait())
+    assert len(told) == 2
+
+
+def test_after_a_piece_that_cannot_be_posted_no_other_is(made: Made, in_pieces: Any) -> None:
+    _, fake = made
+    fake.fail.add("make_prepped_xfer")
+    ended, told = in_pieces()
+    assert "scripted to fail" in str(ended.wait())
+    assert not fake.posted and not told
+
+
+def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, in_pieces: Any) -> None:
+    _, fake = made
+    fake.first_state = "DONE"
+
+    def look(first: int, end: int) -> None:
+        raise IndexError("no such block")
+
+    ended, _ = in_pieces(look)
+    assert "no such block" in str(ended.wait())
+    assert in_pieces()[0].wait() is None
+
+
+def test_an_unknown_peer_is_no_read(made: Made, lab: Any) -> None:
+    agent, fake = made
+    failure = lab.start_read(agent).wait()
+    assert "not connected" in str(failure) and not fake.posted
