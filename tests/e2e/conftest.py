@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from chaos.cluster import Cluster  # noqa: E402
 
 TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
 CORRUPTING = (sys.executable, "-P", str(HERE / "corrupting_worker.py"))
+UNDER_WAY = (
+    "router.placement=disaggregated",
+    "handoff.lease_s=1.0",
+    "step.chunk_tokens=64",  # long prompts take many steps, so that a fault finds them under way
+    "step.prefill_tokens=64",
+)
 FAILING = (sys.executable, "-P", str(HERE / "failing_worker.py"))
 
 
@@ -155,6 +162,40 @@ def make_load() -> Callable[..., Load]:
     return Load
 
 
+@pytest.fixture(scope="session")
+def make_streams(make_load: Callable[..., Load]) -> Callable[..., Load]:
+    """`make_streams(count, seed=...)`: streams that nothing ends before their tokens are out."""
+
+    def make(count: int, *, seed: int) -> Load:
+        made = make_load(count, seed=seed)
+        for body in made.bodies:
+            body["stream"] = True
+            body["max_tokens"] = max(24, body["max_tokens"])
+            body.pop("stop", None)
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def expected(load: Any, alone: Cluster) -> Any:
+    """The right answers to a module's own `load`."""
+    return asyncio.run(load.run(alone.url, concurrency=8))
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., Awaitable[None]]:
+    """`await until(happens)`: looks in a thread, and fails if it never does."""
+
+    async def wait(happens: Callable[[], bool], within_s: float = 60.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not await asyncio.to_thread(happens):
+            assert time.monotonic() < deadline, "it never happened"
+            await asyncio.sleep(0.005)
+
+    return wait
+
+
 @pytest.fixture
 def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     """Clusters of one test; they end with it, and their logs are shown if it failed."""
@@ -169,6 +210,12 @@ def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     for cluster in made:
         cluster.close()
         print(cluster.logs())
+
+
+@pytest.fixture
+def make_busy(make_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]:
+    """Clusters whose prompts take many steps, and whose leases are short."""
+    return lambda *settings: make_cluster(*UNDER_WAY, *settings)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ gets its tokens. Started anew one after the other, nothing is lost."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,42 +15,23 @@ from baton.deploy.order_proof import order_proof
 pytestmark = pytest.mark.timeout(240)
 
 TOKEN = "a secret of this test"  # as the fixtures' clusters have it
-SETTINGS = (
-    "router.placement=disaggregated",
-    "handoff.lease_s=1.0",
-    "step.chunk_tokens=64",  # long prompts take many steps, so that a drain finds them under way
-    "step.prefill_tokens=64",
-)
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Any]) -> Any:
-    made = make_load(20, seed=23)
-    for body in made.bodies:
-        body["stream"] = True
-        body["max_tokens"] = max(24, body["max_tokens"])
-        body.pop("stop", None)
-    return made
-
-
-@pytest.fixture(scope="module")
-def expected(load: Any, alone: Any) -> Any:
-    return asyncio.run(load.run(alone.url, concurrency=8))
-
-
-async def until(happens: Callable[[], bool], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not await asyncio.to_thread(happens):
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.005)
+def load(make_streams: Callable[..., Any]) -> Any:
+    return make_streams(20, seed=23)
 
 
 async def test_workers_that_end_and_change_their_role_under_load_lose_nothing(
-    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+    until: Any,
+    make_busy: Callable[..., Any],
+    load: Any,
+    expected: Any,
+    compare: Callable[..., list[str]],
 ) -> None:
     """A prefill and a decode worker are started anew; then the other decode worker becomes a
     prefill worker, and a decode worker again. The drain is too short for many an answer."""
-    cluster = make_cluster(*SETTINGS, "worker.drain_s=0.1").start(1, 2)
+    cluster = make_busy("worker.drain_s=0.1").start(1, 2)
     over = asyncio.Event()
     answers: list[Any] = []
 
@@ -140,9 +120,10 @@ class Balancer:
 
 
 async def test_routers_are_started_anew_one_by_one_and_nothing_is_lost(
-    make_cluster: Callable[..., Any],
+    until: Any,
+    make_busy: Callable[..., Any],
 ) -> None:
-    cluster = make_cluster(*SETTINGS, "router.leave_s=0.5").start(0, 1)
+    cluster = make_busy("router.leave_s=0.5").start(0, 1)
     bodies = [
         {"model": "small", "prompt": f"stone {n}", "max_tokens": 20, "temperature": 0, "seed": n}
         for n in range(6)

@@ -13,37 +13,14 @@ import pytest
 
 pytestmark = pytest.mark.timeout(240)
 
-LEASE_S = 1.0
+LEASE_S = 1.0  # as make_busy has it
 STOPPED_S = 10.0
-SETTINGS = (
-    "router.placement=disaggregated",
-    f"handoff.lease_s={LEASE_S}",
-    "router.link_silence_s=1.5",
-    "step.chunk_tokens=64",  # long prompts take many steps, so that a fault finds them under way
-    "step.prefill_tokens=64",
-)
+SILENCE = "router.link_silence_s=1.5"
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Any]) -> Any:
-    made = make_load(24, seed=11)
-    for body in made.bodies:
-        body["stream"] = True
-        body["max_tokens"] = max(24, body["max_tokens"])
-        body.pop("stop", None)
-    return made
-
-
-@pytest.fixture(scope="module")
-def expected(load: Any, alone: Any) -> Any:
-    return asyncio.run(load.run(alone.url, concurrency=8))
-
-
-async def until(happens: Callable[[], bool], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not await asyncio.to_thread(happens):
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.005)
+def load(make_streams: Callable[..., Any]) -> Any:
+    return make_streams(24, seed=11)
 
 
 def in_handoff(cluster: Any, name: str) -> Callable[[], bool]:
@@ -61,9 +38,13 @@ def mid_stream(cluster: Any, name: str) -> Callable[[], bool]:
 
 
 async def test_a_prefill_worker_killed_in_a_handoff(
-    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+    until: Any,
+    make_busy: Callable[..., Any],
+    load: Any,
+    expected: Any,
+    compare: Callable[..., list[str]],
 ) -> None:
-    cluster = make_cluster(*SETTINGS).start(2, 1)
+    cluster = make_busy(SILENCE).start(2, 1)
     running = asyncio.create_task(load.run(cluster.url, concurrency=16))
     await until(in_handoff(cluster, "prefill-0"))
     cluster.kill("prefill-0")
@@ -74,9 +55,13 @@ async def test_a_prefill_worker_killed_in_a_handoff(
 
 
 async def test_the_only_prefill_worker_killed_in_a_handoff(
-    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+    until: Any,
+    make_busy: Callable[..., Any],
+    load: Any,
+    expected: Any,
+    compare: Callable[..., list[str]],
 ) -> None:
-    cluster = make_cluster(*SETTINGS).start(1, 2)
+    cluster = make_busy(SILENCE).start(1, 2)
     running = asyncio.create_task(load.run(cluster.url, concurrency=16))
     await until(in_handoff(cluster, "prefill-0"))
     cluster.kill("prefill-0")
@@ -87,9 +72,13 @@ async def test_the_only_prefill_worker_killed_in_a_handoff(
 
 
 async def test_a_decode_worker_killed_mid_stream(
-    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+    until: Any,
+    make_busy: Callable[..., Any],
+    load: Any,
+    expected: Any,
+    compare: Callable[..., list[str]],
 ) -> None:
-    cluster = make_cluster(*SETTINGS).start(1, 2)
+    cluster = make_busy(SILENCE).start(1, 2)
     running = asyncio.create_task(load.run(cluster.url, concurrency=16))
     await until(mid_stream(cluster, "decode-0"))
     cluster.kill("decode-0")
@@ -100,13 +89,14 @@ async def test_a_decode_worker_killed_mid_stream(
 
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
 async def test_a_worker_stopped_for_ten_seconds(
-    make_cluster: Callable[..., Any],
+    until: Any,
+    make_busy: Callable[..., Any],
     load: Any,
     expected: Any,
     compare: Callable[..., list[str]],
     name: str,
 ) -> None:
-    cluster = make_cluster(*SETTINGS).start(1, 2)
+    cluster = make_busy(SILENCE).start(1, 2)
     running = asyncio.create_task(load.run(cluster.url, concurrency=16))
     await until((in_handoff if name == "prefill-0" else mid_stream)(cluster, name))
     cluster.kill(name, signal.SIGSTOP)
@@ -120,9 +110,9 @@ async def test_a_worker_stopped_for_ten_seconds(
 
 
 async def test_a_killed_worker_that_comes_back_is_used_again(
-    make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+    make_busy: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
 ) -> None:
-    cluster = make_cluster(*SETTINGS).start(1, 1)
+    cluster = make_busy(SILENCE).start(1, 1)
     cluster.kill("prefill-0")
     cluster.start_worker("prefill", "prefill-0")
     cluster.wait_ready(2)
