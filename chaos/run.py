@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from chaos import network, small_disk
+from chaos import held_thread, network, small_disk
 from chaos.asks import Ask, asks, long_asks, right_answers
 from chaos.clients import Clients, capacity, offer
 from chaos.cluster import Cluster, ClusterError, end_cleanly
@@ -102,7 +102,7 @@ class Chaos:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
         transport = scenarios[0].transport
         net = held.enter_context(Network()) if transport == "tcp" else None
-        needed = any(scenario.needs_disk for scenario in scenarios)
+        needed = any(scenario.needs == "disk" for scenario in scenarios)
         disk = held.enter_context(SmallDisk(folder)) if needed else None
         cluster = Cluster(folder, SETTINGS, net.add) if net else Cluster(folder, SETTINGS)
         held.callback(cluster.close)
@@ -212,14 +212,20 @@ def say(verdict: Verdict) -> None:
 
 def skipped(scenarios: Sequence[Scenario]) -> dict[str, str]:
     """Why scenarios cannot be run here, by name."""
+    causes = {
+        "tcp": network.unavailable, "disk": small_disk.unavailable, "trace": held_thread.unavailable
+    }  # fmt: skip
+    needed = {need for scenario in scenarios for need in _needs(scenario)}
+    missing = {need: why for need in needed if (why := causes[need]())}
     found = {}
-    no_network = network.unavailable() if any(s.transport == "tcp" for s in scenarios) else ""
-    no_disk = small_disk.unavailable() if any(s.needs_disk for s in scenarios) else ""
     for scenario in scenarios:
-        why = no_network if scenario.transport == "tcp" else no_disk if scenario.needs_disk else ""
-        if why:
-            found[scenario.name] = why
+        if whys := [missing[need] for need in _needs(scenario) if need in missing]:
+            found[scenario.name] = "; ".join(whys)
     return found
+
+
+def _needs(scenario: Scenario) -> list[str]:
+    return [need for need in (scenario.transport, scenario.needs) if need not in ("memory", None)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from chaos.hang import hang
 from chaos.network import Way
 from chaos.stage import Stage
 
 Transport = Literal["memory", "tcp"]
 Inject = Callable[[Stage], Awaitable[None]]
+Needs = Literal["disk", "trace"]  # a small disk of its own; the right to hold another's thread
 
 LEAVE_AFTER_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 LEAVE_AT_TOKENS = (1, 2, 8)
@@ -41,7 +43,7 @@ class Scenario:
     deadline_s: float = 30.0
     settle_s: float = 0.0
     quiet_s: float = 10.0
-    needs_disk: bool = field(default=False)
+    needs: Needs | None = None
 
 
 async def _nothing(stage: Stage) -> None:
@@ -150,9 +152,13 @@ MEMORY = (
     Scenario("pause-decode", "SIGSTOP of a decode worker", _of(_pause, "decode-0")),
     Scenario("pause-prefill", "SIGSTOP of a prefill worker", _of(_pause, "prefill-0")),
     Scenario("pause-router", "SIGSTOP of a router", _of(_pause, "router")),
+    Scenario("hang-decode", "a decode worker's step never ends; the process lives",
+             _of(hang, "decode-0"), needs="trace"),
+    Scenario("hang-prefill", "a prefill worker's step never ends; the process lives",
+             _of(hang, "prefill-0"), needs="trace"),
     Scenario(
         "full-disk", "the disk of logs and registry is full", _full_disk, hold_s=20.0,
-        needs_disk=True,
+        needs="disk",
     ),
     Scenario("fds-router", "no file descriptor left in a router", _of(_no_descriptors, "router")),
     Scenario("fds-decode", "none left in a decode worker", _of(_no_descriptors, "decode-0")),

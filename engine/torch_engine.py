@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -168,6 +169,7 @@ class TorchEngine:
 
     def _serve(self) -> None:
         """The device thread."""
+        _name_in_the_kernel()
         if self._threads:
             torch.set_num_threads(self._threads)
         if self._device is not None:
@@ -204,8 +206,17 @@ class TorchEngine:
 
     def _deliver_results(self) -> None:
         """The results thread: waits, while the device thread starts the next step."""
+        _name_in_the_kernel()
         while (step := self._under_way.get()) is not None:
             _finish(*step)
+
+
+def _name_in_the_kernel() -> None:
+    """Of the calling thread, where there is /proc: what `top -H` and debuggers show. Python does
+    so by itself from 3.14 on."""
+    comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    if comm.exists():
+        comm.write_text(threading.current_thread().name)
 
 
 def _finish(job: _Step, started: Started) -> None:

@@ -103,4 +103,4 @@ def test_what_cannot_be_done_here_is_skipped_by_name(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("chaos.small_disk.unavailable", lambda: "no mount")
     found = skipped(ALL)
     assert found["full-disk"] == "no mount" and found["tcp-cut-decode-in"] == "needs root"
-    assert set(found) == {s.name for s in ALL if s.transport == "tcp" or s.needs_disk}
+    assert set(found) == {s.name for s in ALL if s.transport == "tcp" or s.needs == "disk"}

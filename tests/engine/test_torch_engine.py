@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +67,17 @@ async def test_a_step_is_what_the_runner_computes(engine, qwen3):
     result = await engine.submit(STEP).result()
     assert result.drawn == expected.drawn
     assert result.broken == frozenset()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
+async def test_the_kernel_knows_the_device_thread_by_its_name(gate, gated):
+    gate.go.set()
+    await gated.submit(STEP).result()
+    assert [kernel_name(thread) for thread in gated._threads_running] == ["device"]
+
+
+def kernel_name(thread):
+    return Path(f"/proc/self/task/{thread.native_id}/comm").read_text().strip()
 
 
 async def test_steps_run_in_order_on_one_thread_while_the_loop_lives(gate, gated):

@@ -1,0 +1,186 @@
+"""A worker that hangs: its device thread alone is held, so that a step never ends, while the
+process lives, heartbeats go on and its admin port answers.
+
+    it has work ─▶ held ─▶ /readyz red, left by every router ─▶ released ─▶ green, used again
+
+That its requests go on with the right tokens is judged as of every scenario; how soon each of
+these comes is measured here. What does not come in its time is `broken`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import httpx
+
+from chaos.held_thread import HeldThread, threads
+from chaos.stage import Stage
+
+DEVICE = "device"  # the engine's thread
+RED_S = 2.0
+LEFT_S = 3.0  # with short steps
+SHORT_STEP_S = 0.1
+PATIENCE = 4.0  # a longer step may take so many times as long before it is overdue
+USED_S = 30.0  # after it goes on; its circuit opens for 5 s at first
+WORK_S = 20.0  # for it to have something to do
+LIVES_S = 0.5  # for a process to answer that goes on
+BREATH_S = 1.0
+ATTEMPTS = 40
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Seconds from the first moment of the hang: `red_s`, `left_s` (by the last router); from its
+    end: `green_s`, `used_s`. `dead`: how often it did not say that it lives."""
+
+    red_s: float
+    left_s: float
+    dead: int
+    green_s: float
+    used_s: float
+
+
+async def hang(stage: Stage, name: str) -> None:
+    """Hold the worker's device thread for as long as faults last, then let it go on."""
+    role = name.split("-")[0]
+    step_s = await _mean_step_s(stage, name, role)
+    before = {router: await _hangs(stage, router, role) for router in stage.named("router")}
+    address = stage.cluster.records()[name].admin_address
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=5) as admin:
+        found = await _held(stage, name, admin)
+        if found is None:
+            stage.void = f"{name} was never found at work with its loop turning"
+            return
+        held, began_s = found
+        try:
+            red_s, dead, *left_s = await asyncio.gather(
+                _until(partial(_status, admin, "/readyz", 503), stage.hold_s, began_s),
+                _not_living(admin, began_s + stage.hold_s),
+                *(
+                    _until(partial(_left, stage, router, role, hangs), stage.hold_s, began_s)
+                    for router, hangs in before.items()
+                ),
+            )
+        finally:
+            held.release()
+        green_s = await _until(partial(_status, admin, "/readyz", 200), USED_S)
+    await stage.whole()
+    used_s = await _used_again(stage, name)
+    _judge(stage, name, step_s, Seen(red_s, max(left_s), int(dead), green_s, used_s))
+
+
+def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
+    stage.notes.append(
+        f"red after {seen.red_s:.2f} s, left after {seen.left_s:.2f} s (steps of "
+        f"{1000 * step_s:.0f} ms before), green {seen.green_s:.2f} s and used {seen.used_s:.1f} s "
+        "after it went on"
+    )
+    left_most_s = LEFT_S + PATIENCE * max(0.0, step_s - SHORT_STEP_S)
+    stage.broken += [
+        said
+        for kept, said in (
+            (seen.red_s <= RED_S, f"/readyz of {name} was red after {seen.red_s:.2f} s"),
+            (seen.left_s <= left_most_s, f"a router left {name} after {seen.left_s:.2f} s"),
+            (not seen.dead, f"/healthz of {name} was not 200 {seen.dead} times while it hung"),
+            (seen.green_s <= USED_S, f"/readyz of {name} stayed red"),
+            (seen.used_s <= USED_S, f"{name} was not used again within {USED_S:g} s"),
+        )
+        if not kept
+    ]
+
+
+async def _held(
+    stage: Stage, name: str, admin: httpx.AsyncClient
+) -> tuple[HeldThread, float] | None:
+    """Its device thread, held while it has work, and since when. One that is held with Python's
+    own lock would stop its whole process, which is another fault: then it goes on, and is tried
+    again once it has its breath back."""
+    clock = asyncio.get_running_loop().time
+    (tid,) = threads(stage.cluster.pid(name), DEVICE)
+    for _ in range(ATTEMPTS):
+        if await _until(lambda: _works(admin), WORK_S) > WORK_S:
+            return None
+        held, began_s = HeldThread(tid), clock()
+        try:
+            await admin.get("/audit", timeout=LIVES_S)
+        except httpx.TimeoutException:
+            held.release()
+            await asyncio.sleep(BREATH_S)
+        except BaseException:
+            held.release()
+            raise
+        else:
+            return held, began_s
+    return None
+
+
+async def _works(admin: httpx.AsyncClient) -> bool:
+    return bool((await admin.get("/audit")).json().get("running"))
+
+
+async def _status(admin: httpx.AsyncClient, path: str, status: int) -> bool:
+    return (await admin.get(path)).status_code == status
+
+
+async def _not_living(admin: httpx.AsyncClient, until_s: float) -> int:
+    """How often it does not say that it lives."""
+    clock, dead = asyncio.get_running_loop().time, 0
+    while clock() < until_s:
+        dead += not await _status(admin, "/healthz", 200)
+        await asyncio.sleep(LOOK_S)
+    return dead
+
+
+async def _left(stage: Stage, router: str, role: str, before: float) -> bool:
+    return await _hangs(stage, router, role) > before
+
+
+async def _hangs(stage: Stage, router: str, role: str) -> float:
+    look = partial(stage.cluster.metric, router, "baton_hangs_total", role=role)
+    found: float = await stage.do(look)
+    return found
+
+
+async def _mean_step_s(stage: Stage, name: str, role: str) -> float:
+    def look() -> float:
+        total, count = (
+            stage.cluster.metric(name, f"baton_step_seconds_{part}", role=role)
+            for part in ("sum", "count")
+        )
+        return total / max(1.0, count)
+
+    found: float = await stage.do(look)
+    return found
+
+
+async def _used_again(stage: Stage, name: str) -> float:
+    """Seconds until a request is admitted there."""
+
+    async def admitted() -> float:
+        found: float = await stage.do(stage.cluster.metric, name, "baton_queue_seconds_count")
+        return found
+
+    before = await admitted()
+
+    async def more() -> bool:
+        return await admitted() > before
+
+    return await _until(more, USED_S)
+
+
+async def _until(
+    happens: Callable[[], Awaitable[bool]], within_s: float, since_s: float | None = None
+) -> float:
+    """Seconds from then, or now, until it happens; infinitely many if it does not."""
+    clock = asyncio.get_running_loop().time
+    began_s = clock() if since_s is None else since_s
+    while not await happens():
+        if clock() - began_s > within_s:
+            return math.inf
+        await asyncio.sleep(LOOK_S)
+    return clock() - began_s

@@ -1,0 +1,170 @@
+"""The scenario of a hung worker against a small process that hangs as one: what it measures, and
+what it finds broken."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from chaos import hang as scenario
+from chaos import held_thread
+from chaos.hang import hang
+from chaos.stage import Stage
+
+# Its device thread counts steps: by computing (with Python's lock) and by sleeping (without).
+# /readyz is red once they stand still for 0.2 s, and a router counts a hang 0.2 s later.
+WORKER = """
+import http.server, json, sys, threading, time
+from pathlib import Path
+
+red, busy, dead = "red" in sys.argv, "idle" not in sys.argv, "dead" in sys.argv
+steps, last_s, hangs = 0, time.monotonic(), 0
+
+def device():
+    global steps, last_s
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("device")
+    while True:
+        time.sleep(0.005)
+        until_s = time.monotonic() + (0.005 if "computing" in sys.argv else 0)
+        while time.monotonic() < until_s:
+            pass
+        steps, last_s = steps + 1, time.monotonic()
+
+class Admin(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global hangs
+        still_s = time.monotonic() - last_s
+        hangs = max(hangs, still_s > 0.4)
+        shown = {"running": busy, "hangs": int(hangs), "admitted": steps}
+        ill = (self.path == "/readyz" and red and still_s > 0.2) or (
+            self.path == "/healthz" and dead and still_s > 0.2)
+        body = json.dumps(shown).encode()
+        self.send_response(503 if ill else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Admin)
+threading.Thread(target=device, daemon=True).start()
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+class OneWorker:
+    """A cluster of that process alone, and of a router that sees what it tells."""
+
+    def __init__(self, *manners: str) -> None:
+        command = [sys.executable, "-c", WORKER, *manners]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = f"127.0.0.1:{int(self.process.stdout.readline())}"
+        self.waited_for: list[int] = []
+
+    def names(self) -> list[str]:
+        return ["decode-0", "router"]
+
+    def workers(self) -> list[str]:
+        return ["decode-0"]
+
+    def pid(self, _: str) -> int:
+        return self.process.pid
+
+    def records(self) -> dict[str, Any]:
+        return {"decode-0": SimpleNamespace(admin_address=self.address)}
+
+    def wait_ready(self, workers: int) -> None:
+        self.waited_for.append(workers)
+
+    def metric(self, name: str, metric: str, **labels: str) -> float:
+        told = httpx.get(f"http://{self.address}/audit", timeout=5).json()
+        if name == "router":
+            assert (metric, labels) == ("baton_hangs_total", {"role": "decode"})
+            return float(told["hangs"])
+        steps = {"baton_step_seconds_sum": 0.5, "baton_step_seconds_count": 10.0}
+        return steps.get(metric, told["admitted"])
+
+
+@pytest.fixture
+def stage_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stage]]:
+    if why := held_thread.unavailable():
+        pytest.skip(why)
+    monkeypatch.setattr(scenario, "WORK_S", 0.3)
+    monkeypatch.setattr(scenario, "LIVES_S", 0.3)
+    monkeypatch.setattr(scenario, "BREATH_S", 0.1)
+    made: list[OneWorker] = []
+
+    def make(*manners: str) -> Stage:
+        made.append(OneWorker(*manners))
+        return Stage(
+            cluster=made[-1],  # type: ignore[arg-type]
+            clients=None,  # type: ignore[arg-type]
+            asks=(),
+            longs=(),
+            hold_s=1.0,
+        )
+
+    yield make
+    for worker in made:
+        worker.process.kill()
+        worker.process.communicate(timeout=10)
+
+
+@pytest.mark.parametrize("manners", [("red",), ("red", "computing")])
+async def test_what_comes_in_time_is_told_and_kept(
+    stage_of: Callable[..., Stage], manners: tuple[str, ...]
+) -> None:
+    """Held while it computes it would hold Python's lock: then it is tried again."""
+    stage = stage_of(*manners)
+    await hang(stage, "decode-0")
+    assert (stage.broken, stage.void) == ([], "")
+    assert stage.cluster.waited_for == [1]  # type: ignore[attr-defined]
+    (note,) = stage.notes
+    figures = [float(figure) for figure in re.findall(r"(\d+\.\d+) s", note)]
+    red_s, left_s, green_s, used_s = figures
+    assert 0.1 < red_s < 1.0 and 0.3 < left_s < 1.0 and green_s < 1.0 and used_s < 1.0
+    assert "steps of 50 ms" in note
+
+
+async def test_a_worker_that_stays_ready_breaks_its_promise(
+    stage_of: Callable[..., Stage],
+) -> None:
+    stage = stage_of()
+    await hang(stage, "decode-0")
+    assert stage.broken == ["/readyz of decode-0 was red after inf s"]
+
+
+async def test_a_worker_that_says_it_is_dead_breaks_its_promise(
+    stage_of: Callable[..., Stage],
+) -> None:
+    stage = stage_of("red", "dead")
+    await hang(stage, "decode-0")
+    (told,) = stage.broken
+    assert told.startswith("/healthz of decode-0 was not 200")
+
+
+async def test_a_worker_without_work_makes_it_void(stage_of: Callable[..., Stage]) -> None:
+    stage = stage_of("red", "idle")
+    await hang(stage, "decode-0")
+    assert "never found at work" in stage.void and not stage.broken
+
+
+async def test_one_that_is_not_used_again_breaks_it(
+    stage_of: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stage_of("red")
+    monkeypatch.setattr(scenario, "USED_S", 0.3)
+    monkeypatch.setattr(OneWorker, "metric", lambda *_, **labels: 7.0 if labels else 1.0)
+    await hang(stage, "decode-0")
+    assert "decode-0 was not used again within 0.3 s" in stage.broken
+    assert any("a router left decode-0 after inf s" in told for told in stage.broken)
