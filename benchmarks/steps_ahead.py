@@ -29,6 +29,7 @@ from contextlib import asynccontextmanager, suppress
 
 from baton.decode_worker.peer_calls import HandoffLink
 from baton.decode_worker.scheduler import StepPlan
+from baton.decode_worker.sequences import Word
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.plan import SHORT_SPIN
 from baton.engine import step_pipeline
@@ -102,7 +103,8 @@ class Asked:
         )
         worker.submit(submit, self._emit)
 
-    def _emit(self, output: worker_pb2.Output) -> None:
+    def _emit(self, output: Word) -> None:
+        assert isinstance(output, worker_pb2.Output)  # it asks no prefill worker
         if output.HasField("token"):
             self.times.append(time.perf_counter())
         if len(self.times) == SETTLED:

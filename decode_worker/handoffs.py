@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.scheduler import DecodeScheduler
-from baton.decode_worker.sequences import Group
+from baton.decode_worker.sequences import Group, Request
 from baton.engine.blocks import BlockPool, Hold
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover
@@ -120,6 +120,7 @@ class Handoffs:
         candidate: worker_pb2.Candidate,
         on_first: OnFirst,
     ) -> None:
+        self._tell(group.request, candidate.boot_id)
         self.open += 1
         metrics.OPEN_HANDOFFS.set(self.open)
         outcome = "cancelled"
@@ -208,10 +209,27 @@ class Handoffs:
         if isinstance(error, LeaseLost):  # of this handoff alone: the others have their own
             metrics.LEASES_EXPIRED.inc()
         at_fault = isinstance(error, WorkerLost | HandoffError | EngineError)
+        failed = group.request.failed_prefills
         if at_fault and not isinstance(error, OutOfMemory):  # which may be the prompt's fault
-            group.request.failed_prefills.append(candidate.boot_id)
+            failed.extend({candidate.boot_id} - set(failed))
         if isinstance(error, WorkerLost):
             self._peers.forget(candidate.boot_id)
+        self._tell(group.request, b"")
+
+    def _tell(self, request: Request, prefill: bytes) -> None:
+        """Whom it asks now, unless its router believes that already: a worker that heartbeats
+        and computes nothing is the router's to notice."""
+        if prefill == request.asked:
+            return
+        request.asked = prefill
+        request.emit(
+            worker_pb2.Asked(
+                request_id=request.request_id,
+                attempt=request.attempt,
+                prefill=prefill,
+                failed=request.failed_prefills,
+            )
+        )
 
     def _record_fetch(self, report: FetchReport, parent: Context) -> None:
         metrics.HANDOFF_BYTES.inc(report.bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.decode_worker.sequences import Request, Sequence
+from baton.decode_worker.sequences import Request, Sequence, Word
 from baton.proto import worker_pb2
 from baton.runtime import tracing
 from baton.runtime.errors import InvalidRequest
@@ -16,7 +16,7 @@ MAX_CANDIDATES = 64
 def to_request(
     submit: worker_pb2.Submit,
     limits: ModelLimits,
-    emit: Callable[[worker_pb2.Output], None],
+    emit: Callable[[Word], None],
     *,
     now_s: float,
     wall_s: float,
@@ -39,6 +39,7 @@ def to_request(
         )
     if len(submit.placement.candidates) > MAX_CANDIDATES:
         raise InvalidRequest("too many candidates", field="placement")
+    candidates = list(submit.placement.candidates)
     request = Request(
         request_id=submit.request_id,
         attempt=submit.attempt,
@@ -48,13 +49,14 @@ def to_request(
         max_tokens=submit.max_tokens,
         stop_token_ids=frozenset(submit.stop_token_ids),
         local=submit.placement.local,
-        candidates=list(submit.placement.candidates),
+        candidates=candidates,
         cache_salt=submit.cache_salt,
         root=limits.root(submit.cache_salt),
         trace=tracing.extract(submit.trace_context),
         arrived_s=now_s,
         arrived_wall_s=wall_s,
         emit=emit,
+        asked=candidates[0].boot_id if candidates else b"",
     )
     request.sequences = _sequences(submit, request, limits.vocab_size)
     return request

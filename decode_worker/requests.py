@@ -155,11 +155,9 @@ class Requests:
 
     def _output(self, sequence: Sequence, index: int) -> worker_pb2.Output:
         request = sequence.request
-        failed, request.failed_prefills = request.failed_prefills, []
         return worker_pb2.Output(
             request_id=request.request_id,
             attempt=request.attempt,
             choice=sequence.choice,
             index=index,
-            failed_prefills=failed,
         )

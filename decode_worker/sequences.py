@@ -22,6 +22,8 @@ from baton.proto import worker_pb2
 from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams
 
+Word: TypeAlias = worker_pb2.Output | worker_pb2.Asked  # what a router is told of a request
+
 
 class Phase(Enum):
     """Where a group is. WAITING holds no blocks; the others do."""
@@ -54,13 +56,14 @@ class Request:
     trace: Context
     arrived_s: float  # of the loop's clock
     arrived_wall_s: float  # of time.time(), for spans
-    emit: Callable[[worker_pb2.Output], None]
+    emit: Callable[[Word], None]
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     first_token_wall_s: float = 0.0  # 0: none yet
     batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none
     deadline: asyncio.TimerHandle | None = None
-    failed_prefills: list[bytes] = field(default_factory=list)  # boot ids; not told yet
+    asked: bytes = b""  # boot id of the prefill worker that its router believes it asks
+    failed_prefills: list[bytes] = field(default_factory=list)  # boot ids, each once
 
     @property
     def tenant(self) -> bytes:

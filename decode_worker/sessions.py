@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from baton.decode_worker.sequences import Word
 from baton.proto import worker_pb2
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, InvalidRequest
@@ -19,7 +20,7 @@ from baton.runtime.links import LinkClosed
 
 log = logs.get(__name__)
 
-Submit = Callable[[worker_pb2.Submit, Callable[[worker_pb2.Output], None]], None]
+Submit = Callable[[worker_pb2.Submit, Callable[[Word], None]], None]
 Cancel = Callable[[str, int, Collection[int]], None]  # no choices: all of the request's
 
 MESSAGE_OUTPUTS = 8192  # a long backlog goes in several messages, far below gRPC's limit
@@ -28,25 +29,31 @@ ENDED_KEPT = 4096  # ended requests per router that it has not settled
 
 @dataclass(slots=True)
 class _Log:
-    """The outputs of one request, in order; `open_choices` have not ended."""
+    """The outputs of one request, in order; `open_choices` have not ended. `asked`: what was last
+    told of whom it asks, if anything was."""
 
     attempt: int
     open_choices: set[int]
     outputs: list[worker_pb2.Output] = field(default_factory=list)
+    asked: worker_pb2.Asked | None = None
 
 
 class Attachment:
     """One stream of a router: the `Session` that runtime/worker_links.py serves."""
 
-    def __init__(self, owner: RouterSession, backlog: Iterable[worker_pb2.Output]) -> None:
+    def __init__(self, owner: RouterSession) -> None:
         self._owner = owner
-        self._pending = list(backlog)
+        self._pending: list[worker_pb2.Output] = []
+        self._asked: dict[str, worker_pb2.Asked] = {}  # by request: only the last one counts
         self._wake = asyncio.Event()
         self._wake.set()
         self.replaced = False
 
-    def push(self, output: worker_pb2.Output) -> None:
-        self._pending.append(output)
+    def push(self, word: Word) -> None:
+        if isinstance(word, worker_pb2.Asked):
+            self._asked[word.request_id] = word
+        else:
+            self._pending.append(word)
         self._wake.set()
 
     def replace(self) -> None:
@@ -58,13 +65,14 @@ class Attachment:
             self._owner.receive(message)
 
     async def outputs(self) -> worker_pb2.StepOutputs:
-        while not self._pending and not self.replaced:
+        while not (self._pending or self._asked or self.replaced):
             self._wake.clear()
             await self._wake.wait()
         if self.replaced:
             raise LinkClosed("another stream of this router has taken over")
         taken, self._pending = self._pending[:MESSAGE_OUTPUTS], self._pending[MESSAGE_OUTPUTS:]
-        return worker_pb2.StepOutputs(outputs=taken)
+        asked, self._asked = self._asked, {}
+        return worker_pb2.StepOutputs(outputs=taken, asked=asked.values())
 
     def detach(self) -> None:
         self._owner.detach(self)
@@ -93,7 +101,7 @@ class RouterSession:
         for request_id, entry in list(self._logs.items()):
             if (request_id, entry.attempt) not in wanted:
                 self._drop(request_id)
-        backlog: list[worker_pb2.Output] = []
+        attachment = Attachment(self)
         lost = []
         for (request_id, attempt), resume in wanted.items():
             kept = self._logs.get(request_id)
@@ -103,14 +111,14 @@ class RouterSession:
             next_index = {entry.choice: entry.index for entry in resume.next}
             if unwanted := kept.open_choices - next_index.keys():
                 self._cancel(request_id, attempt, unwanted)
-            backlog += [
-                output
-                for output in kept.outputs
-                if output.choice in next_index
-                and (output.index >= next_index[output.choice] or output.end)
-            ]
-        self._attachment = Attachment(self, backlog)
-        return self._attachment, lost
+            for output in kept.outputs:
+                wanted_from = next_index.get(output.choice)
+                if wanted_from is not None and (output.index >= wanted_from or output.end):
+                    attachment.push(output)
+            if kept.asked is not None:
+                attachment.push(kept.asked)
+        self._attachment = attachment
+        return attachment, lost
 
     def detach(self, attachment: Attachment) -> None:
         if self._attachment is attachment:
@@ -149,8 +157,8 @@ class RouterSession:
         entry = _Log(attempt, {choice.choice for choice in submit.choices})
         self._logs[request_id] = entry
 
-        def emit(output: worker_pb2.Output) -> None:
-            self._emit(entry, output)
+        def emit(word: Word) -> None:
+            self._emit(entry, word)
 
         try:
             self._submit(submit, emit)
@@ -180,16 +188,24 @@ class RouterSession:
                 )
             )
 
-    def _emit(self, entry: _Log, output: worker_pb2.Output) -> None:
-        if self._logs.get(output.request_id) is not entry:
+    def _emit(self, entry: _Log, word: Word) -> None:
+        if self._logs.get(word.request_id) is not entry:
             return  # settled, or replaced by a newer attempt
+        if isinstance(word, worker_pb2.Asked):
+            entry.asked = word
+        else:
+            self._note(entry, word)
+        if self._attachment is not None:
+            self._attachment.push(word)
+
+    def _note(self, entry: _Log, output: worker_pb2.Output) -> None:
         entry.outputs.append(output)
+        if entry.asked is not None:  # told or not: outputs of one message are read before it
+            entry.asked.answered = True
         if output.end:
             entry.open_choices.discard(output.choice)
             if not entry.open_choices:
                 self._bound_ended()
-        if self._attachment is not None:
-            self._attachment.push(output)
 
     def _drop(self, request_id: str) -> None:
         entry = self._logs.pop(request_id, None)

@@ -22,7 +22,7 @@ from baton.decode_worker.intake import to_request
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler, StepOutcome, StepPlan
-from baton.decode_worker.sequences import Group, Phase, Request
+from baton.decode_worker.sequences import Group, Phase, Request, Word
 from baton.decode_worker.sessions import RouterSessions
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
@@ -131,7 +131,7 @@ class DecodeWorker:
             ended=self._requests.ended,
         )
 
-    def submit(self, submit: worker_pb2.Submit, emit: Callable[[worker_pb2.Output], None]) -> None:
+    def submit(self, submit: worker_pb2.Submit, emit: Callable[[Word], None]) -> None:
         """Take a request, or raise what is wrong with it."""
         if self.draining.is_set():
             raise Draining("the decode worker is stopping")

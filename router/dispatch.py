@@ -40,7 +40,6 @@ from baton.runtime.errors import (
     WorkerLost,
     by_code,
 )
-from baton.runtime.links import LinkClosed
 
 PLACE_WAIT_S = 15.0  # for a worker to appear: longer than a worker's restart
 PLACE_RETRY_S = 0.05
@@ -59,6 +58,7 @@ class Dispatcher:
 
     def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
         self._config = config
+        self._fleet = fleet
         self._circuits = fleet.circuits
         self._placer = Placer(fleet, config)
         self._budget = MoveBudget(config.move_share, config.move_floor)
@@ -119,7 +119,7 @@ class Dispatcher:
             self._served(submission)
             submission.choices.discard(choice)
             if submission.choices:
-                self._tell_cancel(submission, choice)
+                submission.tell_cancel(choice)
             else:
                 self._withdraw(submission)
         self._end_if_done(generation)
@@ -141,18 +141,17 @@ class Dispatcher:
 
     def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
         for output in outputs.outputs:
-            submission = self._submissions.get(output.request_id)
-            if (
-                submission is None
-                or submission.link is not link
-                or submission.attempt != output.attempt
-                or output.choice not in submission.choices
-            ):
-                metrics.STALE_OUTPUTS.inc()
-                if submission is None and output.end != worker_pb2.NOT_ENDED:
-                    link.settle(output.request_id)
+            submission = self._current(link, output)
+            if submission is not None and output.choice in submission.choices:
+                self._accept(submission, output)
                 continue
-            self._accept(submission, output)
+            metrics.STALE_OUTPUTS.inc()
+            if output.end and output.request_id not in self._submissions:
+                link.settle(output.request_id)
+        for asked in outputs.asked:
+            submission = self._current(link, asked)
+            if submission is not None:
+                self._turned(submission, asked)
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
         resumes = []
@@ -180,15 +179,39 @@ class Dispatcher:
         else can tell that it computes nothing. What it says of them later is of an old attempt."""
         self._circuits.hung(link.boot_id, _now())
         for submission in list(self._submissions.values()):
-            prefills = submission.prefill == link.boot_id and not submission.answered
-            if submission.link is not None and (submission.link is link or prefills):
-                error = WorkerLost(f"{link.worker_id} computes nothing any more")
-                self._fail(submission, error, True, link.boot_id)
+            if submission.link is not None and (
+                submission.link is link or submission.waits_for(link)
+            ):
+                self._left(submission, link)
+
+    def _left(self, submission: Submission, hung: WorkerLink) -> None:
+        error = WorkerLost(f"{hung.worker_id} computes nothing any more")
+        self._fail(submission, error, True, hung.boot_id)
+
+    def _current(
+        self, link: WorkerLink, word: worker_pb2.Output | worker_pb2.Asked
+    ) -> Submission | None:
+        """What the word is of, if that worker has the request now, and in that attempt."""
+        submission = self._submissions.get(word.request_id)
+        if submission is None or submission.link is not link:
+            return None
+        return submission if submission.attempt == word.attempt else None
+
+    def _turned(self, submission: Submission, asked: worker_pb2.Asked) -> None:
+        """Its decode worker asks another prefill worker now, or none. A worker may accuse only
+        those that it was to ask, each once; one of them may have hung before it was asked."""
+        failed = submission.candidates.intersection(asked.failed)
+        for boot_id in failed - submission.avoid:
+            self._circuits.failed(boot_id, _now())
+        submission.avoid |= failed
+        submission.asks(asked)
+        self._circuits.placed(submission.prefill, _now())
+        link = self._fleet.of_boot(submission.prefill)
+        if link is not None and link.hung and submission.waits_for(link):
+            self._left(submission, link)
 
     def _accept(self, submission: Submission, output: worker_pb2.Output) -> None:
         accepted = len(submission.generation.choices[output.choice].accepted)
-        if output.index >= accepted:  # else it is told a second time
-            self._prefills_failed(submission, output.failed_prefills)
         if output.end == worker_pb2.CANCELLED:
             self._fail(submission, WorkerLost("the worker gave the request up"), True)
             return
@@ -222,13 +245,6 @@ class Dispatcher:
             self._circuits.served(submission.link.boot_id, _now())
             self._circuits.served(submission.prefill, _now())
 
-    def _prefills_failed(self, submission: Submission, boot_ids: Iterable[bytes]) -> None:
-        """Handoffs of this request failed at these prefill workers, and another one was asked."""
-        for boot_id in boot_ids:
-            self._circuits.failed(boot_id, _now())
-            if boot_id == submission.prefill:
-                submission.prefill = b""  # what is served now is not its merit
-
     def _choice_ended(self, submission: Submission, choice: int) -> None:
         submission.choices.discard(choice)
         if not submission.choices:
@@ -253,7 +269,7 @@ class Dispatcher:
             submission.short |= {boot_id}
         elif retryable and not failed and not isinstance(error, Overloaded | Draining):
             self._circuits.failed(boot_id, _now())
-        self._tell_cancel(submission)
+        submission.tell_cancel()
         if isinstance(error, StalePlacement):
             submission.left, boot_id = submission.left | submission.candidates, b""
         elif submission.link is not None and isinstance(error, Draining):
@@ -365,23 +381,7 @@ class Dispatcher:
         if submission.placing is not None and submission.placing is not asyncio.current_task():
             submission.placing.cancel()
         self._got_on(submission)  # nobody wants it any more
-        self._tell_cancel(submission)
-
-    def _tell_cancel(self, submission: Submission, *choices: int) -> None:
-        """The worker is to end these choices, or all where none is named."""
-        link = submission.link
-        if link is None or not link.up:
-            return  # a parked worker drops what the next hello does not name
-        cancel = worker_pb2.Cancel(
-            request_id=submission.wire_id, attempt=submission.attempt, choices=choices
-        )
-        try:
-            link.send(worker_pb2.RouterMessage(cancel=cancel))
-        except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
-            name = submission.generation.request_id
-            log.info("cancel not sent", request_id=name, worker_id=link.worker_id, why=str(error))
-        if not choices:
-            link.settle(submission.wire_id)
+        submission.tell_cancel()
 
     def _of(self, generation: Generation) -> list[Submission]:
         return [sub for sub in self._submissions.values() if sub.generation is generation]

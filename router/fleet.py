@@ -164,6 +164,9 @@ class Fleet:
     def link(self, worker_id: str) -> WorkerLink | None:
         return self._links.get(worker_id)
 
+    def of_boot(self, boot_id: bytes) -> WorkerLink | None:
+        return next((link for link in self._links.values() if link.boot_id == boot_id), None)
+
     def views(
         self, tokens: Sequence[int], salt: bytes, known: dict[Shape, list[bytes]] | None = None
     ) -> list[WorkerView]:

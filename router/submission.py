@@ -1,6 +1,6 @@
 """A submission: what one worker holds, or is to hold, of a request; and its message.
 
-Knows the request and its accepted tokens, no links' states. Owned by the dispatcher.
+Knows the request, its accepted tokens and its link. Owned by the dispatcher.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from baton.router.generation import Finish, Generation, OutputToken
 from baton.router.move_budget import Move
 from baton.router.placement import Placement, Shape
 from baton.router.worker_link import WorkerLink
+from baton.runtime import logs
 from baton.runtime.errors import Overloaded
+from baton.runtime.links import LinkClosed
+
+log = logs.get(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Submission:
     """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
     boot ids that failed it; `drains` of its attempts ended because a worker drained. `prefill`
-    is the boot id of the prefill worker that was to be asked first, `answered` whether an
-    output of this attempt has come; `move` is its hold on the budget until then. `short` are the
-    boot ids of workers that had no memory for it: their fault only once another one has some.
-    `identities` are those of its blocks, computed once while it waits for a worker.
-    `busy` is what the last full worker said of it: if no attempt serves, that is what its client
-    can act on. `candidates` are the boot ids of the prefill workers of this attempt, `left` those
-    that a decode worker did not find any more: they are asked no second time, whatever is known
-    here."""
+    is the boot id of the prefill worker that is asked now, or was asked last: the first candidate
+    until another is told; `answered`: an output has come since. `move` is its hold on the budget
+    until its first output. `short` are the boot ids of workers that had no memory for it: their
+    fault only once another one has some. `identities` are those of its blocks, computed once
+    while it waits for a worker. `busy` is what the last full worker said of it: if no attempt
+    serves, that is what its client can act on. `candidates` are the boot ids of the prefill
+    workers of this attempt, `left` those that a decode worker did not find any more: they are
+    asked no second time, whatever is known here."""
 
     wire_id: str
     generation: Generation
@@ -48,6 +52,29 @@ class Submission:
     busy: Overloaded | None = None
     candidates: frozenset[bytes] = frozenset()
     left: frozenset[bytes] = frozenset()
+
+    def asks(self, asked: worker_pb2.Asked) -> None:
+        """Its decode worker has turned to another prefill worker, or to none."""
+        self.prefill = asked.prefill if asked.prefill in self.candidates else b""
+        self.answered = asked.answered
+
+    def waits_for(self, link: WorkerLink) -> bool:
+        """Whether a prefill worker is to compute its prompt still."""
+        return self.prefill == link.boot_id and not self.answered
+
+    def tell_cancel(self, *choices: int) -> None:
+        """Its worker is to end these choices, or all where none is named."""
+        link = self.link
+        if link is None or not link.up:
+            return  # a parked worker drops what the next hello does not name
+        cancel = worker_pb2.Cancel(request_id=self.wire_id, attempt=self.attempt, choices=choices)
+        try:
+            link.send(worker_pb2.RouterMessage(cancel=cancel))
+        except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
+            name = self.generation.request_id
+            log.info("cancel not sent", request_id=name, worker_id=link.worker_id, why=str(error))
+        if not choices:
+            link.settle(self.wire_id)
 
     def tokens(self) -> tuple[int, ...]:
         """Prompt and accepted tokens; several choices go on from the prompt alone."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from baton.decode_worker.sequences import Word
 from baton.proto import worker_pb2
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.cluster import SLABS, VOCAB, Cluster
@@ -18,14 +19,18 @@ class ProtocolBroken(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request as its router sees it."""
+    """One request as its router sees it. `asked`: what it was told of prefill workers."""
 
     submit: worker_pb2.Submit
     outputs: list[worker_pb2.Output] = field(default_factory=list)
+    asked: list[worker_pb2.Asked] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def emit(self, output: worker_pb2.Output) -> None:
-        self.outputs.append(output)
+    def emit(self, word: Word) -> None:
+        if isinstance(word, worker_pb2.Asked):
+            self.asked.append(word)
+            return
+        self.outputs.append(word)
         ends = [o for o in self.outputs if o.end]
         if len(ends) == len(self.submit.choices):
             self.ended.set()

@@ -346,9 +346,8 @@ MUTATIONS: dict[str, Break] = {
     "no-cap-of-ejection": Break(
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),
-    "forget-a-cancel": Break(
-        "workers hear of no cancel", Dispatcher, "_tell_cancel", _always(None)
-    ),
+    "turn-unseen": Break("nobody is told whom a request asks", Handoffs, "_tell", _always(None)),
+    "forget-a-cancel": Break("workers hear of no cancel", Submission, "tell_cancel", _always(None)),
     "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", _always(None)),
     "forget-deadlines": Break(
         "nothing ends at its deadline", Dispatcher, "_deadline_passed", _always(None)

@@ -251,6 +251,50 @@ async def test_the_router_is_told_once_whose_handoff_failed(
     bench.refusals["prefill-0"] = [error]
     request = await bench.run()
     assert request.tokens() == request.expected()
-    heard = [boot_id for output in request.outputs for boot_id in output.failed_prefills]
-    assert heard == ([bench.boot_id("prefill-0")] if told else [])
-    assert list(request.outputs[0].failed_prefills) == heard
+    first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
+    failed = [first] if told else []
+    assert [(word.prefill, list(word.failed)) for word in request.asked] == [
+        (b"", failed),
+        (second, failed),
+    ]
+    assert {word.attempt for word in request.asked} == {1}
+
+
+async def test_the_router_is_told_whom_a_request_asks_unless_it_is_the_first(bench: Bench) -> None:
+    busy = Overloaded("full")
+    bench.refusals["prefill-0"] = [busy, busy, HandoffError("odd")]
+    bench.refusals["prefill-1"] = [busy, HandoffError("odd")]
+    request = await bench.run()
+    assert request.tokens() == request.expected()
+    first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
+    assert [(word.prefill, list(word.failed)) for word in request.asked] == [
+        (second, []),
+        (first, []),
+        (second, []),
+        (b"", [second]),
+        (first, [second]),
+        (b"", [second, first]),  # nobody: it is computed here
+    ]
+    assert (await bench.run()).asked == []
+
+
+async def test_a_grant_that_was_taken_back_asks_its_first_candidate_again(bench: Bench) -> None:
+    """Whoever fails it once more is told of once: one request is one failure."""
+    bench.refusals["prefill-0"] = [HandoffError("odd")] * 2
+    worker = bench.cluster.decode["decode-0"].worker
+    admit = bench.cluster.prefill["prefill-1"].worker.admit
+    taken: list[Any] = []
+
+    def once(opening: handoff_pb2.OpenHandoff) -> Any:
+        if not taken:
+            taken.extend(worker._fetches.values())
+            taken[0].cancel()
+        return admit(opening)
+
+    bench.cluster.prefill["prefill-1"].worker.admit = once  # type: ignore[method-assign]
+    request = await bench.run()
+    assert request.tokens() == request.expected() and taken
+    first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
+    told = [(b"", [first]), (second, [first])]
+    again = [(first, [first]), *told]
+    assert [(word.prefill, list(word.failed)) for word in request.asked] == told + again

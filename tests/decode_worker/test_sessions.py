@@ -13,7 +13,7 @@ from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
 from baton.runtime.links import LinkClosed
 
-Emit = Callable[[worker_pb2.Output], None]
+Emit = Callable[[worker_pb2.Output | worker_pb2.Asked], None]
 
 
 class Work:
@@ -43,6 +43,10 @@ class Work:
         )
         output.end = end
         self.emit[request_id, attempt](output)
+
+    def asked(self, request_id: str, prefill: bytes) -> None:
+        word = worker_pb2.Asked(request_id=request_id, attempt=1, prefill=prefill)
+        self.emit[request_id, 1](word)
 
 
 def submit(request_id: str, attempt: int = 1, choices: int = 1) -> worker_pb2.RouterMessage:
@@ -283,3 +287,52 @@ async def test_a_long_backlog_comes_in_several_messages(monkeypatch: pytest.Monk
         work.token("a", index)
     second, _ = work.sessions.attach(hello(resume("a", 0)))
     assert [await indices(second) for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+async def asked(session: object) -> list[tuple[str, bytes, bool]]:
+    outputs = await session.outputs()  # type: ignore[attr-defined]
+    return [(word.request_id, word.prefill, word.answered) for word in outputs.asked]
+
+
+async def test_whom_a_request_asks_is_told_without_outputs_and_only_the_last_one() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    session.receive(submit("b"))
+    waiting = asyncio.create_task(asked(session))
+    await asyncio.sleep(0)
+    work.asked("a", b"one")
+    assert await waiting == [("a", b"one", False)]
+    for name in (b"two", b"", b"three"):
+        work.asked("a", name)
+    work.asked("b", b"one")
+    assert await asked(session) == [("a", b"three", False), ("b", b"one", False)]
+
+
+async def test_an_output_after_it_says_that_nothing_is_waited_for() -> None:
+    """Both travel in one message, whose outputs are read first."""
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    work.token("a", 0)
+    work.asked("a", b"one")
+    assert await asked(session) == [("a", b"one", False)]  # its blocks were lost after that
+    work.asked("a", b"two")
+    work.token("a", 1)
+    assert await asked(session) == [("a", b"two", True)]
+
+
+async def test_a_reconnect_is_told_again_whom_its_requests_ask() -> None:
+    work = Work()
+    first, _ = work.sessions.attach(hello())
+    for name in ("a", "b", "c"):
+        first.receive(submit(name))
+    work.asked("a", b"one")
+    assert await asked(first) == [("a", b"one", False)]
+    first.detach()
+    work.asked("b", b"two")
+    second, _ = work.sessions.attach(hello(resume("a", 0), resume("b", 0)))
+    assert await asked(second) == [("a", b"one", False), ("b", b"two", False)]
+    second.detach()
+    third, _ = work.sessions.attach(hello(resume("b", 0)))
+    assert await asked(third) == [("b", b"two", False)]

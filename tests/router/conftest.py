@@ -269,6 +269,7 @@ class FakeLink:
         self.worker_id = worker_id
         self.boot_id = worker_id.encode()
         self.up = True
+        self.hung = False
         self.placed_tokens = self.placed_requests = 0
         self.load = worker_pb2.Load()
         self.sent: list[worker_pb2.RouterMessage] = []
@@ -311,6 +312,9 @@ class FakeFleet:
 
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)
+
+    def of_boot(self, boot_id: bytes) -> FakeLink | None:
+        return self.links.get(boot_id.decode())
 
     def views(self, tokens: Sequence[int], salt: bytes, known: object) -> list[WorkerView]:
         roles = {link.boot_id: _role(link) for link in self.links.values() if link.up}
@@ -361,6 +365,12 @@ class Scene:
     def give(self, *outputs: worker_pb2.Output, number: int = 0) -> None:
         self.dispatcher.take(self.link(number), worker_pb2.StepOutputs(outputs=outputs))
 
+    def tell(self, *outputs: worker_pb2.Output, number: int = 0, **asked: Any) -> None:
+        """Of whom a request asks now; `outputs` travel in the same message."""
+        word = worker_pb2.Asked(**{"request_id": "r", "attempt": 1, **asked})
+        message = worker_pb2.StepOutputs(outputs=outputs, asked=[word])
+        self.dispatcher.take(self.link(number), message)
+
     async def settle_down(self) -> None:
         for _ in range(5):
             await asyncio.sleep(0)
@@ -368,7 +378,6 @@ class Scene:
 
 def output(index: int, token: int | None = 9, **fields: Any) -> worker_pb2.Output:
     made = worker_pb2.Output(request_id="r", attempt=1, index=index, token=token)
-    made.failed_prefills.extend(fields.pop("failed_prefills", ()))
     for name, value in fields.items():
         setattr(made, name, value)
     return made

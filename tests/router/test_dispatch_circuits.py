@@ -169,31 +169,63 @@ async def test_what_no_worker_has_memory_for_is_the_requests_own_fault(
 
 
 async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+    scene.fleet.circuits.failed(b"prefill-1", 0.0)
     for number in range(int(STRIKES)):
-        generation = await scene.start(f"r{number}")
-        (submission,) = scene.dispatcher._submissions.values()
-        submission.prefill = b"prefill-0"
-        first = output(0, 10, request_id=f"r{number}", failed_prefills=[b"prefill-0"])
-        scene.give(first)
+        name = f"r{number}"
+        generation = await scene.start(name)
+        (submit,) = [s for s in scene.link().submits() if s.request_id == name]
+        assert submit.placement.candidates[0].boot_id == b"prefill-0"
+        turned = {"request_id": name, "prefill": b"prefill-1", "failed": [b"prefill-0"]}
+        scene.tell(**turned)
         assert strikes(scene, "prefill-0") == (number + 1) % STRIKES
-        scene.give(first)  # told again, after a break of the link
-        last = output(1, 1, request_id=f"r{number}", end=worker_pb2.STOP)
-        scene.give(last)  # served, and not by that worker
+        scene.tell(**turned)  # told again, after a break of the link
+        scene.give(output(0, 1, request_id=name, end=worker_pb2.STOP))
         assert generation.over
+        assert strikes(scene, "prefill-1") == max(0, 1 - (number + 1) / 2)  # its merit
     now_s = asyncio.get_running_loop().time()
     assert scene.fleet.circuits.passed_over(
         {b"prefill-0": "prefill", b"prefill-1": "prefill"}, now_s
     ) == {b"prefill-0"}
 
 
-async def test_a_handoff_that_failed_before_its_request_did_counts_too(
+async def test_a_worker_accuses_none_but_those_that_it_was_to_ask(scene_of: Any) -> None:
+    scene = scene_of("decode-0", "prefill-0", placement="disaggregated")
+    generation = await scene.start()
+    scene.tell(prefill=b"elsewhere", failed=[b"elsewhere", b"decode-0"])
+    scene.tell(attempt=2, failed=[b"prefill-0"])  # nor of another attempt
+    (submission,) = scene.dispatcher._submissions.values()
+    assert submission.prefill == b""
+    assert [strikes(scene, name) for name in ("elsewhere", "decode-0", "prefill-0")] == [0, 0, 0]
+    scene.dispatcher.cancel(generation)
+
+
+async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again(
     scene_of: Any, failed: Any
 ) -> None:
-    scene = scene_of()
-    await scene.start()
-    scene.give(failed("InvalidRequest", False, failed_prefills=[b"p", b"q"]))
-    assert (strikes(scene, "p"), strikes(scene, "q")) == (1, 1)
+    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+    generation = await scene.start()
+    scene.tell(prefill=b"", failed=[b"prefill-0"])
+    scene.give(failed("EngineError", True))
+    await scene.settle_down()
+    names = [c.worker_id for c in scene.link().submits()[1].placement.candidates]
+    assert names == ["prefill-1", "prefill-0"]
+    scene.dispatcher.cancel(generation)
+
+
+async def test_a_half_open_circuit_is_probed_by_who_turns_to_it(scene_of: Any, output: Any) -> None:
+    scene = scene_of("decode-0", "prefill-0", "prefill-1", "prefill-2", placement="disaggregated")
+    now_s, circuits = asyncio.get_running_loop().time(), scene.fleet.circuits
+    generation = await scene.start()
+    circuits.hung(b"prefill-2", now_s - 100)  # its time is over
+    scene.tell(prefill=b"prefill-2", failed=[b"prefill-0"])
+    assert circuits.counts(now_s) == {"closed": 1, "open": 0, "half_open": 1}
+    assert b"prefill-2" in circuits.passed_over({b"prefill-2": "prefill"} | FELLOWS, now_s)
+    scene.give(output(0, 1, end=worker_pb2.STOP))
+    assert generation.over and circuits.counts(now_s)["half_open"] == 0
+
+
+FELLOWS = {b"prefill-0": "prefill", b"prefill-1": "prefill"}
 
 
 async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, failed: Any) -> None:

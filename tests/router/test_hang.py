@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
+from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 
 DEFAULTS = RouterConfig(port=0)
@@ -144,3 +145,59 @@ async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(
         assert again.attempt == 2 and candidate.worker_id != first
         decode.pause_at = None
         assert (await answer).status_code == 200
+
+
+def hangs() -> float:
+    counted: Any = metrics.HANGS.labels("prefill")
+    return float(counted._value.get())
+
+
+@pytest.mark.parametrize("hangs_first", [True, False])
+async def test_a_prompt_does_not_wait_for_a_second_candidate_that_hangs(
+    router: Any, eventually: Any, hangs_first: bool
+) -> None:
+    """Its decode worker tells whom it asks now: whether that one hangs by then, or later."""
+    async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
+        workers = running.workers
+        await eventually(lambda: all(w.seen("hello") for w in workers.values()))
+        decode = workers["decode-0"]
+        decode.pause_at = 0
+        prompt = "the quick brown fox jumps over the lazy dog " * 20
+        answer = asyncio.create_task(running.complete(prompt=prompt, max_tokens=3))
+        await eventually(lambda: bool(decode.seen("submit")))
+        submit = decode.seen("submit")[0]
+        first, second = submit.placement.candidates
+        hung = workers[second.worker_id]
+        before = hangs()
+        if hangs_first:
+            hung.overdue_ms = 60_000
+            await eventually(lambda: hangs() == before + 1)
+            assert len(decode.seen("submit")) == 1  # it waits for the other one
+        turned = {"request_id": submit.request_id, "attempt": 1, "prefill": second.boot_id}
+        asked = worker_pb2.Asked(**turned, failed=[first.boot_id])
+        decode._emit(worker_pb2.StepOutputs(asked=[asked]))
+        hung.overdue_ms = 60_000
+        await eventually(lambda: len(decode.seen("submit")) == 2)
+        again = decode.seen("submit")[1]
+        assert again.attempt == 2
+        assert [c.worker_id for c in again.placement.candidates] == [first.worker_id]
+        decode.pause_at = None
+        assert (await answer).status_code == 200
+
+
+async def test_whose_outputs_come_waits_for_no_prefill_worker(scene_of: Any, output: Any) -> None:
+    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+    generation = await scene.start()
+    (submission,) = scene.dispatcher._submissions.values()
+    hung = scene.fleet.links["prefill-1"]
+    hung.hung = True
+    scene.tell(prefill=b"prefill-1", answered=True)
+    assert submission.attempt == 1 and submission.link is not None
+    scene.dispatcher.hung(hung)
+    assert submission.link is not None
+    scene.tell(output(0, 10), prefill=b"prefill-1")  # its handoff failed after the first token
+    assert submission.link is None
+    await scene.settle_down()
+    (one, two) = scene.link().submits()
+    assert (one.attempt, two.attempt) == (1, 2)
+    scene.dispatcher.cancel(generation)

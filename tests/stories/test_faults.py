@@ -95,7 +95,7 @@ async def test_requests_whose_blocks_share_a_slow_link_are_not_taken_for_stuck(
     assert metrics.HANDOFFS.labels("failed")._value.get() == failed
     for request in requests:
         assert request.tokens() == request.expected()
-        assert not any(output.failed_prefills for output in request.outputs)
+        assert not any(word.failed for word in request.asked)
     await cluster.quiet()
 
 
