@@ -23,6 +23,7 @@ from baton.router.worker_link import WorkerLink
 from baton.runtime.registry import Role
 from baton.simulation.bounds import Bounds
 from baton.simulation.engine_kind import HASHES, EngineKind
+from baton.simulation.hangs import Hangs
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.refusals import Refusals
 from baton.simulation.world import DRIFT, RouterProcess, WorkerProcess, World
@@ -41,6 +42,7 @@ class Watch:
         self.breaches: list[str] = []
         self.refusals = Refusals(world, self.breaches)
         self._bounds = Bounds(world, self.breaches)
+        self._hangs = Hangs(world, self.breaches)
         self._world = world
         self._tainted: set[tuple[bytes, int]] = set()
         self._flying: dict[int, Attempt] = {}  # READs of offered blocks that will land
@@ -50,6 +52,7 @@ class Watch:
     def over(self, process: WorkerProcess) -> None:
         """Watch a worker that has just been started."""
         self.refusals.over(process)
+        self._hangs.over(process)
         pool, allocate = process.pool, process.pool.allocate
         engine, name = process.engine, process.machine.name
 
@@ -71,6 +74,7 @@ class Watch:
         """I4: of one attempt, on one link, and the next index, or it is not taken."""
         self.refusals.over_router(process)
         self._bounds.over_router(process)
+        self._hangs.over_router(process)
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:

@@ -34,6 +34,8 @@ TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
 BUSY_STEPS = 8  # the first one, so many steps after a request at most
 SLOW_BUSY = (8, 22)  # so many small READs: after a first contact's, while the handoff's go on
 STORM_EVERY, STORM_SEED = 20, 13  # seeds
+HANG_EVERY, HANG_SEED = 40, 16  # seeds
+HANG_S = 5.5  # so long a router has time to notice it, and the lab to see what follows
 STOP_S = 0.1  # to stop working, beside steps and ways
 LONGEST_STEP = 4.5  # usual ones: of 32 tokens, by chance half as long again
 LONGEST_READ = 2.1  # usual ones: of 3 blocks, by chance half as long again
@@ -106,8 +108,11 @@ class Scenario:
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed, always the same. In one of STORM_EVERY, many ask and workers fail
-    all that they are given."""
+    all that they are given; in one of HANG_EVERY, one prefill worker
+    hangs as another fails."""
     made = _usual(seed)
+    if seed % HANG_EVERY == HANG_SEED:
+        return _one_hangs(made)
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 
@@ -183,6 +188,50 @@ def _storm(made: Scenario) -> Scenario:
         decode=decode,
         events=tuple(sorted([*events, *faults], key=lambda event: event.at_s)),
     )
+
+
+def _one_hangs(made: Scenario) -> Scenario:
+    """One prefill worker hangs, and another fails what it has: requests turn from it to the one
+    that hangs. Before, all have computed prompts: how long theirs take is known."""
+    dice = random.Random(made.seed ^ 0x4A6)
+    prefill = [f"p{n}" for n in range(dice.choice([2, 2, 3]))]
+    hung, failing = dice.sample(prefill, 2)
+    at_s = 0.5
+    times = [dice.uniform(0.1, 0.2) for _ in (*prefill, *prefill)]
+    times += [at_s - 0.01, *(at_s + dice.uniform(-0.02, 0.06) for _ in range(3))]
+    asks = [
+        Ask(
+            router="r0",
+            prompt=tuple(dice.randrange(100) for _ in range(dice.randint(20, 32))),
+            max_tokens=dice.choice([1, 2, 4]),
+            choices=dice.choice([1, 1, 2]),
+            temperature=dice.choice([0.0, 1.0]),
+            seed=dice.randrange(1 << 32),
+            deadline_s=20.0,
+        )
+        for _ in times
+    ]
+    events = [Event(when_s, ask) for when_s, ask in zip(times, asks, strict=True)]
+    events.append(Event(at_s, Fault("hang", (hung,), HANG_S)))
+    events.append(Event(at_s + dice.uniform(0, PAIR_S), _failing(dice, failing)))
+    router = replace(made.config.router, max_requests=64, placement="disaggregated")
+    step = replace(made.config.step, max_queue=32, max_sequences=16)
+    return replace(
+        made,
+        config=replace(made.config, router=router, step=step),
+        routers=("r0",),
+        prefill=dict.fromkeys(prefill, 80),
+        decode={f"d{n}": 80 for n in range(dice.choice([1, 2]))},
+        events=tuple(sorted(events, key=lambda event: event.at_s)),
+        step_s=0.01,
+    )
+
+
+def _failing(dice: random.Random, prefill: str) -> Fault:
+    for_s = dice.choice([0.4, 1.5])
+    kinds = [("kill", ""), ("reads", "failed"), ("step", "fails always")]
+    kind, what = dice.choice(kinds)
+    return Fault(kind, (prefill,), for_s, what)
 
 
 @dataclass(frozen=True, slots=True)

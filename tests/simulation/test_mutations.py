@@ -44,6 +44,7 @@ CAUGHT_BY = {
     "no-budget-of-moves": 13,
     "moves-beside-the-budget": 13,
     "no-cap-of-ejection": 13,
+    "turn-unseen": 136,
     "forget-a-cancel": 8,
     "ignore-a-cancel": 8,
     "forget-deadlines": 142,

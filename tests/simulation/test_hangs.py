@@ -1,0 +1,97 @@
+"""Requests that turn to a prefill worker that hangs leave it in time; one that waits is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from baton.decode_worker.handoffs import Handoffs
+from baton.router.dispatch import Dispatcher
+from baton.runtime import logs
+from baton.simulation import lab, mutations
+from baton.simulation.mutations import Break
+from baton.simulation.scenario import HANG_EVERY, HANG_S, HANG_SEED, Fault, draw
+from baton.simulation.world import DRIFT
+
+HANGING = range(HANG_SEED, 10 * HANG_EVERY, HANG_EVERY)
+BOUND_S = 3.0  # from the beginning of the hang; docs/reliability.md
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("lab", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+def faults(seed: int) -> list[Fault]:
+    return [event.does for event in draw(seed).faults if isinstance(event.does, Fault)]
+
+
+def test_in_one_seed_of_so_many_a_prefill_worker_hangs_as_another_fails() -> None:
+    long = [seed for seed in range(200) if any(f.for_s == HANG_S for f in faults(seed))]
+    assert long == list(range(HANG_SEED, 200, HANG_EVERY))
+    for seed in HANGING:
+        assert draw(seed) == draw(seed)
+        hang, other = sorted(faults(seed), key=lambda fault: fault.for_s, reverse=True)
+        assert hang.kind == "hang" and other.kind in ("kill", "reads", "step")
+        assert hang.targets != other.targets
+        assert {*hang.targets, *other.targets} <= set(draw(seed).prefill)
+
+
+def test_whoever_turns_to_it_has_left_it_within_three_seconds() -> None:
+    """By the world's clock; a worker's own one differs by the drift at most."""
+    places: Counter[int] = Counter()
+
+    def timed(before: Any) -> Any:
+        async def attempt(self: Handoffs, group: Any, candidate: Any, on_first: Any) -> None:
+            loop: Any = asyncio.get_running_loop()
+            asked_s = loop.world_s
+            try:
+                await before(self, group, candidate, on_first)
+            finally:
+                waited_s = loop.world_s - max(asked_s, hang.at_s)
+                if candidate.worker_id in hang.does.targets and waited_s > 1:  # type: ignore
+                    assert waited_s < BOUND_S * (1 + DRIFT)
+                    places[list(group.request.candidates).index(candidate)] += 1
+
+        return attempt
+
+    watching = Break("", Handoffs, "_try", timed)
+    for seed in HANGING:
+        (hang,) = (e for e in draw(seed).faults if str(e.does).startswith("hang"))
+        outcome = lab.run(draw(seed), lambda: mutations.applied(watching))
+        assert outcome.breaches == [] and not outcome.void
+        assert outcome.ends == {"finished": outcome.requests}
+    assert places[0] > 3 and places[1] > 3
+
+
+def _in_vain(before: Any) -> Any:
+    def left(self: Dispatcher, submission: Any, link: Any) -> None:
+        if submission.link is link:
+            before(self, submission, link)
+
+    return left
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        mutations.MUTATIONS["turn-unseen"],
+        Break("what is told is not acted on", Dispatcher, "_turned", lambda _: lambda *_: None),
+        Break("hung prefill workers are not left", Dispatcher, "_left", _in_vain),
+    ],
+    ids=lambda broken: broken.name,
+)
+def test_a_request_that_waits_for_it_is_seen(broken: Break) -> None:
+    breaches = [
+        breach
+        for seed in HANGING[3:8]
+        for breach in lab.run(draw(seed), lambda: mutations.applied(broken)).breaches
+    ]
+    assert any("which is known to hang" in breach for breach in breaches)
