@@ -4,15 +4,18 @@
 
 Two decode workers of known capacity (hash_workers.py: the product's scheduler on an engine whose
 steps take 20 ms) behind one router process. Requests come at random moments, at a fixed rate,
-whether those before have been answered or not. Each gives its deadline (`X-Request-Deadline`).
+whether those before have been answered or not. Each gives its deadline (`X-Request-Deadline`, or
+that of its call): three of four come by HTTP, the fourth by gRPC.
 
     capacity                 answers a second while clients ask again as soon as they are answered
     goodput_N                answers a second within the deadline, at N times the capacity
     goodput_3_of_peak        that at the highest load, as a share of the highest at any
     refusal_ms_p50, _p99     from the last byte sent to the 503 read, at the highest load
+    refusal_grpc_ms_...      from the call to its status UNAVAILABLE, at that load
     ..._late                 the generator's own lateness: what it adds to no figure
 
-The client is this process. It shares the machine with router and workers; connections are kept.
+The client is this process. It shares the machine with router and workers; connections are kept:
+by HTTP one for each request under way, by gRPC one for all.
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import grpc
+import grpc.aio
 import orjson
 
+from baton.proto import client_pb2, client_pb2_grpc
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.routed_workers import MODEL, RoutedWorkers
 
@@ -41,6 +47,8 @@ CALIBRATE_S = 8.0
 WAIT_S = 30.0  # for an answer that does not come: then it counts as none
 READY_S = 60.0
 POLL_S = 0.005
+GRPC_EVERY = 4
+STATUSES = {grpc.StatusCode.UNAVAILABLE: 503, grpc.StatusCode.DEADLINE_EXCEEDED: 504}
 
 
 @dataclass(slots=True)
@@ -49,7 +57,8 @@ class Seen:
 
     statuses: Counter[int] = field(default_factory=Counter)
     good: int = 0  # answered within the deadline
-    refused_ms: list[float] = field(default_factory=list)
+    refused_ms: list[float] = field(default_factory=list)  # by HTTP
+    refused_grpc_ms: list[float] = field(default_factory=list)
     answered_s: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     without_retry_after: int = 0
@@ -57,6 +66,11 @@ class Seen:
     @property
     def asked(self) -> int:
         return sum(self.statuses.values())
+
+    def answered(self, took_s: float, deadline_s: float) -> None:
+        self.statuses[200] += 1
+        self.answered_s.append(took_s)
+        self.good += took_s <= deadline_s
 
 
 class Client:
@@ -91,11 +105,11 @@ class Client:
             seen.statuses[0] += 1
             return
         took_s = time.perf_counter() - began
-        seen.statuses[status] += 1
         if status == 200:
-            seen.answered_s.append(took_s)
-            seen.good += took_s <= self._deadline_s
-        elif status == 503:
+            seen.answered(took_s, self._deadline_s)
+            return
+        seen.statuses[status] += 1
+        if status == 503:
             seen.refused_ms.append(took_s * 1000)
             seen.without_retry_after += b"retry-after:" not in headers
 
@@ -135,6 +149,42 @@ class Client:
             writer.close()
 
 
+class GrpcClient:
+    """The same by gRPC, over one channel."""
+
+    def __init__(self, address: str, deadline_s: float) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = client_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._deadline_s = deadline_s
+        self._number = 0
+
+    async def complete(self, seen: Seen) -> None:
+        """As `Client.complete`."""
+        self._number += 1
+        prompt = f"call {self._number}"
+        request = client_pb2.GenerateRequest(
+            model=MODEL, prompt=prompt, max_tokens=TOKENS, ignore_eos=True
+        )
+        began = time.perf_counter()
+        try:
+            async for _ in self._stub.Generate(request, timeout=self._deadline_s):
+                pass
+        except grpc.aio.AioRpcError as error:
+            took_ms = (time.perf_counter() - began) * 1000
+            trailers = dict(error.trailing_metadata() or ())
+            said = "x-request-id" in trailers or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            status = STATUSES.get(error.code(), 500) if said else 0
+            seen.statuses[status] += 1
+            if status == 503:
+                seen.refused_grpc_ms.append(took_ms)
+                seen.without_retry_after += "retry-after" not in trailers
+            return
+        seen.answered(time.perf_counter() - began, self._deadline_s)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
 async def capacity(client: Client) -> float:
     """Answers a second of workers that are never idle."""
     seen = Seen()
@@ -149,7 +199,9 @@ async def capacity(client: Client) -> float:
     return seen.statuses[200] / (time.perf_counter() - began)
 
 
-async def offer(client: Client, rate: float, seconds: float, draws: random.Random) -> Seen:
+async def offer(
+    client: Client, by_grpc: GrpcClient, rate: float, seconds: float, draws: random.Random
+) -> Seen:
     """Requests at random moments, `rate` a second."""
     seen = Seen()
     began = time.perf_counter()
@@ -158,7 +210,8 @@ async def offer(client: Client, rate: float, seconds: float, draws: random.Rando
         while (moment := moment + draws.expovariate(rate)) < seconds:
             await asyncio.sleep(max(0.0, began + moment - time.perf_counter()))
             seen.late_ms.append((time.perf_counter() - began - moment) * 1000)
-            asking.create_task(client.complete(seen))
+            one = by_grpc if len(seen.late_ms) % GRPC_EVERY == 0 else client
+            asking.create_task(one.complete(seen))
     return seen
 
 
@@ -168,8 +221,11 @@ def share(values: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
 
 
-async def measure(address: str, options: argparse.Namespace) -> tuple[list[Figure], list[str]]:
+async def measure(
+    address: str, grpc_address: str, options: argparse.Namespace
+) -> tuple[list[Figure], list[str]]:
     client = Client(address, options.deadline)
+    by_grpc = GrpcClient(grpc_address, options.deadline)
     await client.ready()
     most = await capacity(client)
     theory = WORKERS * SEQUENCES / (TOKENS * STEP_MS / 1000)
@@ -180,7 +236,7 @@ async def measure(address: str, options: argparse.Namespace) -> tuple[list[Figur
     for load in sorted(options.loads):
         gc.collect()
         await asyncio.sleep(options.deadline + SETTLE_S)
-        seen = await offer(client, load * most, options.seconds, draws)
+        seen = await offer(client, by_grpc, load * most, options.seconds, draws)
         goodput[load] = seen.good / options.seconds
         figures.append(Figure(f"goodput_{load:g}", goodput[load], "1/s"))
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(seen.statuses.items()))
@@ -190,11 +246,15 @@ async def measure(address: str, options: argparse.Namespace) -> tuple[list[Figur
             f"asked late by {share(seen.late_ms, 0.99):.1f} ms (p99)"
         )
     client.close()
+    await by_grpc.close()
     highest = max(goodput)
     figures += [
         at_least(f"goodput_{highest:g}_of_peak", goodput[highest] / max(goodput.values()), 0.9),
         at_most("refusal_ms_p50", share(seen.refused_ms, 0.5), 10, "ms"),
         at_most("refusal_ms_p99", share(seen.refused_ms, 0.99), 10, "ms"),
+        Figure("refusals_grpc", len(seen.refused_grpc_ms)),
+        at_most("refusal_grpc_ms_p50", share(seen.refused_grpc_ms, 0.5), 10, "ms"),
+        at_most("refusal_grpc_ms_p99", share(seen.refused_grpc_ms, 0.99), 10, "ms"),
         at_most("refusals_without_retry_after", seen.without_retry_after, 0),
         at_most("no_answer", seen.statuses[0], 0),
         Figure("asked_late_ms_p99", share(seen.late_ms, 0.99), "ms", "the generator's own"),
@@ -211,11 +271,13 @@ def main() -> None:
     )
     options = options_parser.parse_args()
     routed = RoutedWorkers(
-        [f"--workers={WORKERS}", f"--sequences={SEQUENCES}", f"--step-ms={STEP_MS}"]
+        [f"--workers={WORKERS}", f"--sequences={SEQUENCES}", f"--step-ms={STEP_MS}"],
+        ["router.grpc_port=0"],
     )
     try:
         routed.wait_workers(WORKERS)
-        figures, notes = asyncio.run(measure(routed.start_router(), options))
+        address = routed.start_router()
+        figures, notes = asyncio.run(measure(address, routed.grpc_address, options))
     finally:
         routed.close()
     report(figures, options.json, notes)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from baton.deploy.instance import grpc_address_file
 from baton.models.embedded import embedded_model
 
 MODEL = "baton-tiny"
@@ -54,6 +55,11 @@ class RoutedWorkers:
                 raise RuntimeError(f"the router did not start:\n{self.log('router')}")
             time.sleep(0.002)
         return address.read_text().strip()
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of a router that was started with `router.grpc_port`."""
+        return grpc_address_file(self._base / "address").read_text().strip()
 
     def kill_router(self) -> None:
         """Without a word to anybody."""
