@@ -170,6 +170,15 @@ class Cluster:
         """The exit code of a process that has been told to end."""
         return self._processes[name].wait(END_S)
 
+    def change_role(self, name: str, role: str) -> None:
+        """By `baton role`, as a user does; returns once the worker has it. Raises ClusterError."""
+        command = [*BATON, "role", name, role, "--registry", str(self.folder / "registry")]
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, timeout=END_S
+        )
+        if done.returncode:
+            raise ClusterError(f"{done.stdout}{done.stderr}\n{self.logs()}")
+
     def limit(self, name: str, what: int, most: int) -> int:
         """Set the soft limit `what` (resource.RLIMIT_...) of a running process; the one before."""
         pid = self.pid(name)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from chaos.hang import hang
 from chaos.network import Way
+from chaos.role_change import change_role
 from chaos.stage import Stage
 
 Transport = Literal["memory", "tcp"]
@@ -166,6 +167,8 @@ MEMORY = (
     Scenario("no-blocks", "more prompts than KV blocks", _no_blocks, deadline_s=60.0),
     Scenario("leave", "clients disconnect in every phase", _leave, quiet_s=1.0),
     Scenario("roll", "every process restarted in turn (SIGTERM)", _roll),
+    Scenario("role", "a prefill worker made a decode worker and back (baton role)",
+             _of(change_role, "prefill-0")),
 )  # fmt: skip
 TCP = (
     Scenario("tcp-none", "no fault (for comparison)", _nothing, "tcp"),
@@ -187,6 +190,8 @@ TCP = (
             ("both", "both ways"),
         )
     ),
+    Scenario("tcp-role", "a prefill worker made a decode worker and back (baton role)",
+             _of(change_role, "prefill-0"), "tcp"),
     Scenario("tcp-cut-router", "link of a router down, both ways",
              _of(_cut, "router", "both"), "tcp"),
 )  # fmt: skip
