@@ -299,7 +299,7 @@ class Dispatcher:
         if drained or isinstance(error, Overloaded):  # who is full has failed nobody
             self._got_on(submission)
         elif submission.move is not None:
-            self._budget.failed(submission.move, _now())
+            self._budget.failed(submission.move, _now(), short=isinstance(error, OutOfMemory))
             submission.move = None
         if not drained and submission.failures >= self._config.max_attempts:
             metrics.MOVES_REFUSED.labels("attempts").inc()
@@ -312,18 +312,19 @@ class Dispatcher:
             self._submissions[part.wire_id] = part
             busy = isinstance(error, Overloaded) and generation.begun
             pause_s = BUSY_PAUSE_S * submission.attempt if busy else 0.0
-            task = asyncio.create_task(self._place_again(part, pause_s, drained))
+            task = asyncio.create_task(self._place_again(part, pause_s, error))
             part.placing = task
             self._placing.add(task)
             task.add_done_callback(self._placing.discard)
 
-    async def _place_again(self, submission: Submission, pause_s: float, drained: bool) -> None:
+    async def _place_again(self, submission: Submission, pause_s: float, why: BatonError) -> None:
         """A task of its own, which ends with the submission: its deadline cancels it. What a
         drain hands back asks the budget for nothing: nobody has failed."""
         await asyncio.sleep(pause_s)
         try:
+            drained = isinstance(why, Draining)
             if not drained:
-                await self._take_turn(submission)
+                await self._take_turn(submission, short=isinstance(why, OutOfMemory))
             metrics.MIGRATIONS.inc()
             submission.generation.migrations += 1
             wait_s = self._config.handed_back_s if drained else self.place_wait_s
@@ -332,11 +333,11 @@ class Dispatcher:
             if self._submissions.get(submission.wire_id) is submission:
                 self.cancel(submission.generation, error)
 
-    async def _take_turn(self, submission: Submission) -> None:
+    async def _take_turn(self, submission: Submission, *, short: bool) -> None:
         """Wait until the budget has room for one move more. Raises Overloaded if it is used up."""
         while submission.move is None:
             try:
-                submission.move = self._budget.take(len(self._submissions), _now())
+                submission.move = self._budget.take(len(self._submissions), _now(), short=short)
             except Overloaded:
                 metrics.MOVES_REFUSED.labels("budget").inc()
                 raise

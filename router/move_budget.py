@@ -8,7 +8,8 @@
 The limit is a share of what is being served, and a floor. While moves get on, one more waits for
 its turn, a burst of losses is paced and none is refused. Once those that failed fill the limit,
 one more is refused at once. So a fleet that fails everything gets at most as many moves as the
-limit in any HOLD_S, beside what clients ask. Pure: time is given.
+limit in any HOLD_S, beside what clients ask. What finds no memory is counted apart: a request
+that fits nowhere takes no move from those that would. Pure: time is given.
 """
 
 from __future__ import annotations
@@ -35,25 +36,27 @@ class MoveBudget:
         self._share = share
         self._floor = floor
         self._under_way: dict[Move, None] = {}  # in the order of their taking
-        self._failed: deque[float] = deque()  # when each is forgotten
+        # for want of memory, and else: when each is forgotten
+        self._failed: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
     def limit(self, active: int) -> int:
         """Moves at once while `active` requests are being served, the moved ones included."""
         return max(self._floor, int(self._share * active))
 
-    def take(self, active: int, now_s: float) -> Move | None:
-        """A move, or None: others are under way, ask again soon. Raises Overloaded, with the
-        time until it can be otherwise, if moves that failed have used the budget up."""
+    def take(self, active: int, now_s: float, *, short: bool = False) -> Move | None:
+        """A move, or None: others are under way, ask again soon. `short`: it is moved because a
+        worker had no memory for it. Raises Overloaded, with the time until it can be otherwise,
+        if moves that failed like that, or otherwise, have used the budget up."""
         self._forget(now_s)
-        limit = self.limit(active)
-        if len(self._failed) >= limit:
-            free_at_s = self._failed[len(self._failed) - limit]
+        limit, failed = self.limit(active), self._failed[short]
+        if len(failed) >= limit:
+            why = "the worker had no memory for it" if short else "the worker failed"
             raise Overloaded(
-                f"the worker failed, and {len(self._failed)} requests that were moved to others "
+                f"{why}, and {len(failed)} requests that were moved to others "
                 f"have just failed there too: try again later",
-                free_at_s - now_s,
+                failed[len(failed) - limit] - now_s,
             )
-        if len(self._under_way) + len(self._failed) >= limit:
+        if len(self._under_way) + len(failed) >= limit:
             return None
         move = Move(now_s + HOLD_S)
         self._under_way[move] = None
@@ -63,13 +66,14 @@ class MoveBudget:
         """Its new worker has answered or hands it back unharmed, or nobody wants it any more."""
         self._under_way.pop(move, None)
 
-    def failed(self, move: Move, now_s: float) -> None:
-        """Its new worker has failed it too."""
+    def failed(self, move: Move, now_s: float, *, short: bool = False) -> None:
+        """Its new worker has failed it too; `short`: has no memory for it either."""
         self._under_way.pop(move, None)
-        self._failed.append(now_s + HOLD_S)
+        self._failed[short].append(now_s + HOLD_S)
 
     def _forget(self, now_s: float) -> None:
-        while self._failed and self._failed[0] <= now_s:
-            self._failed.popleft()
+        for failed in self._failed.values():
+            while failed and failed[0] <= now_s:
+                failed.popleft()
         while self._under_way and (oldest := next(iter(self._under_way))).lapses_s <= now_s:
             del self._under_way[oldest]

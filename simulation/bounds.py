@@ -30,19 +30,19 @@ class Bounds:
         self._over_circuits(process)
 
     def _over_budget(self, process: RouterProcess) -> None:
-        """Moves under way, and those that failed in the last HOLD_S, are no more than its limit."""
+        """Moves under way, and those that failed in the last HOLD_S for want of memory or else, are
+        no more than its limit."""
         dispatcher, budget = process.dispatcher, process.dispatcher._budget
         take, got_on, failed = budget.take, budget.got_on, budget.failed
         under_way: dict[Move, float] = {}  # when each was taken, on the router's clock
-        failures: deque[float] = deque()
+        failures: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
-        def taken(active: int, now_s: float) -> Move | None:
-            move = take(active, now_s)
+        def taken(active: int, now_s: float, *, short: bool = False) -> Move | None:
+            move = take(active, now_s, short=short)
             if move is not None:
                 under_way[move] = now_s
-                recent = [
-                    at_s for at_s in (*under_way.values(), *failures) if at_s > now_s - HOLD_S
-                ]
+                counted = (*under_way.values(), *failures[short])
+                recent = [at_s for at_s in counted if at_s > now_s - HOLD_S]
                 active = len(dispatcher._submissions)
                 limit = max(self._config.move_floor, int(self._config.move_share * active))
                 if len(recent) > limit:
@@ -55,10 +55,10 @@ class Bounds:
             under_way.pop(move, None)
             got_on(move)
 
-        def has_failed(move: Move, now_s: float) -> None:
+        def has_failed(move: Move, now_s: float, *, short: bool = False) -> None:
             under_way.pop(move, None)
-            failures.append(now_s)
-            failed(move, now_s)
+            failures[short].append(now_s)
+            failed(move, now_s, short=short)
 
         budget.take = taken  # type: ignore[method-assign]
         budget.got_on = got_on_with  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
-from baton.simulation.scenario import Fault
+from baton.simulation.scenario import BLOCK, Fault
 from baton.simulation.world import World
 
 TORN = 0.1  # of the READs: some of the blocks come early, and once more with the others
@@ -167,8 +167,8 @@ class Striker:
             engine.fail_steps = sys.maxsize
         elif fault.what == "breaks a slice":
             engine.break_slices = {0}
-        else:
-            engine.memory_tokens = 4
+        else:  # a chunk of a block fits, and is tried, or nothing does
+            engine.memory_tokens = 0 if fault.what == "no memory at all" else BLOCK
 
         def usual() -> None:
             engine.fail_steps, engine.break_slices = 0, set()

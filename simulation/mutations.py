@@ -237,14 +237,18 @@ def _half_a_line(before: Any) -> Any:
 
 
 def _always_a_move(_: Any) -> Any:
-    return lambda self, active, now_s: Move(now_s + HOLD_S)
+    return lambda self, active, now_s, *, short: Move(now_s + HOLD_S)
 
 
 def _not_asked(_: Any) -> Any:
-    async def take_turn(self: Dispatcher, submission: Submission) -> None:
+    async def take_turn(self: Dispatcher, submission: Submission, *, short: bool) -> None:
         return
 
     return take_turn
+
+
+def _short_like_others(before: Any) -> Any:
+    return lambda self, move, now_s, *, short: before(self, move, now_s)
 
 
 def _all_of_them(_: Any) -> Any:
@@ -342,6 +346,9 @@ MUTATIONS: dict[str, Break] = {
     ),
     "moves-beside-the-budget": Break(
         "the budget is not asked", Dispatcher, "_take_turn", _not_asked
+    ),
+    "memory-costs-others": Break(
+        "what fits nowhere uses up all moves", MoveBudget, "failed", _short_like_others
     ),
     "no-cap-of-ejection": Break(
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them

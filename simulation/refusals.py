@@ -129,17 +129,18 @@ class Refusals:
     def _over_budget(self, process: RouterProcess) -> None:
         budget, config = process.dispatcher._budget, self._world.config.router
         take, failed = budget.take, budget.failed
-        failures: deque[float] = deque()  # when each is forgotten, on the router's clock
+        # by whether memory was short: when each is forgotten, on the router's clock
+        failures: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
-        def watched_failure(move: Move, now_s: float) -> None:
-            failures.append(now_s + HOLD_S)
-            failed(move, now_s)
+        def watched_failure(move: Move, now_s: float, *, short: bool = False) -> None:
+            failures[short].append(now_s + HOLD_S)
+            failed(move, now_s, short=short)
 
-        def watched(active: int, now_s: float) -> Move | None:
+        def watched(active: int, now_s: float, *, short: bool = False) -> Move | None:
             try:
-                return take(active, now_s)
+                return take(active, now_s, short=short)
             except Overloaded as error:
-                recent = sum(forgotten_s > now_s for forgotten_s in failures)
+                recent = sum(forgotten_s > now_s for forgotten_s in failures[short])
                 limit = max(config.move_floor, int(config.move_share * active))
                 self._judge(process.machine.name, error, recent >= limit)
                 raise

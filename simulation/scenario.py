@@ -34,6 +34,7 @@ TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
 BUSY_STEPS = 8  # the first one, so many steps after a request at most
 SLOW_BUSY = (8, 22)  # so many small READs: after a first contact's, while the handoff's go on
 STORM_EVERY, STORM_SEED = 20, 13  # seeds
+STORMS = (("fails always", "fails always"), ("no memory at all", "fails always"))
 HANG_EVERY, HANG_SEED = 40, 16  # seeds
 HANG_S = 5.5  # so long a router has time to notice it, and the lab to see what follows
 STOP_S = 0.1  # to stop working, beside steps and ways
@@ -151,9 +152,9 @@ def _usual(seed: int) -> Scenario:
 
 
 def _storm(made: Scenario) -> Scenario:
-    """More requests at once than may be moved, while one decode worker or two fail every step
-    and another does not: what failed is moved as the budget allows, and one of those that fail
-    is passed over. Lines and batches are short."""
+    """More requests at once than may be moved, while one decode worker or two fail every step,
+    or have no memory for any, and another does not: what failed is moved as the budget allows,
+    and one of those that fail is passed over. Lines and batches are short."""
     dice = random.Random(made.seed ^ 0x570)
     decode = {f"d{n}": 64 for n in range(dice.choice([2, 3, 3, 4]))}
     asks = [
@@ -173,13 +174,16 @@ def _storm(made: Scenario) -> Scenario:
     failing = dice.sample(sorted(decode), min(2, len(decode) - 1))
     for_s = dice.choice([0.1, 0.4, 1.5])
     at_s = events[3].at_s + made.step_s
-    faults = [Event(at_s, Fault("step", (name,), for_s, "fails always")) for name in failing]
     router = replace(
         made.config.router,
         max_requests=dice.choice([8, 64, 64]),
         move_floor=dice.choice([1, 2]),
     )
     step = replace(made.config.step, max_queue=dice.choice([2, 32, 32]), max_sequences=3)
+    faults = [
+        Event(at_s, Fault("step", (name,), for_s, what))
+        for name, what in zip(failing, dice.choice(STORMS), strict=False)
+    ]
     return replace(
         made,
         config=replace(made.config, router=router, step=step),

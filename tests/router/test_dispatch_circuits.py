@@ -168,6 +168,35 @@ async def test_what_no_worker_has_memory_for_is_the_requests_own_fault(
     assert [strikes(scene, f"decode-{number}") for number in range(3)] == [0, 0, 0]
 
 
+async def test_what_no_worker_has_memory_for_takes_no_moves_from_others(
+    scene_of: Any, output: Any, failed: Any
+) -> None:
+    """Such requests may use up their own share of moves; a worker's loss is moved all the same."""
+    scene = scene_of("decode-0", "decode-1", move_floor=3, move_share=0.0, max_attempts=4)
+    refused = 0
+    for number in range(5):
+        name = f"long{number}"
+        generation = await scene.start(name)
+        for attempt in (1, 2, 3, 4):
+            at = [n for n in (0, 1) if held(scene, n, name, attempt)]
+            if not at:
+                break
+            made = failed("OutOfMemory", True, request_id=name, attempt=attempt)
+            scene.give(made, number=at[0])
+            await scene.settle_down()
+        assert isinstance(generation.error, OutOfMemory | Overloaded)
+        refused += isinstance(generation.error, Overloaded)
+    assert refused == 4  # the first one's three moves are all that they get
+    generation = await scene.start("lost")
+    (at,) = [n for n in (0, 1) if held(scene, n, "lost", 1)]
+    scene.give(failed("EngineError", True, request_id="lost"), number=at)
+    await scene.settle_down()
+    assert held(scene, 1 - at, "lost", 2)
+    last = output(0, 1, end=worker_pb2.STOP, request_id="lost", attempt=2)
+    scene.give(last, number=1 - at)
+    assert generation.over and generation.error is None
+
+
 async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     scene.fleet.circuits.failed(b"prefill-1", 0.0)

@@ -62,26 +62,47 @@ def test_a_move_that_lapsed_and_then_failed_counts() -> None:
         budget.take(1, HOLD_S + 1)
 
 
+@pytest.mark.parametrize("short", [True, False])
+def test_what_finds_no_memory_and_what_fails_take_no_moves_from_each_other(short: bool) -> None:
+    budget = MoveBudget(0.2, 2)
+    for now_s in (0.0, 1.0):
+        budget.failed(taken(budget, 1, now_s), now_s, short=short)
+    words = "had no memory for it, and 2" if short else "the worker failed, and 2"
+    with pytest.raises(Overloaded, match=words) as refused:
+        budget.take(1, 2.0, short=short)
+    assert refused.value.retry_after_s == HOLD_S - 2.0
+    first, second = (budget.take(1, 2.0, short=not short) for _ in range(2))
+    assert first is not None and second is not None
+    assert budget.take(1, 2.0, short=not short) is None  # but those under way are one number
+    budget.failed(first, 2.0, short=short)  # a move for one reason may fail for the other one
+    assert budget.take(1, 2.0, short=not short) is not None
+
+
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["take", "got on", "failed"]), st.floats(0, 3), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(["take", "got on", "failed"]),
+        st.floats(0, 3),
+        st.integers(0, 60),
+        st.booleans(),
+    ),
     max_size=120,
 )
 
 
 @given(steps=STEPS)
-def test_never_more_at_once_than_the_limit(steps: list[tuple[str, float, int]]) -> None:
+def test_never_more_at_once_than_the_limit(steps: list[tuple[str, float, int, bool]]) -> None:
     """Held against a plain list of what was taken when, and how each ended."""
     budget, now_s = MoveBudget(0.2, 3), 0.0
     open_: list[tuple[Move, float]] = []
-    failed: list[float] = []
-    for step, passing_s, active in steps:
+    failed: list[tuple[float, bool]] = []
+    for step, passing_s, active, short in steps:
         now_s += passing_s
         holding = [entry for entry in open_ if entry[1] + HOLD_S > now_s]
-        recent = [at_s for at_s in failed if at_s + HOLD_S > now_s]
+        recent = [at_s for at_s, kind in failed if at_s + HOLD_S > now_s and kind == short]
         limit = max(3, int(0.2 * active))
         if step == "take":
             try:
-                move = budget.take(active, now_s)
+                move = budget.take(active, now_s, short=short)
             except Overloaded as error:
                 assert len(recent) >= limit and 0 < error.retry_after_s <= HOLD_S
                 continue
@@ -92,7 +113,7 @@ def test_never_more_at_once_than_the_limit(steps: list[tuple[str, float, int]]) 
         elif open_:
             move, _ = open_.pop(0)
             if step == "failed":
-                budget.failed(move, now_s)
-                failed.append(now_s)
+                budget.failed(move, now_s, short=short)
+                failed.append((now_s, short))
             else:
                 budget.got_on(move)

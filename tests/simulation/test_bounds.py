@@ -14,6 +14,7 @@ from baton.simulation import lab, mutations
 from baton.simulation.mutations import Break
 from baton.simulation.scenario import STORM_EVERY, STORM_SEED, Fault, draw
 
+STORMY = ("fails always", "no memory at all")
 STORMS = range(STORM_SEED, 15 * STORM_EVERY, STORM_EVERY)
 
 
@@ -31,9 +32,14 @@ def test_storms_are_one_seed_of_so_many_and_leave_a_decode_worker_sound() -> Non
         storm = draw(seed)
         assert storm == draw(seed) and storm.config.router.move_floor <= 2
         faults = [event.does for event in storm.faults]
-        assert all(isinstance(f, Fault) and f.what == "fails always" for f in faults)
+        assert all(isinstance(f, Fault) and f.what in STORMY for f in faults)
         failing = {name for fault in faults if isinstance(fault, Fault) for name in fault.targets}
         assert failing < set(storm.decode) and 1 <= len(failing) <= 2
+
+
+def test_in_some_storms_one_worker_fails_and_another_one_has_no_memory() -> None:
+    both = [{e.does.what for e in draw(seed).faults} for seed in STORMS]  # type: ignore[union-attr]
+    assert 2 <= both.count(set(STORMY)) < len(STORMS)
 
 
 def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
@@ -64,13 +70,14 @@ def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
     [
         ("no-budget-of-moves", " moves of "),
         ("moves-beside-the-budget", "is moved beside the budget"),
+        ("memory-costs-others", "refuses with room: the worker failed"),
         ("no-cap-of-ejection", " decode workers passed over"),
     ],
 )
 def test_who_passes_a_bound_is_seen(name: str, words: str) -> None:
     breaches = [
         breach
-        for seed in STORMS[:6]
+        for seed in STORMS[:8]
         for breach in lab.run(draw(seed), mutations.named(name)).breaches
     ]
     assert any(words in breach for breach in breaches)
