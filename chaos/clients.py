@@ -1,9 +1,10 @@
 """Clients of several routers: each request once, its tokens timed and held against the right ones.
 
-A client sends a request to a router that says it is ready. It asks another router only where the
-first one itself cannot be reached or breaks off before any token: that is the client's part of
-surviving a router. Everything else counts as what it is. Every request has a deadline, and is
-given up as hung a while after it.
+Most ask by HTTP, every fourth by gRPC where routers serve it. A client sends a request to a
+router that says it is ready. It asks another router only where the first one itself cannot be
+reached or breaks off before any token: that is the client's part of surviving a router.
+Everything else counts as what it is. Every request has a deadline, and is given up as hung a
+while after it; a gRPC client's library gives up by itself, at the deadline.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import grpc.aio
 import httpx
 
+from chaos import grpc_ask
 from chaos.asks import Ask
 
 HUNG_S = 2.0  # after the deadline
 CONNECT_S = 1.0
 WATCH_S = 0.1
 READY_S = 1.0  # for a router to say whether it is ready
+GRPC_EVERY = 4
 
 
 class Outcome(enum.Enum):
@@ -41,6 +45,7 @@ class Trace:
 
     ask: int
     started_s: float
+    by_grpc: bool = False
     router: str = ""
     tries: int = 0
     tokens: list[str] = field(default_factory=list)
@@ -55,7 +60,8 @@ class _Unreached(Exception):
 
 
 class Clients:
-    """`urls`: the routers now, by name; it may change. `right`: the tokens of every ask."""
+    """`urls`: the routers now, by name; it may change. `right`: the tokens of every ask.
+    `grpc_addresses`: as `urls`, empty where all are to ask by HTTP."""
 
     def __init__(
         self,
@@ -64,19 +70,22 @@ class Clients:
         *,
         deadline_s: float,
         api_key: str = "",
+        grpc_addresses: Mapping[str, str] | None = None,
     ) -> None:
         self.deadline_s = deadline_s
         self.ready: set[str] = set()
         self.traces: list[Trace] = []
         self._urls = urls
         self._right = right
-        self._turn = 0
-        self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._grpc_addresses = grpc_addresses or {}
+        self._asked = self._turn = 0
+        self._api_key = api_key
 
     async def __aenter__(self) -> Clients:
         limits = httpx.Limits(max_keepalive_connections=0)  # each request a client of its own
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        self._http = httpx.AsyncClient(limits=limits, timeout=timeout, headers=self._key)
+        key = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        self._http = httpx.AsyncClient(limits=limits, timeout=timeout, headers=key)
         self._watching = [asyncio.create_task(self._watch(name)) for name in self._urls]
         return self
 
@@ -90,7 +99,9 @@ class Clients:
         self, ask: Ask, deadline_s: float = 0.0, leave: Callable[[Trace], bool] | None = None
     ) -> Trace:
         """Send it, and take its answer to the end. `leave`: asked after each token."""
-        trace = Trace(ask.number, asyncio.get_running_loop().time())
+        self._asked += 1
+        by_grpc = bool(self._grpc_addresses) and self._asked % GRPC_EVERY == 0
+        trace = Trace(ask.number, asyncio.get_running_loop().time(), by_grpc)
         self.traces.append(trace)
         within_s = deadline_s or self.deadline_s
         try:
@@ -114,7 +125,8 @@ class Clients:
             left.remove(trace.router)
             trace.tries += 1
             try:
-                return await self._one_router(ask, trace, within_s, leave)
+                one_router = self._by_grpc if trace.by_grpc else self._by_http
+                return await one_router(ask, trace, within_s, leave)
             except _Unreached as error:
                 trace.detail = str(error)
         return Outcome.FAILED
@@ -124,7 +136,33 @@ class Clients:
         self._turn += 1
         return ready[self._turn % len(ready)]
 
-    async def _one_router(
+    async def _by_grpc(
+        self, ask: Ask, trace: Trace, within_s: float, leave: Callable[[Trace], bool] | None
+    ) -> Outcome:
+        address = self._grpc_addresses[trace.router]
+        try:
+            async with grpc_ask.asked(address, ask, within_s, self._api_key, CONNECT_S) as messages:
+                async for told in messages:
+                    self._heard(trace, told)
+                    if leave is not None and leave(trace):
+                        return Outcome.LEFT
+        except grpc_ask.NoConnection as error:
+            raise _Unreached(f"{trace.router}: {error}") from error
+        except grpc.aio.AioRpcError as error:
+            return self._ended(trace, grpc_ask.end_of(error))
+        return self._judge(trace)
+
+    def _ended(self, trace: Trace, end: grpc_ask.End) -> Outcome:
+        """A call that is over by its own deadline has failed, whoever says so."""
+        trace.detail = f"{trace.router}: {end.detail}"
+        if end.by_router or end.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            refused = end.busy and not trace.tokens
+            return Outcome.REFUSED if refused else self._broken(trace, Outcome.FAILED)
+        if not trace.tokens:
+            raise _Unreached(trace.detail)
+        return self._broken(trace, Outcome.CUT)
+
+    async def _by_http(
         self, ask: Ask, trace: Trace, within_s: float, leave: Callable[[Trace], bool] | None
     ) -> Outcome:
         url = f"{self._urls[trace.router]}/v1/completions"
@@ -150,7 +188,6 @@ class Clients:
     async def _streamed(
         self, answer: httpx.Response, trace: Trace, leave: Callable[[Trace], bool] | None
     ) -> Outcome:
-        clock = asyncio.get_running_loop().time
         async for line in answer.aiter_lines():
             if line == "data: [DONE]":
                 return self._judge(trace)
@@ -161,15 +198,17 @@ class Clients:
                 trace.detail = json.dumps(event["error"])
                 return self._broken(trace, Outcome.FAILED)
             for choice in event["choices"]:
-                told = (choice.get("logprobs") or {}).get("tokens") or []
-                trace.tokens += told
-                trace.token_s += [clock()] * len(told)
+                self._heard(trace, (choice.get("logprobs") or {}).get("tokens") or [])
             if leave is not None and leave(trace):
                 return Outcome.LEFT
         trace.detail = f"{trace.router}: the stream ended without a word"
         if not trace.tokens:
             raise _Unreached(trace.detail)
         return self._broken(trace, Outcome.CUT)
+
+    def _heard(self, trace: Trace, told: Sequence[str]) -> None:
+        trace.tokens += told
+        trace.token_s += [asyncio.get_running_loop().time()] * len(told)
 
     def _judge(self, trace: Trace) -> Outcome:
         right = list(self._right[trace.ask])

@@ -25,6 +25,7 @@ import grpc.aio
 import httpx
 
 from baton.deploy.authority import Authority
+from baton.deploy.instance import grpc_address_file
 from baton.models.embedded import embedded_model
 from baton.runtime.config import Config
 from baton.runtime.grpc_links import open_channel
@@ -70,6 +71,7 @@ class Cluster:
         self.folder = folder
         self.settings = ("pool.blocks=640", "worker.dtype=float32", "worker.threads=1", *settings)
         self.urls: dict[str, str] = {}  # of the routers
+        self.grpc_addresses: dict[str, str] = {}  # of those that serve gRPC
         self._place = place
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._authority = Authority(folder / "tls")
@@ -96,7 +98,7 @@ class Cluster:
         for name in names:
             self._spawn_router(name)
         for name in names:
-            self.urls[name] = self._listening(name)
+            self._listening(name)
         self.wait_ready(prefill + decode)
         return self
 
@@ -106,7 +108,7 @@ class Cluster:
     def start_router(self, name: str) -> str:
         """Start one router more, or anew; its URL once it listens."""
         self._spawn_router(name)
-        self.urls[name] = self._listening(name)
+        self._listening(name)
         return self.urls[name]
 
     def restart(self, name: str) -> None:
@@ -255,7 +257,8 @@ class Cluster:
         address.unlink(missing_ok=True)
         self._spawn(name, (*BATON, "router", "--address-file", str(address)))
 
-    def _listening(self, name: str) -> str:
+    def _listening(self, name: str) -> None:
+        """Wait until a router listens, and note where."""
         address = self.folder / f"{name}.address"
         deadline = time.monotonic() + START_S
         while not address.exists() or not address.read_text():
@@ -263,7 +266,10 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise ClusterError(self.logs())
             time.sleep(0.05)
-        return f"http://{address.read_text().strip()}"
+        self.urls[name] = f"http://{address.read_text().strip()}"
+        by_grpc = grpc_address_file(address)  # written first, if at all
+        if by_grpc.exists():
+            self.grpc_addresses[name] = by_grpc.read_text().strip()
 
     def _linked(self) -> int:
         """The workers that the router with the fewest links has."""

@@ -42,6 +42,7 @@ SETTINGS = (
     "router.placement=disaggregated",
     f"router.api_keys={API_KEY}",
     "router.leave_s=0.5",
+    "router.grpc_port=0",
     "pool.blocks=320",
     "step.chunk_tokens=64",  # long prompts take many steps, so that a fault finds them under way
     "step.prefill_tokens=128",
@@ -128,8 +129,14 @@ class Chaos:
             )
 
     def _clients(self, fleet: Fleet, deadline_s: float) -> Clients:
-        urls = fleet.cluster.urls
-        return Clients(urls, self._right, deadline_s=deadline_s, api_key=API_KEY)
+        cluster = fleet.cluster
+        return Clients(
+            cluster.urls,
+            self._right,
+            deadline_s=deadline_s,
+            api_key=API_KEY,
+            grpc_addresses=cluster.grpc_addresses,
+        )
 
     async def _once(self, fleet: Fleet, scenario: Scenario, run: int) -> Verdict:
         clock = asyncio.get_running_loop().time

@@ -178,7 +178,13 @@ def tell(soak: Soak, hours: float, left: dict[str, object], folder: Path) -> int
 
 
 async def _soak(soak: Soak, cluster: Cluster, right: dict[int, list[str]], hours: float) -> None:
-    async with Clients(cluster.urls, right, deadline_s=60.0, api_key=API_KEY) as clients:
+    async with Clients(
+        cluster.urls,
+        right,
+        deadline_s=60.0,
+        api_key=API_KEY,
+        grpc_addresses=cluster.grpc_addresses,
+    ) as clients:
         await soak.run(clients, hours)
 
 

@@ -44,8 +44,9 @@ class Recovery:
 
 @dataclass(slots=True)
 class Verdict:
-    """`counts`: requests by outcome. `left`: blocks that a worker still held after quiet.
-    `errors`: what failed and refused requests were told, and how often."""
+    """`counts`: requests by outcome; `by_grpc`: how many of all came so. `left`: blocks that a
+    worker still held after quiet. `errors`: what failed and refused requests were told, and how
+    often."""
 
     scenario: str
     run: int
@@ -53,6 +54,7 @@ class Verdict:
     retried: int
     recovery: Recovery
     left: dict[str, int] = field(default_factory=dict)
+    by_grpc: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     void: str = ""
     broken: list[str] = field(default_factory=list)  # promises that were not kept
@@ -83,6 +85,7 @@ def judge(
         counts={outcome.value: counts[outcome.value] for outcome in Outcome},
         retried=sum(trace.tries > 1 for trace in traces),
         recovery=recovery(traces, moments),
+        by_grpc=sum(trace.by_grpc for trace in traces),
         left=left,
         errors=Counter(
             trace.detail[:ERROR_CHARACTERS]

@@ -118,8 +118,9 @@ def test_too_little_load_makes_it_void() -> None:
 def test_requests_are_counted_by_outcome_and_retries_apart() -> None:
     more = short(LEAST_BEFORE) + short(2, Outcome.FAILED)
     more[0].tries = 2
+    more[1].by_grpc = True
     more[-1].detail = "503 no worker"
     found = verdict(more)
     assert found.counts["failed"] == 2 and found.counts["right"] == LEAST_BEFORE + 4
-    assert found.requests == LEAST_BEFORE + 6 and found.retried == 1
+    assert found.requests == LEAST_BEFORE + 6 and found.retried == found.by_grpc == 1
     assert found.errors == {"": 1, "503 no worker": 1}

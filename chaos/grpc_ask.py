@@ -1,0 +1,69 @@
+"""An ask by gRPC, with the product's own client messages: its tokens as they come, and its end.
+
+A connection of its own for each, as of a client of its own. Knows no right answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+
+from baton.proto import client_pb2, client_pb2_grpc
+from chaos.asks import Ask
+
+
+class NoConnection(Exception):
+    """The router took none in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a call failed. `by_router`: it said so itself; `busy`: and when to come again."""
+
+    code: grpc.StatusCode
+    detail: str
+    by_router: bool
+    busy: bool
+
+
+@asynccontextmanager
+async def asked(
+    address: str, ask: Ask, within_s: float, api_key: str, connect_s: float
+) -> AsyncIterator[AsyncIterator[list[str]]]:
+    """The tokens of each message. Raises NoConnection, grpc.aio.AioRpcError."""
+    fields = ask.body()
+    del fields["stream"]
+    metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            async with asyncio.timeout(connect_s):
+                await channel.channel_ready()
+        except TimeoutError as error:
+            raise NoConnection(f"no connection within {connect_s:g} s") from error
+        stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        request = client_pb2.GenerateRequest(**fields)
+        call = stub.Generate(request, timeout=within_s, metadata=metadata)
+        async with aclosing(_tokens(call)) as tokens:
+            yield tokens
+
+
+async def _tokens(
+    call: grpc.aio.UnaryStreamCall[client_pb2.GenerateRequest, client_pb2.GenerateResponse],
+) -> AsyncGenerator[list[str], None]:
+    async for message in call:
+        entries = [entry for piece in message.pieces for entry in piece.logprobs]
+        yield [entry.bytes.decode(errors="replace") for entry in entries]
+
+
+def end_of(error: grpc.aio.AioRpcError) -> End:
+    trailers = dict(error.trailing_metadata() or ())
+    return End(
+        error.code(),
+        f"gRPC {error.code().name}: {error.details()}",
+        by_router="x-request-id" in trailers,
+        busy="retry-after" in trailers,
+    )
