@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,9 +23,9 @@ from chaos.stage import Stage
 
 DEVICE = "device"  # the engine's thread
 RED_S = 2.0
-LEFT_S = 3.0  # with short steps
-SHORT_STEP_S = 0.1
-PATIENCE = 4.0  # a longer step may take so many times as long before it is overdue
+STEPS_S = (0.1, 0.25, 0.5, 1.0)  # what 99 of 100 steps take at most, of the metrics' bounds
+PATIENCE = 4.0  # a step may take so many times as long as the last ones before it is overdue
+LEFT_S = 2.6  # then; so 3 s with the shortest of those steps
 USED_S = 30.0  # after it goes on; its circuit opens for 5 s at first
 WORK_S = 20.0  # for it to have something to do
 LIVES_S = 0.5  # for a process to answer that goes on
@@ -48,7 +49,7 @@ class Seen:
 async def hang(stage: Stage, name: str) -> None:
     """Hold the worker's device thread for as long as faults last, then let it go on."""
     role = name.split("-")[0]
-    step_s = await _mean_step_s(stage, name, role)
+    step_s = await stage.do(_step_s, stage, name, role)
     before = {router: await _hangs(stage, router, role) for router in stage.named("router")}
     address = stage.cluster.records()[name].admin_address
     async with httpx.AsyncClient(base_url=f"http://{address}", timeout=5) as admin:
@@ -76,11 +77,11 @@ async def hang(stage: Stage, name: str) -> None:
 
 def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
     stage.notes.append(
-        f"red after {seen.red_s:.2f} s, left after {seen.left_s:.2f} s (steps of "
-        f"{1000 * step_s:.0f} ms before), green {seen.green_s:.2f} s and used {seen.used_s:.1f} s "
-        "after it went on"
+        f"red after {seen.red_s:.2f} s, left after {seen.left_s:.2f} s (its steps took at most "
+        f"{1000 * step_s:g} ms), green {seen.green_s:.2f} s and used {seen.used_s:.1f} s after it "
+        "went on"
     )
-    left_most_s = LEFT_S + PATIENCE * max(0.0, step_s - SHORT_STEP_S)
+    left_most_s = LEFT_S + PATIENCE * step_s
     stage.broken += [
         said
         for kept, said in (
@@ -98,29 +99,29 @@ async def _held(
     stage: Stage, name: str, admin: httpx.AsyncClient
 ) -> tuple[HeldThread, float] | None:
     """Its device thread, held while it has work, and since when. One that is held with Python's
-    own lock would stop its whole process, which is another fault: then it goes on, and is tried
-    again once it has its breath back."""
+    own lock would stop its whole process, which is another fault: then it is let go, and tried
+    again once the process has its breath back; likewise where its work was over just then."""
     clock = asyncio.get_running_loop().time
     (tid,) = threads(stage.cluster.pid(name), DEVICE)
     for _ in range(ATTEMPTS):
-        if await _until(lambda: _works(admin), WORK_S) > WORK_S:
+        if await _until(partial(_works, admin), WORK_S) > WORK_S:
             return None
         held, began_s = HeldThread(tid), clock()
+        works = False
         try:
-            await admin.get("/audit", timeout=LIVES_S)
-        except httpx.TimeoutException:
-            held.release()
-            await asyncio.sleep(BREATH_S)
-        except BaseException:
-            held.release()
-            raise
-        else:
+            with suppress(httpx.TimeoutException):
+                works = await _works(admin, LIVES_S)
+        finally:
+            if not works:
+                held.release()
+        if works:
             return held, began_s
+        await asyncio.sleep(BREATH_S)
     return None
 
 
-async def _works(admin: httpx.AsyncClient) -> bool:
-    return bool((await admin.get("/audit")).json().get("running"))
+async def _works(admin: httpx.AsyncClient, within_s: float = 5.0) -> bool:
+    return bool((await admin.get("/audit", timeout=within_s)).json().get("running"))
 
 
 async def _status(admin: httpx.AsyncClient, path: str, status: int) -> bool:
@@ -146,16 +147,14 @@ async def _hangs(stage: Stage, router: str, role: str) -> float:
     return found
 
 
-async def _mean_step_s(stage: Stage, name: str, role: str) -> float:
-    def look() -> float:
-        total, count = (
-            stage.cluster.metric(name, f"baton_step_seconds_{part}", role=role)
-            for part in ("sum", "count")
-        )
-        return total / max(1.0, count)
-
-    found: float = await stage.do(look)
-    return found
+def _step_s(stage: Stage, name: str, role: str) -> float:
+    """What 99 of 100 of its steps take at most."""
+    look = partial(stage.cluster.metric, name)
+    count = look("baton_step_seconds_count", role=role)
+    for most_s in STEPS_S:
+        if look("baton_step_seconds_bucket", le=str(most_s), role=role) >= 0.99 * count:
+            return most_s
+    return math.inf
 
 
 async def _used_again(stage: Stage, name: str) -> float:

@@ -70,6 +70,7 @@ class OneWorker:
         assert self.process.stdout is not None
         self.address = f"127.0.0.1:{int(self.process.stdout.readline())}"
         self.waited_for: list[int] = []
+        self.step_s = 0.25
 
     def names(self) -> list[str]:
         return ["decode-0", "router"]
@@ -91,8 +92,10 @@ class OneWorker:
         if name == "router":
             assert (metric, labels) == ("baton_hangs_total", {"role": "decode"})
             return float(told["hangs"])
-        steps = {"baton_step_seconds_sum": 0.5, "baton_step_seconds_count": 10.0}
-        return steps.get(metric, told["admitted"])
+        if metric == "baton_step_seconds_bucket":
+            assert list(labels) == ["le", "role"]  # as metrics show them
+            return 1000.0 if float(labels["le"]) >= self.step_s else 980.0
+        return 1000.0 if metric == "baton_step_seconds_count" else told["admitted"]
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ async def test_what_comes_in_time_is_told_and_kept(
     figures = [float(figure) for figure in re.findall(r"(\d+\.\d+) s", note)]
     red_s, left_s, green_s, used_s = figures
     assert 0.1 < red_s < 1.0 and 0.3 < left_s < 1.0 and green_s < 1.0 and used_s < 1.0
-    assert "steps of 50 ms" in note
+    assert "its steps took at most 250 ms" in note
 
 
 async def test_a_worker_that_stays_ready_breaks_its_promise(
@@ -157,6 +160,18 @@ async def test_a_worker_without_work_makes_it_void(stage_of: Callable[..., Stage
     stage = stage_of("red", "idle")
     await hang(stage, "decode-0")
     assert "never found at work" in stage.void and not stage.broken
+
+
+@pytest.mark.parametrize(("step_s", "kept"), [(0.25, False), (0.5, True)])
+async def test_longer_steps_take_longer_to_be_found_overdue(
+    stage_of: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, step_s: float, kept: bool
+) -> None:
+    monkeypatch.setattr(scenario, "LEFT_S", -0.9)  # so that 0.1 s are left, and 1.1 s
+    stage = stage_of("red")
+    stage.cluster.step_s = step_s  # type: ignore[attr-defined]
+    await hang(stage, "decode-0")
+    assert (stage.broken == []) is kept
+    assert kept or stage.broken[0].startswith("a router left decode-0 after")
 
 
 async def test_one_that_is_not_used_again_breaks_it(
