@@ -44,6 +44,8 @@ BUSY_PATIENCE_S = 30.0
 BUSY_PAUSE_S = 0.05
 BUSY_PAUSE_MOST_S = 1.0
 
+AT_FAULT = (WorkerLost, HandoffError, EngineError)  # of the prefill worker
+
 OnFirst = Callable[[Group, handoff_pb2.FirstTokens], None]
 
 
@@ -208,9 +210,8 @@ class Handoffs:
         say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
         if isinstance(error, LeaseLost):  # of this handoff alone: the others have their own
             metrics.LEASES_EXPIRED.inc()
-        at_fault = isinstance(error, WorkerLost | HandoffError | EngineError)
-        failed = group.request.failed_prefills
-        if at_fault and not isinstance(error, OutOfMemory):  # which may be the prompt's fault
+        failed, prompts = group.request.failed_prefills, isinstance(error, OutOfMemory)
+        if isinstance(error, AT_FAULT) and not prompts:  # which may be the prompt's fault
             failed.extend({candidate.boot_id} - set(failed))
         if isinstance(error, WorkerLost):
             self._peers.forget(candidate.boot_id)

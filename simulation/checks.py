@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from baton.decode_worker.handoffs import AT_FAULT
 from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.blocks import Hold
@@ -20,6 +21,7 @@ from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2
 from baton.router.generation import Generation
 from baton.router.worker_link import WorkerLink
+from baton.runtime.errors import BatonError, ReadFailed
 from baton.runtime.registry import Role
 from baton.simulation.bounds import Bounds
 from baton.simulation.engine_kind import HASHES, EngineKind
@@ -36,16 +38,18 @@ ROUNDED_S = 0.002  # deadlines travel in milliseconds
 
 class Watch:
     """`breaches` grows. A block that was read while its granter did not pin it is tainted until
-    it is read again: nobody may use it."""
+    it is read again: nobody may use it. `struck`: a fault has struck; before, no handoff fails."""
 
     def __init__(self, world: World) -> None:
         self.breaches: list[str] = []
+        self.struck = False
         self.refusals = Refusals(world, self.breaches)
         self._bounds = Bounds(world, self.breaches)
         self._hangs = Hangs(world, self.breaches)
         self._world = world
         self._tainted: set[tuple[bytes, int]] = set()
         self._flying: dict[int, Attempt] = {}  # READs of offered blocks that will land
+        self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
         self._prompts: dict[bytes, list[Prompt]] = {}  # all admitted ones, by the granter's boot
         world.exchange.landing = self._landing
 
@@ -69,6 +73,7 @@ class Watch:
         pool.allocate = watched  # type: ignore[method-assign]
         if isinstance(process.worker, DecodeWorker):
             self._watch_fetched(process, process.worker)
+            self._watch_given_up(process, process.worker)
 
     def over_router(self, process: RouterProcess) -> None:
         """I4: of one attempt, on one link, and the next index, or it is not taken."""
@@ -98,6 +103,8 @@ class Watch:
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
         """Told of each READ as it starts."""
+        if fate.failed or fate.stuck:
+            self._spoiled.add((attempt.reader, attempt.granter))
         if attempt.summed and not fate.failed:
             self._flying[attempt.number] = attempt
         return fate
@@ -181,6 +188,27 @@ class Watch:
             fetched(group)
 
         scheduler.fetched = watched  # type: ignore[method-assign]
+
+    def _watch_given_up(self, process: WorkerProcess, worker: DecodeWorker) -> None:
+        """No handoff fails before the first fault, nor ever by a READ that only waits for others
+        on a slow link."""
+        handoffs: Any = worker._handoffs
+        give_up = handoffs._give_up
+
+        def watched(group: Group, candidate: worker_pb2.Candidate, error: BatonError) -> None:
+            befallen = self.struck
+            if isinstance(error, ReadFailed):
+                granter = self._world.of_boot(candidate.boot_id)
+                spoiled = (process.boot_id, candidate.boot_id) in self._spoiled
+                befallen = spoiled or not granter.machine.alive
+            if isinstance(error, AT_FAULT) and not befallen:
+                self.breaches.append(
+                    f"{process.machine.name}: a handoff from {candidate.worker_id}, which nothing "
+                    f"has befallen, failed: {error.code}: {error}"
+                )
+            give_up(group, candidate, error)
+
+        handoffs._give_up = watched
 
     def _landing(self, attempt: Attempt) -> None:
         self._flying.pop(attempt.number, None)

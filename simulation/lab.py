@@ -24,7 +24,7 @@ from baton.simulation import checks
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.faults import Striker
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
-from baton.simulation.scenario import Event, Fault, Scenario, draw
+from baton.simulation.scenario import BLOCK, Event, Fault, Scenario, draw
 from baton.simulation.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 from baton.simulation.world import World
 
@@ -65,6 +65,8 @@ class Run:
         self.world = World(
             loop, scenario.config, dice, kind, step_s=scenario.step_s, delay_s=scenario.delay_s
         )
+        if scenario.blocks_per_s is not None:
+            self.world.exchange.bytes_per_s = scenario.blocks_per_s * kind.block_bytes(BLOCK)
         self._watch = checks.Watch(self.world)
         self.world.started = self._watch.over
         self.world.router_started = self._watch.over_router
@@ -114,6 +116,7 @@ class Run:
         if not self.outcome.faults:
             self._note_load()
         self.outcome.faults.append(event.does.kind)
+        self._watch.struck = True
         self._striker.strike(event.does)
         if event.does.kind == "kill":
             self._router_lost(event.does)

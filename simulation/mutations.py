@@ -23,6 +23,7 @@ from baton.decode_worker.sessions import RouterSessions
 from baton.decode_worker.waiting_line import WaitingLine
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease, ReaderLease
+from baton.kv_transfer.mover import Read
 from baton.kv_transfer.places import Places
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.session import ReaderSession
@@ -36,7 +37,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.move_budget import HOLD_S, Move, MoveBudget
 from baton.router.submission import Submission
 from baton.runtime import identity
-from baton.runtime.errors import ConfigError, Overloaded
+from baton.runtime.errors import ConfigError, Overloaded, ReadFailed
 from baton.runtime.links import LinkClosed
 from baton.simulation.world import World
 
@@ -285,6 +286,16 @@ def _closed_too_early(before: Any) -> Any:
     return lambda self, unsettled: before(self, [])
 
 
+def _since_it_was_asked_for(_: Any) -> Any:
+    async def landing(self: HandoffReader, read: Read) -> None:
+        await asyncio.wait({read.landed}, timeout=self._config.read_timeout_s)
+        if not read.landed.done():
+            raise ReadFailed("a READ took too long")
+        read.landed.result()
+
+    return landing
+
+
 MUTATIONS: dict[str, Break] = {
     "skip-checksums": Break("what lands is never compared", Places, "wrong", _always([])),
     "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", _always(None)),
@@ -304,6 +315,12 @@ MUTATIONS: dict[str, Break] = {
     ),
     "closed-too-early": Break(
         "`closed` is said while READs are in flight", ReaderSession, "leave", _closed_too_early
+    ),
+    "slow-is-stuck": Break(
+        "a READ's time counts while it waits",
+        HandoffReader,
+        "_await_landing",
+        _since_it_was_asked_for,
     ),
     "drop-the-last-offer": Break(
         "the partial last block is not offered", granter._Handoff, "_offer", _no_partial_block

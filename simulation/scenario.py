@@ -39,7 +39,11 @@ HANG_EVERY, HANG_SEED = 40, 16  # seeds
 HANG_S = 5.5  # so long a router has time to notice it, and the lab to see what follows
 STOP_S = 0.1  # to stop working, beside steps and ways
 LONGEST_STEP = 4.5  # usual ones: of 32 tokens, by chance half as long again
-LONGEST_READ = 2.1  # usual ones: of 3 blocks, by chance half as long again
+READ_BLOCKS = 3  # of the longest READ
+LONGEST_READ = 2.1  # usual ones: of READ_BLOCKS, by chance half as long again
+LINK_EVERY, LINK_SEED = 4, 3  # seeds
+LINK_S = (0.05, 0.3, 1.0)  # in which the link could carry the first contacts of all workers
+CONTACT_BLOCKS = 48  # six READs of eight blocks, from each reader to each granter
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
 
@@ -65,7 +69,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`blocks` by worker; `step_s`, `delay_s`, `reads_s` are the world's usual times."""
+    """`blocks` by worker; `step_s`, `delay_s`, `read_s` are the world's usual times. READs take
+    turns on a link that moves `blocks_per_s`, where it is given."""
 
     seed: int
     config: Config
@@ -79,6 +84,7 @@ class Scenario:
     one_sided: bool  # READs go on while the granter's process is paused
     own_fabric: bool  # READs do not go over the network that is cut
     shuffle: bool
+    blocks_per_s: float | None = None
 
     @property
     def faults(self) -> list[Event]:
@@ -93,7 +99,10 @@ class Scenario:
         """So long after a request's end no worker of a role works for it: two full steps, the
         way to it, and a bit; a prefill worker hears of it after the READs that are in flight."""
         decode_s = 2 * LONGEST_STEP * self.step_s + self.delay_s + STOP_S
-        return {"decode": decode_s, "prefill": decode_s + self.delay_s + LONGEST_READ * self.read_s}
+        read_s = LONGEST_READ * self.read_s
+        if self.blocks_per_s is not None:  # one that waits for its turn is dropped
+            read_s += READ_BLOCKS / self.blocks_per_s
+        return {"decode": decode_s, "prefill": decode_s + self.delay_s + read_s}
 
     def computed_by(self, kind: EngineKind) -> Scenario:
         """With READs of as many blocks, whatever the size of those."""
@@ -110,8 +119,8 @@ class Scenario:
 def draw(seed: int) -> Scenario:
     """The scenario of a seed, always the same. In one of STORM_EVERY, many ask and workers fail
     all that they are given; in one of HANG_EVERY, one prefill worker
-    hangs as another fails."""
-    made = _usual(seed)
+    hangs as another fails; in one of LINK_EVERY, READs share a link."""
+    made = _linked(_usual(seed))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
@@ -149,6 +158,15 @@ def _usual(seed: int) -> Scenario:
         own_fabric=slow or dice.random() < 0.5,
         shuffle=dice.random() < 0.5,
     )
+
+
+def _linked(made: Scenario) -> Scenario:
+    """The more workers, the faster: all first contacts together take no longer than LINK_S."""
+    if made.seed % LINK_EVERY != LINK_SEED:
+        return made
+    within_s = random.Random(made.seed ^ 0x11C).choice(LINK_S)
+    pairs = len(made.prefill) * len(made.decode)
+    return replace(made, blocks_per_s=CONTACT_BLOCKS * pairs / within_s)
 
 
 def _storm(made: Scenario) -> Scenario:
@@ -270,7 +288,7 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
         handoff=HandoffConfig(
             lease_s=dice.choice([0.15, 0.25]) if slow else dice.choice([0.3, 0.5, 1.0]),
             read_timeout_s=max(8 * read_s, dice.choice([0.1, 0.4, 2.0])),
-            read_bytes=(1 if slow else dice.choice([1, 3])) * HASHES.block_bytes(BLOCK),
+            read_bytes=(1 if slow else dice.choice([1, READ_BLOCKS])) * HASHES.block_bytes(BLOCK),
             window_reads=1 if slow else dice.choice([1, 2, 4]),
         ),
     )

@@ -27,6 +27,7 @@ CAUGHT_BY = {
     "no-quarantine": 0,
     "ignore-closed": 4,
     "closed-too-early": 2,
+    "slow-is-stuck": 7,
     "drop-the-last-offer": 0,
     "accept-late-tokens": 150,
     "draw-first-tokens-again": 1,

@@ -1,0 +1,115 @@
+"""READs that share a slow link: drawn, waited for, and nobody's failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import structlog
+
+from baton.kv_transfer.memory_mover import MemoryExchange, MemoryRead
+from baton.kv_transfer.reader import HandoffReader
+from baton.runtime import logs
+from baton.runtime.errors import ReadFailed
+from baton.simulation import lab, mutations
+from baton.simulation.mutations import Break
+from baton.simulation.scenario import (
+    CONTACT_BLOCKS,
+    LINK_EVERY,
+    LINK_S,
+    LINK_SEED,
+    READ_BLOCKS,
+    Fault,
+    draw,
+)
+
+LINKED = range(LINK_SEED, 30 * LINK_EVERY, LINK_EVERY)
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("lab", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+def test_in_one_seed_of_so_many_reads_share_a_link_and_its_speed_is_drawn() -> None:
+    linked = [seed for seed in range(120) if draw(seed).blocks_per_s is not None]
+    assert linked == list(LINKED)
+    within = set()
+    for seed in LINKED:
+        made = draw(seed)
+        assert made == draw(seed) and made.blocks_per_s is not None
+        pairs = len(made.prefill) * len(made.decode)
+        within.add(round(CONTACT_BLOCKS * pairs / made.blocks_per_s, 6))
+    assert within == set(LINK_S)
+
+
+def test_who_stops_working_may_wait_for_one_read_on_the_link() -> None:
+    made = draw(LINK_SEED)
+    assert made.blocks_per_s is not None
+    alone = replace(made, blocks_per_s=None)
+    assert made.stops_s["decode"] == alone.stops_s["decode"]
+    more_s = made.stops_s["prefill"] - alone.stops_s["prefill"]
+    assert more_s == pytest.approx(READ_BLOCKS / made.blocks_per_s)
+
+
+def test_reads_wait_for_each_other_there_and_nothing_fails() -> None:
+    longest = dict.fromkeys((True, False), 0)
+
+    def watched(before: Any) -> Any:
+        def begin(self: MemoryExchange, read: MemoryRead) -> None:
+            before(self, read)
+            longest[is_linked] = max(longest[is_linked], len(self._waiting))
+
+        return begin
+
+    watching = Break("", MemoryExchange, "begin", watched)
+    for seed in LINKED:
+        for is_linked in (True, False):
+            made = draw(seed) if is_linked else replace(draw(seed), blocks_per_s=None)
+            assert lab.run(made, lambda: mutations.applied(watching)).breaches == []
+    assert longest[True] > 4 and longest[False] == 0
+
+
+def failing_reads(before: Any) -> Any:
+    async def landing(self: HandoffReader, read: Any) -> None:
+        raise ReadFailed("for no reason")
+
+    return landing
+
+
+def test_a_read_that_fails_though_nothing_has_befallen_it_is_seen() -> None:
+    broken = Break("", HandoffReader, "_await_landing", failing_reads)
+    breaches = lab.run(draw(LINK_SEED), lambda: mutations.applied(broken)).breaches
+    words = "which nothing has befallen, failed: ReadFailed: for no reason"
+    assert any(words in breach for breach in breaches)
+
+
+def test_one_that_was_failed_is_no_breach() -> None:
+    """As it is drawn: by a fault that spoils all READs from a granter."""
+    spoiled = [
+        seed
+        for seed in range(300)
+        for event in draw(seed).faults
+        if isinstance(event.does, Fault) and event.does.what == "failed" and event.does.share == 1.0
+    ]
+    failed = 0
+
+    def counted(before: Any) -> Any:
+        async def landing(self: HandoffReader, read: Any) -> None:
+            nonlocal failed
+            try:
+                await before(self, read)
+            except ReadFailed:
+                failed += 1
+                raise
+
+        return landing
+
+    watching = Break("", HandoffReader, "_await_landing", counted)
+    for seed in spoiled[:8]:
+        assert lab.run(draw(seed), lambda: mutations.applied(watching)).breaches == []
+    assert failed > 3
