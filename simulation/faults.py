@@ -184,7 +184,8 @@ class Striker:
         if not reader.machine.alive or not granter.machine.alive:
             return True  # it fails, or lands in nobody's memory
         ways = ((reader.machine, granter.machine), (granter.machine, reader.machine))
-        if not self._own_fabric and any(world.network.is_cut(*way) for way in ways):
+        cuts = world.network.cuts
+        if cuts and not self._own_fabric and any(world.network.is_cut(*way) for way in ways):
             return False
         if granter.machine.stopped and not self._one_sided:
             return False

@@ -49,6 +49,7 @@ class _HashDevice:
     ) -> None:
         # [blocks, slab, token, record]
         self._pool = pool.reshape(pool.shape[0], slabs, block_size, RECORD_BYTES)
+        self._bytes = pool.reshape(-1).data  # the same: a slice of it costs the least
         self._block_size = block_size
         self._slabs = slabs
         self._vocab_size = vocab_size
@@ -57,28 +58,42 @@ class _HashDevice:
         self._pool[target] = self._pool[source]
 
     def compute(self, slices: Sequence[Slice]) -> list[tuple[Drawn, ...]]:
-        drawn = []
+        drawn: list[tuple[Drawn, ...]] = []
         for piece in slices:
             self._write(piece.tokens, piece.start, piece.blocks)
-            length = piece.start + len(piece.tokens)
-            drawn.append(tuple([self._draw(draw, piece.blocks, length) for draw in piece.draws]))
+            if not piece.draws:
+                drawn.append(())
+                continue
+            digest = self._read(piece.blocks, piece.start + len(piece.tokens))
+            drawn.append(tuple([_drawn(digest, draw, self._vocab_size) for draw in piece.draws]))
         return drawn
 
     def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
+        width = self._block_size * RECORD_BYTES  # of a slab
         for position, token in enumerate(tokens, start=start):
             block, place = divmod(position, self._block_size)
-            self._pool[blocks[block], :, place] = _records(token, position, self._slabs)
+            at = blocks[block] * self._slabs * width + place * RECORD_BYTES
+            for slab in range(self._slabs):
+                self._bytes[at : at + RECORD_BYTES] = record(token, position, slab)
+                at += width
 
-    def _draw(self, draw: Draw, blocks: Sequence[int], length: int) -> Drawn:
-        table, width = list(blocks[: -(-length // self._block_size)]), length * RECORD_BYTES
-        read = [self._pool[table, slab].tobytes()[:width] for slab in range(self._slabs)]
-        return _drawn([_digest(content) for content in read], draw, self._vocab_size)
+    def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
+        """Of all that the pool holds of so many tokens, one after the other."""
+        table = list(blocks[: -(-length // self._block_size)])
+        content = self._pool[table].transpose(0, 2, 1, 3).tobytes()  # [blocks, token, slab, record]
+        return _digest(content[: length * self._slabs * RECORD_BYTES])
 
 
 @lru_cache(maxsize=1 << 16)
 def record(token: int, position: int, slab: int) -> bytes:
     """What one slab holds of a token."""
     return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
+
+
+@lru_cache(maxsize=1 << 16)
+def _records(token: int, position: int, slabs: int) -> bytes:
+    """What all slabs hold of a token, one after the other."""
+    return b"".join([record(token, position, slab) for slab in range(slabs)])
 
 
 def expected_draws(
@@ -91,18 +106,14 @@ def expected_draws(
     vocab_size: int,
 ) -> list[Drawn]:
     """What a run draws in which no block was ever wrong."""
-    digests = [
-        _digest(b"".join(record(token, place, slab) for place, token in enumerate(prompt)))
-        for slab in range(slabs)
-    ]
+    digest = _digest(b"".join([_records(token, at, slabs) for at, token in enumerate(prompt)]))
     tokens, drawn = list(prompt), list[Drawn]()
     for _ in range(count):
         history = tokens if params.needs_history else ()
         draw = Draw(choice, len(tokens), params, history, len(prompt))
-        drawn.append(_drawn(digests, draw, vocab_size))
+        drawn.append(_drawn(digest, draw, vocab_size))
         token = drawn[-1].token
-        for slab, digest in enumerate(digests):
-            digest.update(record(token, len(tokens), slab))
+        digest.update(_records(token, len(tokens), slabs))
         tokens.append(token)
     return drawn
 
@@ -121,26 +132,21 @@ def expected_output(
     return [one.token for one in drawn]
 
 
-@lru_cache(maxsize=1 << 16)
-def _records(token: int, position: int, slabs: int) -> NDArray[np.uint8]:
-    """Of all slabs, [slabs, RECORD_BYTES]."""
-    joined = b"".join(record(token, position, slab) for slab in range(slabs))
-    return np.frombuffer(joined, dtype=np.uint8).reshape(slabs, RECORD_BYTES)
-
-
 def _digest(content: bytes) -> hashlib.blake2b:
     return hashlib.blake2b(content, digest_size=8)
 
 
-def _drawn(slabs: Sequence[hashlib.blake2b], draw: Draw, vocab_size: int) -> Drawn:
-    """From the digests of what each slab holds of the sequence."""
-    digest = _digest(b"".join(slab.digest() for slab in slabs))
-    if draw.params.temperature > 0:
-        digest.update(b"%d,%d,%d" % (draw.params.seed, draw.choice, draw.position))
-    if draw.params.needs_history:
+def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
+    """From the digest of what the pool holds of the sequence, which stays as it is."""
+    params = draw.params
+    if params.temperature > 0:
+        digest = digest.copy()
+        digest.update(b"%d,%d,%d" % (params.seed, draw.choice, draw.position))
+    if params.needs_history:
+        digest = digest.copy()
         digest.update(repr((list(draw.history), draw.prompt_tokens)).encode())
     number = int.from_bytes(digest.digest(), "little")
-    token, asked = number % vocab_size, draw.params.top_logprobs
+    token, asked = number % vocab_size, params.top_logprobs
     if asked is None:
         return Drawn(draw.choice, token)
     logprob = -(number >> 48) / 4096

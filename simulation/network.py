@@ -34,7 +34,7 @@ class Network:
         self.loop = loop
         self.delay_s = delay_s
         self.services: dict[str, tuple[Machine, dict[str, Service]]] = {}
-        self._cuts: dict[tuple[str, str], int] = {}  # by address, one way; how often
+        self.cuts: dict[tuple[str, str], int] = {}  # by address, one way; how often
         self._held: dict[tuple[str, str], list[_Lane]] = {}
         self._streams: dict[Stream, None] = {}
 
@@ -52,22 +52,22 @@ class Network:
 
     def cut(self, source: str, target: str) -> None:
         """Nothing sent from one address to the other arrives, until as many `heal`s."""
-        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
+        self.cuts[source, target] = self.cuts.get((source, target), 0) + 1
 
     def heal(self, source: str, target: str) -> None:
         """What was held arrives now, in the order of each stream."""
         way = (source, target)
-        self._cuts[way] -= 1
-        if not self._cuts[way]:
-            del self._cuts[way]
+        self.cuts[way] -= 1
+        if not self.cuts[way]:
+            del self.cuts[way]
             for lane in self._held.pop(way, []):
                 lane.release()
 
     def is_cut(self, source: Machine, target: Machine) -> bool:
-        return (source.address, target.address) in self._cuts
+        return (source.address, target.address) in self.cuts
 
     def hold(self, lane: _Lane) -> None:
-        self._held.setdefault((lane.source.address, lane.target.address), []).append(lane)
+        self._held.setdefault(lane.way, []).append(lane)
 
     def reset(self, one: str, other: str, *, half: bool = False) -> int:
         """Break every stream between two addresses at both ends; how many there were. `half`:
@@ -132,7 +132,11 @@ class Stream:
         self.ends[lane is self.ends[0].outgoing].outgoing.post(_Reset())
 
 
-class _Opening:
+class _Signal:
+    """What the stream itself is told, beside the messages that it carries."""
+
+
+class _Opening(_Signal):
     """The head of a call: the far end begins to serve it."""
 
     def __init__(self, stream: Stream, serve: Service, name: str) -> None:
@@ -141,11 +145,11 @@ class _Opening:
         self.name = name
 
 
-class _End:
+class _End(_Signal):
     """The sender has closed the stream."""
 
 
-class _Reset:
+class _Reset(_Signal):
     """The sender is dead, and its system says so."""
 
 
@@ -155,8 +159,10 @@ class _Lane:
 
     def __init__(self, stream: Stream, source: Machine, target: Machine) -> None:
         self.stream = stream
+        self.network = stream.network
         self.source = source
         self.target = target
+        self.way = (source.address, target.address)
         self.arrived: deque[Any] = deque()
         self.closed = ""  # why nothing more may be sent
         self.ended = ""  # why nothing more comes
@@ -169,24 +175,24 @@ class _Lane:
 
     async def put(self, message: Any) -> None:
         while not self.closed and len(self.arrived) + self.on_its_way >= LANE_MESSAGES:
-            self._sender = asyncio.get_running_loop().create_future()
+            self._sender = self.network.loop.create_future()
             await self._sender
         if self.closed:
             raise LinkClosed(self.closed)
         self.post(message)
 
     def post(self, message: Any) -> None:
-        network = self.stream.network
-        at = network.loop.world_s + network.delay_s(self.source, self.target)
+        network, loop = self.network, self.network.loop
+        at = loop.world_s + network.delay_s(self.source, self.target)
         self._last_arrival_s = at = max(at, self._last_arrival_s + NEXT_S)
         self.on_its_way += 1
-        network.loop.call_world(at, self._arrive, message)
+        loop.call_world(at, self._arrive, message)
 
     async def get(self) -> Any:
         while not self.arrived:
             if self.ended:
                 raise LinkClosed(self.ended)
-            self._receiver = asyncio.get_running_loop().create_future()
+            self._receiver = self.network.loop.create_future()
             await self._receiver
         _wake(self._sender)
         return self.arrived.popleft()
@@ -210,8 +216,8 @@ class _Lane:
             self.post(message)
 
     def _arrive(self, message: Any) -> None:
-        network = self.stream.network
-        if self._held or network.is_cut(self.source, self.target):
+        network = self.network
+        if self._held or self.way in network.cuts:
             if not self._held:
                 network.hold(self)
             self._held.append(message)
@@ -221,22 +227,25 @@ class _Lane:
             successor = network.services[self.target.address][0] is not self.target
             if (successor or not self.target.silent) and not isinstance(message, _Reset):
                 self.stream.tell_dead(self.target)
-            return
-        if isinstance(message, _Reset):
+        elif isinstance(message, _Reset):
             self.stream.break_off()
         elif self.refuses:
             self.stream.answer_reset(self)
-        elif isinstance(message, _Opening):
-            if not self.ended:
-                self.target.spawn(message.serve(message.stream.ends[1]), message.name)
-        elif isinstance(message, _End):
-            network.forget(self.stream)
-            self.end("the peer ended the stream")
-            near = self.stream.ends[self.source is self.stream.machines[0]]
-            near.outgoing.shut("the peer ended the stream")
+        elif isinstance(message, _Signal):
+            self._take_signal(message)
         elif not self.ended:
             self.arrived.append(message)
             _wake(self._receiver)
+
+    def _take_signal(self, signal: _Signal) -> None:
+        if isinstance(signal, _Opening):
+            if not self.ended:
+                self.target.spawn(signal.serve(signal.stream.ends[1]), signal.name)
+        else:
+            self.network.forget(self.stream)
+            self.end("the peer ended the stream")
+            near = self.stream.ends[self.source is self.stream.machines[0]]
+            near.outgoing.shut("the peer ended the stream")
 
 
 class SimLink:
@@ -248,13 +257,11 @@ class SimLink:
         self._stream = stream
         self.closed = False
 
-    async def send(self, message: Any) -> None:
-        await self.outgoing.put(message)
+    def send(self, message: Any) -> Coroutine[Any, Any, None]:
+        return self.outgoing.put(message)
 
-    async def receive(self) -> Any:
-        if self.closed:
-            raise LinkClosed("this side ended the stream")
-        return await self._incoming.get()
+    def receive(self) -> Coroutine[Any, Any, Any]:
+        return self._incoming.get()
 
     async def close(self) -> None:
         if self.closed:

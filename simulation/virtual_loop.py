@@ -12,13 +12,13 @@ of callbacks (machine.py); owns the clock.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import random
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context, copy_context
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from baton.simulation.machine import OWNER, Machine
@@ -39,33 +39,39 @@ class OutOfTime(RuntimeError):
 
 
 class VirtualTask(asyncio.Task[T]):
-    """Hashes by its number, not by its address: sets of tasks have the same order in each run."""
+    """Hashes by a number, not by its address: sets of tasks have the same order in each run.
+    The number is given when somebody first asks."""
 
-    def __init__(self, coro: Any, number: int, **options: Any) -> None:
-        self.number = number  # asyncio puts a task into a set as it is made
-        super().__init__(coro, **options)
+    __slots__ = ("_number",)
 
     def __hash__(self) -> int:
-        return self.number
+        return _number(self)
 
 
 class VirtualFuture(asyncio.Future[T]):
     """As VirtualTask."""
 
-    number = 0
+    __slots__ = ("_number",)
 
     def __hash__(self) -> int:
-        return self.number
+        return _number(self)
+
+
+def _number(future: Any) -> int:
+    try:
+        number: int = future._number
+    except AttributeError:
+        number = future._number = next(future.get_loop().numbers)
+    return number
 
 
 class _Soon(asyncio.Handle):
-    """asyncio's handle without its debugging."""
+    """asyncio's handle without its debugging. `_args` are the callback and its arguments."""
 
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
-    ) -> None:
-        self._callback = callback
-        self._args = args
+    __slots__ = ()
+
+    def __init__(self, call: tuple[Any, ...], context: Context | None) -> None:
+        self._args = call
         self._context = copy_context() if context is None else context
         self._cancelled = False
 
@@ -74,16 +80,13 @@ class _Soon(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: Context | None,
-    ) -> None:
+    """As _Soon."""
+
+    __slots__ = ()
+
+    def __init__(self, when: float, call: tuple[Any, ...], context: Context | None) -> None:
         self._when = when
-        self._callback = callback
-        self._args = args
+        self._args = call
         self._context = copy_context() if context is None else context
         self._cancelled = False
 
@@ -101,11 +104,12 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
 
     def __init__(self, seed: int, *, shuffle: bool = False) -> None:
         self._dice = random.Random(seed)
+        self._lot = self._dice.random
         self._shuffle = shuffle
-        self._now = 0.0
+        self.world_s = 0.0  # the time outside of all machines
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, float, int, _Timer]] = []  # by time, then by lot
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._owner: Machine | None = None
         self._generators: list[AsyncGenerator[Any, Any]] = []
         self._closed = False
@@ -122,58 +126,38 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     def time(self) -> float:
         """Of the machine whose callback runs; outside of machines, the world's."""
         owner = self._owner
-        return self._now if owner is None else self._now * owner.rate + owner.offset_s
+        return self.world_s if owner is None else self.world_s * owner.rate + owner.offset_s
 
-    def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = _Soon(callback, args, context)
+    # `call`: the callback and its arguments
+    def call_soon(self, *call: Any, context: Context | None = None) -> asyncio.Handle:
+        handle = _Soon(call, context)
         if not self._closed:
             self._ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)
+    call_soon_threadsafe = call_soon
 
     def call_later(
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
+        self, delay: float, *call: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, *call, context=context)
 
     def call_at(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
+        self, when: float, *call: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = _Timer(when, callback, args, context)
+        handle = _Timer(when, call, context)
         owner = self._owner
         if owner is not None:
             when = (when - owner.offset_s) / owner.rate
         if not self._closed:
-            self._push(when, handle)
+            heappush(self._timers, (when, self._lot(), next(self.numbers), handle))
         return handle
 
-    @property
-    def world_s(self) -> float:
-        """The time outside of all machines."""
-        return self._now
-
-    def call_world(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+    def call_world(self, when: float, *call: Any) -> None:
         """Call at a time of the world's clock, on no machine: it is neither paused nor killed."""
         if not self._closed:
-            self._push(when, _Timer(when, callback, args, _WORLD))
-
-    def _push(self, when: float, timer: _Timer) -> None:
-        number = next(self._numbers)
-        heapq.heappush(self._timers, (when, self._dice.random(), number, timer))
+            timer = _Timer(when, call, _WORLD)
+            heappush(self._timers, (when, self._lot(), next(self.numbers), timer))
 
     def run_in_executor(
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -195,9 +179,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     # -- futures and tasks --------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
-        future: VirtualFuture[Any] = VirtualFuture(loop=self)
-        future.number = next(self._numbers)
-        return future
+        return VirtualFuture(loop=self)
 
     def create_task(
         self,
@@ -207,13 +189,13 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
         context: Context | None = None,
         **_: Any,
     ) -> asyncio.Task[Any]:
-        number = next(self._numbers)
         task: VirtualTask[Any] = VirtualTask(
-            coro, number, loop=self, name=name or f"task-{number}", context=context
+            coro, loop=self, name=name or coro.__qualname__, context=context
         )
-        self.tasks.append(task)
-        if len(self.tasks) > self._many_tasks:
-            self.tasks = [task for task in self.tasks if not task.done()]
+        tasks = self.tasks
+        tasks.append(task)
+        if len(tasks) > self._many_tasks:
+            self.tasks = [task for task in tasks if not task.done()]
             self._many_tasks = max(256, 4 * len(self.tasks))
         return task
 
@@ -234,8 +216,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
         self._running = True
         try:
             main = self.create_task(work, name="main")
-            while not main.done():
-                self._round(limit_s)
+            self._rounds(main, limit_s)
             result: T = main.result()
             return result
         finally:
@@ -243,59 +224,62 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
             sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(None)
 
-    def _round(self, limit_s: float) -> None:
-        """Run all that is ready. The innermost loop of every simulation."""
-        self.rounds += 1
-        now = self._now + ROUND_S
-        ready, timers = self._ready, self._timers
-        if not ready:
-            while timers and timers[0][3]._cancelled:
-                heapq.heappop(timers)
-            if not timers:
-                raise Deadlock(f"nothing can happen any more; waiting: {self.waiting()}")
-            if timers[0][0] > now:
-                now = timers[0][0]
-        if now > limit_s:
-            raise OutOfTime(f"{limit_s:g} s have passed; waiting: {self.waiting()}")
-        self._now = now
-        while timers and timers[0][0] <= now:
-            ready.append(heapq.heappop(timers)[3])
-        if self._shuffle and len(ready) > 1:
-            self._mix(ready)
-        owner_of, traced = OWNER, self.trace is not None
-        for _ in range(len(ready)):
-            handle: Any = ready.popleft()
-            if handle._cancelled:
-                continue
-            context: Context = handle._context
-            owner = self._owner = context.get(owner_of)
-            if owner is not None and owner.stopped:
-                owner.keep(handle, self._resumed)
-                continue
-            self.steps += 1
-            if traced:
-                self._note(handle._callback)
-            try:
-                context.run(handle._callback, *handle._args)
-            except Exception as error:
-                self.failures.append(f"{_name(handle._callback)} raised {error!r}")
-        self._owner = None
+    def _rounds(self, main: asyncio.Task[Any], limit_s: float) -> None:
+        """Round after round until `main` is done; each runs all that is ready. The innermost
+        loop of every simulation."""
+        ready, timers, owner_of = self._ready, self._timers, OWNER
+        while not main.done():
+            self.rounds += 1
+            now = self.world_s + ROUND_S
+            if not ready:
+                while timers and timers[0][3]._cancelled:
+                    heappop(timers)
+                if not timers:
+                    raise Deadlock(f"nothing can happen any more; waiting: {self.waiting()}")
+                if timers[0][0] > now:
+                    now = timers[0][0]
+            if now > limit_s:
+                raise OutOfTime(f"{limit_s:g} s have passed; waiting: {self.waiting()}")
+            self.world_s = now
+            while timers and timers[0][0] <= now:
+                ready.append(heappop(timers)[3])
+            count = len(ready)
+            if count > 1 and self._shuffle:
+                self._mix(ready)
+            while count:
+                count -= 1
+                handle: Any = ready.popleft()
+                if handle._cancelled:
+                    continue
+                context: Context = handle._context
+                owner = self._owner = context.get(owner_of)
+                if owner is not None and owner.stopped:
+                    owner.keep(handle, self._resumed)
+                    continue
+                self.steps += 1
+                if self.trace is not None:
+                    self._note(handle._args[0])
+                try:
+                    context.run(*handle._args)
+                except Exception as error:
+                    self.failures.append(f"{_name(handle._args[0])} raised {error!r}")
+            self._owner = None
 
     def _note(self, callback: Callable[..., object]) -> None:
         assert self.trace is not None
         where = self._owner.name if self._owner is not None else "world"
-        self.trace.append(f"{self._now:.6f} {where}: {_name(callback)}")
+        self.trace.append(f"{self.world_s:.6f} {where}: {_name(callback)}")
 
     def _resumed(self, kept: deque[asyncio.Handle]) -> None:
         self._ready.extend(kept)
 
     def _mix(self, ready: deque[asyncio.Handle]) -> None:
         """Steps of tasks change places with each other; plain callbacks keep theirs."""
-        places = [i for i, handle in enumerate(ready) if _task(handle) is not None]
+        places = [place for place, handle in enumerate(ready) if _is_step(handle)]
         if len(places) > 1:
             order = list(places)
             self._dice.shuffle(order)
-            steps = [ready[i] for i in order]
+            steps = [ready[place] for place in order]
             for place, handle in zip(places, steps, strict=True):
                 ready[place] = handle
 
@@ -337,8 +321,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     def is_running(self) -> bool:
         return self._running
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)  # False; each future asks, and this is the quickest answer
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._closed:
@@ -361,9 +344,9 @@ def run(work: Coroutine[Any, Any, T], seed: int = 0, *, shuffle: bool = False) -
         loop.close()
 
 
-def _task(handle: asyncio.Handle) -> VirtualTask[Any] | None:
-    owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
-    return owner if isinstance(owner, VirtualTask) else None
+def _is_step(handle: Any) -> bool:
+    """Whether it is a task's."""
+    return type(getattr(handle._args[0], "__self__", None)) is VirtualTask
 
 
 def _name(callback: Callable[..., object]) -> str:

@@ -16,7 +16,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from zlib import crc32
 
 import numpy as np
@@ -133,6 +133,7 @@ class World:
         engine, array = self.kind.make(blocks, size, step_s)
         pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
         mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
+        mine = cache(partial(_greeting, name, mover, self.kind, size))
         worker: PrefillWorker | DecodeWorker
         if role == "prefill":
             worker = PrefillWorker(
@@ -153,7 +154,7 @@ class World:
                 pool=pool,
                 mover=mover,
                 peers=RegisteredPeers(
-                    lambda: _greeting(name, mover, self.kind, size),
+                    mine,
                     mover,
                     partial(SimCalls, self.network, machine),
                     FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps),
@@ -171,7 +172,7 @@ class World:
         self.workers[name] = process
         self.boots.setdefault(boot_id, process)
         self.started(process)
-        self.network.listen(machine, self._services(process))
+        self.network.listen(machine, self._services(process, mine))
         self.registry.announce(
             WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
         )
@@ -246,13 +247,14 @@ class World:
         return self.delay_s * self.dice.random() * max(source.slowness, target.slowness)
 
     def _later(self, delay_s: float, callback: object) -> None:
-        self.loop.call_world(self.loop.world_s + delay_s, callback)  # type: ignore[arg-type]
+        self.loop.call_world(self.loop.world_s + delay_s, callback)
 
     # -- what a worker serves -----------------------------------------------------------------
 
-    def _services(self, process: WorkerProcess) -> dict[str, Service]:
+    def _services(
+        self, process: WorkerProcess, mine: Callable[[], handoff_pb2.Greeting]
+    ) -> dict[str, Service]:
         worker, router = process.worker, self.config.router
-        block_size = self.config.pool.block_size
 
         async def link(link: SimLink) -> None:
             await serve_link(
@@ -268,9 +270,7 @@ class World:
         async def greet(link: SimLink) -> None:
             with contextlib.suppress(LinkClosed):  # who greeted does not wait any more
                 await link.receive()
-                await link.send(
-                    _greeting(process.machine.name, process.mover, self.kind, block_size)
-                )
+                await link.send(mine())
             await link.close()
 
         services: dict[str, Service] = {"link": link, "blocks": blocks, "greet": greet}
