@@ -22,7 +22,7 @@ from baton.decode_worker.peer_calls import (
 from baton.kv_transfer import greeting
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs
+from baton.runtime import logs, waits
 from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.registry import Registry
 
@@ -84,9 +84,7 @@ class RegisteredPeers:
         if peer is None:
             self._check_registered(candidate)
             peer = self._begin(candidate)
-        if not peer.greeting.done():
-            await asyncio.wait({peer.greeting}, timeout=self._patience_s)
-        if not peer.greeting.done():
+        if not await waits.over(peer.greeting, self._patience_s):
             raise Unavailable(
                 f"first contact with worker {candidate.worker_id} takes over {self._patience_s:g} s"
             )
@@ -166,12 +164,13 @@ class RegisteredPeers:
                 self.forget(boot_id)
 
     async def _greet(self, calls: PeerCalls, boot_id: bytes) -> None:
-        theirs = await calls.greet(self._mine())
+        mine = self._mine()
+        theirs = await calls.greet(mine)
         if theirs.boot_id != boot_id:
             raise Unavailable(
                 f"worker {theirs.worker_id} has restarted: its boot id is not the placed one"
             )
-        greeting.check(self._mine(), theirs)
+        greeting.check(mine, theirs)
         pool = greeting.peer_pool(theirs)
         await self._mover.connect(pool)
         await self._first_contact.check(theirs.worker_id, pool)

@@ -70,17 +70,21 @@ class WaitingLine:
         """The oldest; but one that even an empty pool could not hold beside its quarantine,
         which may last, keeps nobody else waiting."""
         usable = self._usable_blocks
-        return next((group for group in self._groups if group.promised <= usable), None)
+        for group in self._groups:
+            if group.promised <= usable:
+                return group
+        return None
 
     def shut_out(self, now_s: float) -> list[Group]:
         """Those that an empty pool could not have held beside its quarantine for SHUT_OUT_S;
         to be asked often."""
         usable, before = self._usable_blocks, self._shut_out
         self._shut_out = {}
-        if usable < self._pool.total:
-            self._shut_out = {
-                group: before.get(group, now_s) for group in self._groups if group.promised > usable
-            }
+        if not self._groups or usable == self._pool.total:
+            return []
+        self._shut_out = {
+            group: before.get(group, now_s) for group in self._groups if group.promised > usable
+        }
         return [g for g, since_s in self._shut_out.items() if now_s - since_s >= SHUT_OUT_S]
 
     def has_credit(
@@ -101,4 +105,4 @@ class WaitingLine:
 
     @property
     def _usable_blocks(self) -> int:
-        return self._pool.total - self._pool.counts().quarantined
+        return self._pool.total - self._pool.quarantined

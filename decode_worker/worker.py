@@ -216,9 +216,11 @@ class DecodeWorker:
 
     async def _woken(self) -> None:
         """Until something has happened; blocks that a late READ gave back tell nobody."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(IDLE_S):
-                await self._wake.wait()
+        timer = asyncio.get_running_loop().call_later(IDLE_S, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
 
     def _admit(self) -> None:
         for group in self._scheduler.admit():

@@ -38,6 +38,7 @@ class Hold(IntEnum):
 
 
 _USED, _LEASED, _PINNED, _QUARANTINED = map(int, Hold)
+_UNHELD = [0] * len(Hold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +66,9 @@ class PoolCounts:
 @dataclass(slots=True)
 class _Block:
     holds: list[int]  # count per Hold
+    hold: int = -1  # the largest of them, or -1
     identity: bytes | None = None
     tokens: bytes = b""
-
-    @property
-    def hold(self) -> int:
-        """The largest hold, or -1. Each change of a block asks for it twice."""
-        used, leased, pinned, quarantined = self.holds
-        if quarantined:
-            return _QUARANTINED
-        if pinned:
-            return _PINNED
-        if leased:
-            return _LEASED
-        return _USED if used else -1
 
 
 class BlockPool:
@@ -89,7 +79,7 @@ class BlockPool:
         before anybody else does."""
         self.total = total
         self.block_size = block_size
-        self._blocks = [_Block([0] * len(Hold)) for _ in range(total)]
+        self._blocks = [_Block(_UNHELD.copy()) for _ in range(total)]
         self._by_hold = [0] * len(Hold)  # blocks by their largest hold
         self._free = list(range(total - 1, -1, -1))
         self._by_identity: dict[bytes, int] = {}
@@ -102,6 +92,10 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that an allocation could get now: free and cached."""
         return len(self._free) + len(self._evictable)
+
+    @property
+    def quarantined(self) -> int:
+        return self._by_hold[_QUARANTINED]
 
     def allocate(self, count: int, hold: Hold) -> list[int]:
         """`count` blocks with undefined content, evicting the least recently used cached ones.
@@ -234,6 +228,9 @@ class BlockPool:
         free, evictable, by_hold = set(self._free), set(self._evictable), [0] * len(Hold)
         for number, state in enumerate(self._blocks):
             hold, cached, is_free = state.hold, number in evictable, number in free
+            plainly_free = is_free and hold < 0 and not cached and state.identity is None
+            if plainly_free and state.holds == _UNHELD:
+                continue  # as most are
             if (hold >= 0) + cached + is_free != 1:
                 places = (hold >= 0, cached, is_free)
                 raise RuntimeError(f"block {number}: held, cached, free = {places}")
@@ -243,8 +240,8 @@ class BlockPool:
                 raise RuntimeError(f"block {number} is free with an identity")
             if hold >= 0:
                 by_hold[hold] += 1
-            if min(state.holds) < 0:
-                raise RuntimeError(f"block {number} has negative holds {state.holds}")
+            if min(state.holds) < 0 or hold != _largest(state.holds):
+                raise RuntimeError(f"block {number} has holds {state.holds}, the largest {hold}")
         if len(free) != len(self._free):
             raise RuntimeError("a block is twice in the free list")
         if by_hold != self._by_hold:
@@ -259,7 +256,8 @@ class BlockPool:
         state = self._blocks[block]
         before = state.hold
         state.holds[hold] += by
-        if before != (after := state.hold):
+        after = state.hold = _largest(state.holds)
+        if before != after:
             if before >= 0:
                 self._by_hold[before] -= 1
             if after >= 0:
@@ -282,6 +280,18 @@ class BlockPool:
         self._stored.pop(state.identity, None)
         self._removed[state.identity] = None
         state.identity, state.tokens = None, b""
+
+
+def _largest(holds: Sequence[int]) -> int:
+    """The largest hold, or -1."""
+    used, leased, pinned, quarantined = holds
+    if quarantined:
+        return _QUARANTINED
+    if pinned:
+        return _PINNED
+    if leased:
+        return _LEASED
+    return _USED if used else -1
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

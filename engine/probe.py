@@ -47,7 +47,7 @@ class Probe:
 
     def trouble(self) -> str:
         """Why a step could not end well now, as far as steps and pool show."""
-        if self._pool.counts().quarantined >= self._pool.total:
+        if self._pool.quarantined >= self._pool.total:
             return "every block of the pool is in quarantine"
         return self.failure
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, TypeVar
 
 from baton.engine.batch import Engine, StepBatch, StepHandle, StepResult, forsake
+from baton.runtime import waits
 from baton.runtime.errors import EngineError
 
 # For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
@@ -30,15 +32,6 @@ class Planned(Protocol):
     """What a scheduler plans."""
 
     batch: StepBatch
-
-
-@runtime_checkable
-class Compiles(Protocol):
-    """An engine that may compile in the middle of a step."""
-
-    def compiled_s(self) -> float:
-        """Seconds of compiling so far; they grow while it does."""
-        ...
 
 
 Plan = TypeVar("Plan", bound=Planned)
@@ -55,39 +48,48 @@ class Over(Generic[Plan]):
 
 
 @dataclass(frozen=True, slots=True)
+class _Size:
+    """What a step's time may grow with: tokens, and pairs of a token and one that it looks at,
+    where it has chunks; else its rows, each of one token. Caches differ too much in length to
+    judge those by their pairs."""
+
+    has_chunks: bool
+    tokens: int
+    pairs: int
+
+
+def _size(batch: StepBatch) -> _Size:
+    counts = [len(piece.tokens) for piece in batch.slices]
+    tokens, rows = sum(counts), len(counts)
+    if tokens == rows:
+        return _Size(False, rows, rows)
+    pairs = [
+        count * (piece.start + count) for count, piece in zip(counts, batch.slices, strict=True)
+    ]
+    return _Size(True, tokens, sum(pairs))
+
+
+@dataclass(frozen=True, slots=True)
 class _Step(Generic[Plan]):
     plan: Plan
     handle: StepHandle
+    size: _Size
     submitted_s: float
     compiled_s: float  # by the engine, until then
-
-    @property
-    def has_chunks(self) -> bool:
-        return any(len(piece.tokens) > 1 for piece in self.plan.batch.slices)
-
-    def took(self, seconds: float) -> _Took:
-        """What its time may grow with: tokens and pairs, where it has chunks; else its rows,
-        each of one token. Caches differ too much in length to judge those by their pairs."""
-        if not self.has_chunks:
-            rows = len(self.plan.batch.slices)
-            return _Took(seconds, rows, rows)
-        lengths = [(len(piece.tokens), piece.start) for piece in self.plan.batch.slices]
-        pairs = sum(count * (start + count) for count, start in lengths)
-        return _Took(seconds, sum(count for count, _ in lengths), pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """How long a step took, its tokens, and the pairs of a token and one that it looks at."""
+    """How long a step of some size took."""
 
     seconds: float
-    tokens: int
-    pairs: int
+    size: _Size
 
-    def at_most(self, other: _Took) -> float:
-        """What the other step takes at most, if time is a sum of shares that grow with tokens,
-        with pairs, and with neither: such a sum grows no more than its fastest part."""
-        return self.seconds * max(1, other.tokens / self.tokens, other.pairs / self.pairs)
+    def at_most(self, size: _Size) -> float:
+        """What a step of another size takes at most, if time is a sum of shares that grow with
+        tokens, with pairs, and with neither: such a sum grows no more than its fastest part."""
+        own = self.size
+        return self.seconds * max(1, size.tokens / own.tokens, size.pairs / own.pairs)
 
 
 class StepPipeline(Generic[Plan]):
@@ -99,7 +101,8 @@ class StepPipeline(Generic[Plan]):
         self._result: asyncio.Future[StepResult] | None = None  # of the oldest
         self._asked = False  # for the step after the oldest
         self._last_end_s = 0.0
-        self._compiled_s = engine.compiled_s if isinstance(engine, Compiles) else lambda: 0.0
+        # of an engine that may compile in the middle of a step: seconds so far; they grow then
+        self._compiled_s: Callable[[], float] = getattr(engine, "compiled_s", _none)
         self._compiled_before_s = 0.0  # the last end
         # the last two steps without chunks and the last two with some
         self._last: dict[bool, deque[_Took]] = {False: deque(maxlen=2), True: deque(maxlen=2)}
@@ -111,7 +114,8 @@ class StepPipeline(Generic[Plan]):
         """Raises EngineError if the engine does not take it."""
         handle = self._engine.submit(plan.batch)
         now_s = asyncio.get_running_loop().time()
-        self._steps.append(_Step(plan, handle, now_s, self._compiled_s()))
+        step = _Step(plan, handle, _size(plan.batch), now_s, self._compiled_s())
+        self._steps.append(step)
 
     async def next(self) -> Over[Plan] | None:
         """The oldest step, once it is over. None if a step should be planned now: nothing runs,
@@ -125,9 +129,10 @@ class StepPipeline(Generic[Plan]):
             self._result = asyncio.ensure_future(self._steps[0].handle.result())
         if not self._asked:
             self._asked = True
-            if not await self._over_within(self._plan_at() - asyncio.get_running_loop().time()):
+            left_s = self._plan_at() - asyncio.get_running_loop().time()
+            if not await waits.over(self._result, left_s):
                 return None
-        await asyncio.wait({self._result})
+        await waits.over(self._result)
         return self._take(self._result)
 
     def due_s(self) -> float | None:
@@ -135,11 +140,11 @@ class StepPipeline(Generic[Plan]):
         meanwhile, for up to UNKNOWN_S, is no part of it."""
         if not self._steps:
             return None
-        last = self._last[self._steps[0].has_chunks]
+        size = self._steps[0].size
+        last = self._last[size.has_chunks]
         allowed_s = UNKNOWN_S
         if len(last) == 2:
-            step = self._steps[0].took(0.0)
-            allowed_s = PATIENCE * max(before.at_most(step) for before in last)
+            allowed_s = PATIENCE * max(before.at_most(size) for before in last)
         return self._started_s() + allowed_s + min(self._compiling_s(), UNKNOWN_S)
 
     def close(self) -> None:
@@ -150,22 +155,16 @@ class StepPipeline(Generic[Plan]):
         for step in self._steps:
             step.handle.forsake()
 
-    async def _over_within(self, seconds: float) -> bool:
-        assert self._result is not None
-        if seconds > 0:
-            await asyncio.wait({self._result}, timeout=seconds)
-        return self._result.done()
-
     def _plan_at(self) -> float:
         """Steps of one kind are alike, but for the length of chunks; rows add little, since
         reading the weights takes the most of the time. Planned too early, somebody waits longer;
         too late, the device does."""
-        chunks = self._steps[0].has_chunks
-        last, step = self._last[chunks], self._steps[0].took(0.0)
-        expected_s = 0.0
+        size = self._steps[0].size
+        last, expected_s = self._last[size.has_chunks], 0.0
         if len(last) == 2:
             expected_s = min(
-                before.seconds * (step.tokens / before.tokens if chunks else 1) for before in last
+                before.seconds * (size.tokens / before.size.tokens if size.has_chunks else 1)
+                for before in last
             )
         return self._started_s() + expected_s - LEAD_S
 
@@ -182,7 +181,7 @@ class StepPipeline(Generic[Plan]):
         took_s = max(0.0, now - started - self._compiling_s())
         step = self._steps.popleft()
         self._result, self._asked = None, False
-        self._last[step.has_chunks].append(step.took(took_s))
+        self._last[step.size.has_chunks].append(_Took(took_s, step.size))
         self._last_end_s = now
         self._compiled_before_s = self._compiled_s()
         outcome: StepResult | EngineError
@@ -191,3 +190,7 @@ class StepPipeline(Generic[Plan]):
         except EngineError as error:
             outcome = error
         return Over(step.plan, outcome, started, now)
+
+
+def _none() -> float:
+    return 0.0

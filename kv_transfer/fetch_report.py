@@ -51,8 +51,8 @@ class FetchReport:
         self.offers.sort(key=lambda offer: offer.first)
 
     def landed(self, places: Sequence[int], now: float) -> None:
-        for offer in {id(o): o for o in map(self._offer, places)}.values():
-            offer.landed = now
+        for place in places:
+            self._offer(place).landed = now
 
     def proven(self, places: Sequence[int], now: float) -> None:
         """These places are verified, each once."""

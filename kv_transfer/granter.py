@@ -16,13 +16,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from baton.kv_transfer.checksum import block_seed, partial_tag
 from baton.kv_transfer.lease import GranterLease
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import waits
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import BatonError, EngineError, HandoffError, LeaseLost, Unavailable
 from baton.runtime.links import Link, LinkClosed
@@ -91,7 +90,7 @@ async def grant(
     cancelled = False
     while not handoff.done():
         try:
-            await asyncio.wait({handoff})  # bounded by the lease
+            await waits.over(handoff)  # bounded by the lease
         except asyncio.CancelledError:
             cancelled = True
     report = handoff.result()
@@ -293,7 +292,7 @@ class _Handoff:
                 known[i] = row
                 if cache is not None:
                     cache.put(computed.blocks[i], tags[i], row)
-        return [int(value) for value in np.concatenate([known[i] for i in range(len(tags))])]
+        return [value for i in range(len(tags)) for value in known[i].tolist()]
 
     async def _fail(self, error: Exception) -> None:
         """Tell the reader; it will close. Pins stay until it does, or the lease is over."""
@@ -319,8 +318,7 @@ def _failed(error: Exception) -> handoff_pb2.GranterMessage:
 async def _last_word(send: Send, error: Exception) -> None:
     """Say why the handoff ends, if the stream takes it in time."""
     sending = asyncio.create_task(send(_failed(error)))
-    await asyncio.wait({sending}, timeout=LAST_WORD_S)
-    if not sending.done():
+    if not await waits.over(sending, LAST_WORD_S):
         sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
 

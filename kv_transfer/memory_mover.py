@@ -61,6 +61,9 @@ class Fate:
     stale: bytes | None = None
 
 
+_UNDECIDED = Fate()
+
+
 class MemoryExchange:
     """The pools of a process by boot id, and what happens to READs between them. `bytes_per_s`:
     of all READs together, one after the other; None: each takes its own delay alone."""
@@ -153,7 +156,7 @@ class MemoryRead:
         self._exchange = exchange
         self.attempt = attempt
         self._target = target
-        self._fate = Fate()
+        self._fate = _UNDECIDED
         self._context = copy_context()  # of who reads: his threads sum, his clock counts
         self._moved_at: float | None = loop.time()  # None: just now
         exchange.begin(self)
@@ -221,14 +224,11 @@ class MemoryRead:
 
     def _land(self, source: NDArray[np.uint8]) -> None:
         attempt, fate, target = self.attempt, self._fate, self._target
-        remote = [block % len(source) for block in attempt.remote]
-        if fate.wrong is not None:
-            remote[fate.wrong] = (remote[fate.wrong] + 1) % len(source)
-        brought = source[remote]
-        if fate.short is not None:
-            half = target.shape[1] // 2
-            brought[fate.short, half:] = target[attempt.local[fate.short], half:]
-        target[list(attempt.local)] = brought
+        blocks, block_bytes = source.shape
+        for place, (own, block) in enumerate(zip(attempt.local, attempt.remote, strict=True)):
+            brought = source[(block + (place == fate.wrong)) % blocks]
+            end = block_bytes // 2 if place == fate.short else block_bytes
+            target[own, :end] = brought[:end]
         if fate.corrupt is not None:
             byte, bit = divmod(fate.bit, 8)
             target[attempt.local[fate.corrupt], byte] ^= 1 << bit

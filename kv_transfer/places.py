@@ -7,6 +7,7 @@ Pure: reads nothing and sends nothing. The handoff's reader owns it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from baton.kv_transfer.checksum import block_seed, partial_tag
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import HandoffError
+
+_SUM_BYTES = 8
 
 
 class Places:
@@ -45,7 +48,7 @@ class Places:
         self._own = list(blocks)
         self._tags = list(identities)
         self._offered: dict[int, int] = {}  # place to the granter's block
-        self._sums: dict[int, NDArray[np.uint64]] = {}
+        self._sums: dict[int, bytes] = {}  # of each place's slabs
         self._verified: set[int] = set()
 
     @property
@@ -84,11 +87,11 @@ class Places:
             raise HandoffError(f"{len(sums.sums)} sums are not {self._slabs} for each block")
         places = range(sums.first, sums.first + count)
         self._check_range(places)
-        table = np.array(sums.sums, dtype=np.uint64).reshape(count, self._slabs)
-        for place, row in zip(places, table, strict=True):
+        packed, width = array("Q", sums.sums).tobytes(), self._slabs * _SUM_BYTES
+        for place, start in zip(places, range(0, len(packed), width), strict=True):
             if place not in self._offered or place in self._sums:
                 raise HandoffError(f"the granter's sums of place {place} are out of order")
-            self._sums[place] = row
+            self._sums[place] = packed[start : start + width]
 
     def remote(self, places: Sequence[int]) -> list[int]:
         return [self._offered[place] for place in places]
@@ -105,14 +108,14 @@ class Places:
 
     def known(self, places: Sequence[int]) -> bool:
         """Whether the granter's sums of all these places are here."""
-        return all(place in self._sums for place in places)
+        return self._sums.keys() >= set(places)
 
     def wrong(self, places: Sequence[int], sums: NDArray[np.uint64]) -> list[int]:
         """Places whose own `sums`, [places, slabs], are not the granter's."""
         return [
             place
             for place, row in zip(places, sums, strict=True)
-            if not np.array_equal(row, self._sums[place])
+            if row.tobytes() != self._sums[place]
         ]
 
     def verified(self, places: Sequence[int]) -> None:

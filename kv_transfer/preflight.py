@@ -28,6 +28,7 @@ from baton.kv_transfer import tcp_bytes
 from baton.kv_transfer.local_pool import DRAM, HostPool, place_name
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
+from baton.runtime import waits
 from baton.runtime.errors import BatonError, ReadFailed
 
 ROUNDS = 5
@@ -118,8 +119,7 @@ async def measure(
     for _ in range(ROUNDS + 1):
         before, begun = tcp_bytes.received() if over_sockets else None, loop.time()
         read = mover.read(boot_id, remote, own)
-        done, _ = await asyncio.wait({read.landed}, timeout=READ_TIMEOUT_S)
-        if not done:
+        if not await waits.over(read.landed, READ_TIMEOUT_S):
             read.abandon()
             late = f"a preflight READ did not end in {READ_TIMEOUT_S:g} s"
             raise PreflightFailed(late, read.settled)

@@ -25,6 +25,7 @@ from baton.kv_transfer.places import Places
 from baton.kv_transfer.session import ReaderLink, ReaderSession
 from baton.kv_transfer.window import Window
 from baton.proto import handoff_pb2
+from baton.runtime import waits
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
     ChecksumMismatch,
@@ -196,9 +197,7 @@ class HandoffReader:
             self._reads.pop(read)
             self._start_reads()
             if read.sums is not None:
-                if not read.sums.done():  # most movers have summed when they say so
-                    await asyncio.wait({read.sums}, timeout=self._config.read_timeout_s)
-                if not read.sums.done():
+                if not await waits.over(read.sums, self._config.read_timeout_s):
                     raise ReadFailed("what a READ brought was not summed in time")
                 self._unproven.append(_Landed(places, read.sums.result()))
                 self._prove()
@@ -216,7 +215,7 @@ class HandoffReader:
             left_s = read.moved_at + patience_s - _now()
             if left_s <= 0:
                 raise ReadFailed(f"a READ did not get on for {patience_s:g} s")
-            await asyncio.wait({read.landed}, timeout=left_s)
+            await waits.over(read.landed, left_s)
         read.landed.result()
 
     def _prove(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from baton.kv_transfer.lease import ReaderLease
 from baton.proto import handoff_pb2
+from baton.runtime import waits
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import HandoffError, LeaseLost, by_code
 from baton.runtime.links import Link, LinkClosed
@@ -69,7 +70,7 @@ class ReaderSession:
     async def finished(self) -> None:
         """Wait for the stream's end; bounded by the lease and the farewell."""
         if self._closing is not None:
-            await asyncio.wait({self._closing})
+            await waits.over(self._closing)
 
     async def _speak(self, opening: handoff_pb2.OpenHandoff) -> None:
         try:
@@ -141,13 +142,15 @@ class ReaderSession:
         tasks = [task for task in (self._speaker, self._listener) if task is not None]
         try:
             if self._speaker is not None and self._listener is not None:
-                waited: set[asyncio.Future[None]] = {self._speaker, *unsettled}
-                await asyncio.wait(waited, timeout=max(0.0, until - _now()) or FAREWELL_S)
+                waited: list[asyncio.Future[None]] = [self._speaker, *unsettled]
+                until = until if until > _now() else _now() + FAREWELL_S
+                for future in waited:
+                    await waits.over(future, until - _now())
                 if all(future.done() for future in waited) and not self._listener.done():
                     farewell = asyncio.create_task(self._say_closed())
                     tasks.append(farewell)
-                    await asyncio.wait({farewell}, timeout=FAREWELL_S)
-                    await asyncio.wait({self._listener}, timeout=FAREWELL_S)
+                    await waits.over(farewell, FAREWELL_S)
+                    await waits.over(self._listener, FAREWELL_S)
         finally:
             for task in tasks:
                 task.cancel()

@@ -16,23 +16,21 @@ class Silence:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        self._now_s = asyncio.get_running_loop().time
         self.heard()
 
     def heard(self) -> None:
-        self._heard_s = _now()
+        self._heard_s = self._now_s()
 
     def left_s(self) -> float:
         """Until the peer has been silent too long; at most 0 when it has."""
-        return self._heard_s + self._limit_s - _now()
+        return self._heard_s + self._limit_s - self._now_s()
 
     async def sleep(self, pause_s: float) -> None:
         """Sleep, but not past the limit. In parts: what happened during one that was not late
         in the end is not seen."""
-        due_s = _now() + min(pause_s, max(0.0, self.left_s()))
-        await asyncio.sleep(due_s - _now())
-        late_s = max(0.0, _now() - due_s)
-        self._heard_s = min(_now(), self._heard_s + late_s)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+        pause_s = min(pause_s, max(0.0, self.left_s()))
+        due_s = self._now_s() + pause_s
+        await asyncio.sleep(pause_s)
+        now_s = self._now_s()
+        self._heard_s = min(now_s, self._heard_s + max(0.0, now_s - due_s))

@@ -136,13 +136,15 @@ def annotate(context: Context, **attributes: Attribute) -> None:
 def inject(context: Context) -> dict[str, str]:
     """A context as W3C headers (`traceparent`, `tracestate`), empty if it has no trace."""
     carrier: dict[str, str] = {}
+    if not context:
+        return carrier
     _PROPAGATOR.inject(carrier, context)
     return carrier
 
 
 def extract(carrier: Mapping[str, str]) -> Context:
     """The context that a peer or a client sent; malformed headers give an empty context."""
-    return _PROPAGATOR.extract(dict(carrier), Context())
+    return _PROPAGATOR.extract(dict(carrier), Context()) if carrier else Context()
 
 
 def trace_id(context: Context) -> str:

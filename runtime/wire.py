@@ -65,11 +65,6 @@ def sampling_params(message: worker_pb2.Sampling, vocab_size: int) -> SamplingPa
             raise InvalidRequest(f"{name} is {value}, not from {low} to {high}", field=name)
     if message.top_p == 0.0:
         raise InvalidRequest("top_p is 0: give a value above 0", field="top_p")
-    bias = tuple(sorted(message.logit_bias.items()))
-    if len(bias) > MAX_BIAS or any(token >= vocab_size for token, _ in bias):
-        raise InvalidRequest("logit_bias names too many or unknown tokens", field="logit_bias")
-    if not all(math.isfinite(value) for _, value in bias):
-        raise InvalidRequest("logit_bias holds a number that is not finite", field="logit_bias")
     top = message.top_logprobs if message.HasField("top_logprobs") else None
     if top is not None and top > MAX_LOGPROBS:
         raise InvalidRequest(f"top_logprobs is {top}, over {MAX_LOGPROBS}", field="top_logprobs")
@@ -81,10 +76,21 @@ def sampling_params(message: worker_pb2.Sampling, vocab_size: int) -> SamplingPa
         repetition_penalty=message.repetition_penalty,
         frequency_penalty=message.frequency_penalty,
         presence_penalty=message.presence_penalty,
-        logit_bias=bias,
+        logit_bias=_logit_bias(message, vocab_size),
         seed=message.seed,
         top_logprobs=top,
     )
+
+
+def _logit_bias(message: worker_pb2.Sampling, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not message.logit_bias:
+        return ()
+    bias = tuple(sorted(message.logit_bias.items()))
+    if len(bias) > MAX_BIAS or any(token >= vocab_size for token, _ in bias):
+        raise InvalidRequest("logit_bias names too many or unknown tokens", field="logit_bias")
+    if not all(math.isfinite(value) for _, value in bias):
+        raise InvalidRequest("logit_bias holds a number that is not finite", field="logit_bias")
+    return bias
 
 
 def check_tokens(tokens: Iterable[int], field: str, vocab_size: int) -> None:

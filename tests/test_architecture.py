@@ -50,7 +50,9 @@ NEVER_IMPORT = {
     "simulation": {"ray"},
     "deploy": set(),
 }
-ENGINE_MAY_USE = {f"baton.runtime.{name}" for name in ("errors", "config", "identity", "sampling")}
+ENGINE_MAY_USE = {
+    f"baton.runtime.{name}" for name in ("errors", "config", "identity", "sampling", "waits")
+}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 GENERATED_SUFFIXES = tuple(pattern.removeprefix("*") for pattern in GENERATED)
 
