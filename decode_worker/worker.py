@@ -224,7 +224,6 @@ class DecodeWorker:
 
     def _admit(self) -> None:
         for group in self._scheduler.admit():
-            self._wake.set()
             now_wall = self._wall()
             request = group.request
             metrics.QUEUE_SECONDS.observe(now_wall - request.arrived_wall_s)
@@ -236,6 +235,7 @@ class DecodeWorker:
                     fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))
                 fetch.add_done_callback(partial(self._fetch_ended, group))
             else:
+                self._wake.set()
                 local_prefills.begun(group, now_wall)
 
     def _refuse_shut_out(self) -> None:
@@ -327,7 +327,8 @@ class DecodeWorker:
         request = group.request
         request.cached_tokens = max(request.cached_tokens, first.cached_tokens)
         self._requests.accept_first(group, first)
-        self._after_ends()
+        if any(sequence.ended for sequence in group.sequences):
+            self._after_ends()
 
     def _take_back_if_starved(self) -> None:
         group = self._scheduler.youngest_fetching() if self._scheduler.starved else None

@@ -132,8 +132,12 @@ class StepPipeline(Generic[Plan]):
             left_s = self._plan_at() - asyncio.get_running_loop().time()
             if not await waits.over(self._result, left_s):
                 return None
-        await waits.over(self._result)
-        return self._take(self._result)
+        outcome: StepResult | EngineError
+        try:
+            outcome = await self._result  # cancelled with who waits: then `close` is next
+        except EngineError as error:
+            outcome = error
+        return self._take(outcome)
 
     def due_s(self) -> float | None:
         """When the oldest step should long have been over, on the loop's clock. What it compiles
@@ -176,7 +180,7 @@ class StepPipeline(Generic[Plan]):
         before_s = max(self._steps[0].compiled_s, self._compiled_before_s)
         return self._compiled_s() - before_s
 
-    def _take(self, result: asyncio.Future[StepResult]) -> Over[Plan]:
+    def _take(self, outcome: StepResult | EngineError) -> Over[Plan]:
         started, now = self._started_s(), asyncio.get_running_loop().time()
         took_s = max(0.0, now - started - self._compiling_s())
         step = self._steps.popleft()
@@ -184,11 +188,6 @@ class StepPipeline(Generic[Plan]):
         self._last[step.size.has_chunks].append(_Took(took_s, step.size))
         self._last_end_s = now
         self._compiled_before_s = self._compiled_s()
-        outcome: StepResult | EngineError
-        try:
-            outcome = result.result()
-        except EngineError as error:
-            outcome = error
         return Over(step.plan, outcome, started, now)
 
 

@@ -254,7 +254,8 @@ class PrefillWorker:
 
     def _ended(self, prompt: Prompt) -> None:
         self._scheduler.end(prompt)
-        self._wake.set()
+        if self._scheduler.waiting:  # for its blocks, or for its place
+            self._wake.set()
 
     def _publish(self) -> None:
         self.feed.publish(*self._pool.drain_events())

@@ -49,7 +49,7 @@ class _HashDevice:
     ) -> None:
         # [blocks, slab, token, record]
         self._pool = pool.reshape(pool.shape[0], slabs, block_size, RECORD_BYTES)
-        self._bytes = pool.reshape(-1).data  # the same: a slice of it costs the least
+        self._bytes = pool.reshape(-1).data  # the same; a record is written there at less cost
         self._block_size = block_size
         self._slabs = slabs
         self._vocab_size = vocab_size
@@ -78,22 +78,16 @@ class _HashDevice:
                 at += width
 
     def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
-        """Of all that the pool holds of so many tokens, one after the other."""
-        table = list(blocks[: -(-length // self._block_size)])
-        content = self._pool[table].transpose(0, 2, 1, 3).tobytes()  # [blocks, token, slab, record]
-        return _digest(content[: length * self._slabs * RECORD_BYTES])
+        """Of all that the pool holds of so many tokens, slab after slab."""
+        table = blocks[: -(-length // self._block_size)]
+        read = self._pool.take(table, axis=0).swapaxes(0, 1)  # [slab, blocks, token, record]
+        return _digest(read.reshape(self._slabs, -1)[:, : length * RECORD_BYTES].tobytes())
 
 
 @lru_cache(maxsize=1 << 16)
 def record(token: int, position: int, slab: int) -> bytes:
     """What one slab holds of a token."""
     return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
-
-
-@lru_cache(maxsize=1 << 16)
-def _records(token: int, position: int, slabs: int) -> bytes:
-    """What all slabs hold of a token, one after the other."""
-    return b"".join([record(token, position, slab) for slab in range(slabs)])
 
 
 def expected_draws(
@@ -106,14 +100,18 @@ def expected_draws(
     vocab_size: int,
 ) -> list[Drawn]:
     """What a run draws in which no block was ever wrong."""
-    digest = _digest(b"".join([_records(token, at, slabs) for at, token in enumerate(prompt)]))
+    held = [
+        bytearray(b"".join([record(token, place, slab) for place, token in enumerate(prompt)]))
+        for slab in range(slabs)
+    ]
     tokens, drawn = list(prompt), list[Drawn]()
     for _ in range(count):
         history = tokens if params.needs_history else ()
         draw = Draw(choice, len(tokens), params, history, len(prompt))
-        drawn.append(_drawn(digest, draw, vocab_size))
+        drawn.append(_drawn(_digest(b"".join(held)), draw, vocab_size))
         token = drawn[-1].token
-        digest.update(_records(token, len(tokens), slabs))
+        for slab, records in enumerate(held):
+            records += record(token, len(tokens), slab)
         tokens.append(token)
     return drawn
 
