@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.decode_worker import waiting_line
+from baton.decode_worker import worker as decode_worker
+from baton.decode_worker.scheduler import StepPlan
 from baton.engine.batch import StepBatch
 from baton.engine.blocks import Hold
+from baton.kv_transfer.memory_mover import Fate
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavailable
@@ -89,6 +92,33 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(cluster
     assert node.worker.load().free_blocks == 48
     prefill = cluster.prefill["prefill-0"].worker
     assert prefill.load().free_blocks == 32 and prefill.load().fetching == 0
+
+
+async def test_handoffs_under_way_wake_no_worker_that_has_nothing_to_compute(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, planned = cluster.decode["decode-0"].worker, list[StepPlan]()
+    scheduler, plan = worker._scheduler, worker._scheduler.plan
+
+    def watched() -> StepPlan:
+        planned.append(plan())
+        return planned[-1]
+
+    monkeypatch.setattr(decode_worker, "IDLE_S", 60.0)
+    worker._wake.set()
+    await asyncio.sleep(0.02)  # by now it waits, and will for a minute
+    cluster.exchange.decide = lambda attempt: Fate(stuck=True)
+    monkeypatch.setattr(scheduler, "plan", watched)
+    request = Client(cluster, "decode-0").submit(list(range(10)))
+    for _ in range(1000):
+        await asyncio.sleep(0.01)
+        if request.tokens():
+            break
+    assert request.tokens() and cluster.exchange.stuck  # the first token is here, no block is
+    assert planned == []
+    cluster.exchange.release_stuck()
+    await request.finished()
+    assert planned
 
 
 async def test_a_worker_that_stops_says_so_and_refuses(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -249,3 +250,32 @@ def test_what_runs_counts_for_its_tenant_too() -> None:
     assert pool.held_prefix(identities([1] * 8)) == 0
     pool.release(running, Hold.USED)
     pool.check()
+
+
+@pytest.mark.parametrize(
+    ("cook", "says"),
+    [
+        (lambda pool, held, cached: setattr(pool._blocks[held], "hold", -1), "held, cached, free"),
+        (lambda pool, held, cached: setattr(pool._blocks[held], "hold", 1), "the largest 1"),
+        (lambda pool, held, cached: pool._blocks[held].holds.__setitem__(0, 0), "has holds"),
+        (lambda pool, held, cached: pool._blocks[7].holds.__setitem__(2, -1), "has holds"),
+        (lambda pool, held, cached: pool._blocks[7].holds.__setitem__(2, 1), "has holds"),
+        (lambda pool, held, cached: setattr(pool._blocks[7], "identity", b"x" * 16), "is free"),
+        (lambda pool, held, cached: setattr(pool._blocks[cached], "identity", None), "is cached"),
+        (lambda pool, held, cached: pool._free.append(pool._free[0]), "twice in the free list"),
+        (lambda pool, held, cached: pool._by_hold.__setitem__(0, 5), "by hold"),
+        (lambda pool, held, cached: pool._free.remove(7), "held, cached, free"),
+    ],
+)
+def test_books_that_do_not_balance_are_found(
+    cook: Callable[[BlockPool, int, int], None], says: str
+) -> None:
+    pool = BlockPool(8, SIZE)
+    cached(pool, [1] * SIZE, b"")
+    (kept,) = pool._evictable
+    (held,) = pool.allocate(1, Hold.USED)
+    assert 7 not in (kept, held)
+    pool.check()
+    cook(pool, held, kept)
+    with pytest.raises(RuntimeError, match=says):
+        pool.check()

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
 from baton.decode_worker.handoffs import Handoffs
 from baton.decode_worker.holdings import Holdings
@@ -50,6 +51,19 @@ def test_a_seed_is_the_same_run_each_time() -> None:
         assert outcomes[0] == outcomes[1]
         assert len(traces[0]) > 200
         assert traces[0] == traces[1]
+
+
+def test_after_a_run_metrics_count_and_asyncio_lists_tasks_again() -> None:
+    counter = Counter("after_a_run", "of this test alone", registry=CollectorRegistry())
+    lab.run_seed(1)
+
+    async def main() -> bool:
+        task = asyncio.create_task(asyncio.sleep(0))
+        return task in asyncio.all_tasks()
+
+    counter.inc(2)
+    assert asyncio.run(main())
+    assert counter._value.get() == 2
 
 
 def test_different_seeds_are_different_scenarios() -> None:
