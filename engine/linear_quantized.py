@@ -87,17 +87,21 @@ class _Plain:
 
 
 class _Rows8:
-    """int8 with one scale per row: codes are exact in bfloat16, scales go onto the result."""
+    """int8 with one scale per row: codes are exact in bfloat16, scales go onto the result. torch's
+    kernel takes them in bfloat16: where that would round them (ours are so already, those of
+    files need not be), it is given ones, and the true scales go onto its result."""
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self._codes = weight.codes
-        self._scales = weight.scales[:, 0].to(torch.bfloat16)
         self._exact = weight.scales[:, 0].contiguous()
+        narrow = self._exact.to(torch.bfloat16)
+        self._finer = not torch.equal(narrow.to(torch.float32), self._exact)
+        self._scales = torch.ones_like(narrow) if self._finer else narrow
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] <= _FEW_INT8:
-            out: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scales)
-            return out
+            few: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scales)
+            return torch.mul(few, self._exact, out=few) if self._finer else few
         count, columns = self._codes.shape
         out = x.new_empty((x.shape[0], count))
         part = x.new_empty((min(_PART, count), columns))

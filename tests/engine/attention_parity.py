@@ -30,7 +30,9 @@ from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_attention, 
 from baton.engine.triton_tile import Tiles
 
 CHECKS: dict[str, Check] = {}
-ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+ALLOWED = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# A soft cap multiplies the last place of a tanh near one half, where scores are near zero.
+WIDE_CAP, ALLOWED_CAPPED = 30.0, 1e-5
 TINY_TILES = Tiles(16, 16, 4, 1)  # so that few tokens make many tiles
 
 
@@ -148,7 +150,7 @@ def prefill_check(shapes: tuple[Shape, Shape], dtype: torch.dtype, mistake: int 
             attention_written_out(part, *held.tokens(chunk.table), chunk.start, seen, scale)
             for part, chunk in zip(rows, chunks, strict=True)
         ]
-        return error(out, torch.cat(truth)), ALLOWED[dtype]
+        return error(out, torch.cat(truth)), allowed(dtype, shape)
 
     return run
 
@@ -185,13 +187,14 @@ def decode_check(
             attention_written_out(query, *held.tokens(row), length - 1, seen, scale)
             for row, (query, length) in rows
         ]
-        return error(out, torch.cat(truth)), ALLOWED[dtype]
+        return error(out, torch.cat(truth)), allowed(dtype, shape)
 
     return run
 
 
 def cut_check(device: torch.device, tiny: bool) -> tuple[float, float]:
-    """A row's result is the same bits in whatever chunks the prompt comes, and beside others."""
+    """Not fused, a row's result is the same bits in whatever chunks the prompt comes, and beside
+    others."""
     shape, dtype = (SHAPES["window"][0], torch.float32) if tiny else (FULL_SHAPE, torch.bfloat16)
     tokens, cuts = (30, (7, 8, 23)) if tiny else (1500, (1, 129, 700, 1499))
     tiles = TINY_TILES if tiny else prefill_tiles(shape.group, shape.dim, dtype)
@@ -206,7 +209,8 @@ def cut_check(device: torch.device, tiny: bool) -> tuple[float, float]:
     for chunks in (whole, parts):
         out = torch.full_like(queries, float("nan"))
         plan = plan_prefill(chunks, held.tables, shape.group, tiles)
-        prefill_attention(out, queries, held.kv, plan, 0.3, window=shape.window, tiles=tiles)
+        features = {"window": shape.window, "tiles": tiles, "fused": False}
+        prefill_attention(out, queries, held.kv, plan, 0.3, **features)
         outs.append(out[:tokens])
     return float((outs[0] != outs[1]).sum()), 0.0
 
@@ -311,6 +315,11 @@ class Pool(KvPool):
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.dtype, self.block_size = tensor, tensor.dtype, tensor.shape[-2]
         self.codes = self.scales = None
+
+
+def allowed(dtype: torch.dtype, shape: Shape) -> float:
+    """An error in any row of `shape`."""
+    return max(ALLOWED[dtype], ALLOWED_CAPPED if shape.soft_cap >= WIDE_CAP else 0.0)
 
 
 def random_queries(rows: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
