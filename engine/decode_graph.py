@@ -72,6 +72,7 @@ class DecodeGraphs:
         where = device.torch_device
         self._inputs = torch.zeros((_FIELDS, self._rows), dtype=torch.int64, device=where)
         self._tables = torch.zeros((self._rows, table_width), dtype=torch.int32, device=where)
+        self._moved = torch.zeros(self._rows * table_width, dtype=torch.int32, device=where)
         self._results = torch.zeros((2, self._rows), dtype=torch.int64, device=where)
         self._stagings = [
             _Staging(device, self._rows, table_width, spare_block) for _ in range(STAGINGS)
@@ -128,7 +129,8 @@ class DecodeGraphs:
             width = tables.shape[1]
             flat = staging.tables[0, : bucket * width]
             flat.numpy()[:] = tables.ravel()
-            moved = flat.to(self._device.torch_device, non_blocking=True)
+            # In one piece, and from there into wider rows: nothing that a full device would lack.
+            moved = self._moved[: bucket * width].copy_(flat, non_blocking=True)
             self._tables[:bucket, :width].copy_(moved.view(bucket, width))
             self._sent = tables
 

@@ -32,7 +32,7 @@ from baton.engine.quantization import Made
 from baton.engine.shards import Progress
 from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.weights import load_weights
-from baton.runtime.errors import ConfigError
+from baton.runtime.errors import ConfigError, OutOfMemory
 
 # Of the device's memory, beside what torch's allocator took: graphs (up to 64 KiB for each of
 # their kernels) and loaded kernels. It shows only in what is free, where others' memory does too.
@@ -164,15 +164,17 @@ def sized_runner(
             budget = int(fraction * (free - beside))
             blocks = blocks_for(spec, size, dtype, budget, options.codes)
         runner = build(make_pool(blocks))
+        if options.blocks:  # else it has run: no client waits for what it compiles
+            _run_largest_step(runner, spec, options)
         if options.deterministic:
             runner.eager.numerics = prove_graphs(runner)
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not (isinstance(error, OutOfMemory) or is_out_of_memory(error)):
             raise
         raise ConfigError(
             f"the GPU has {free} bytes free after loading: not enough for the KV pool, decode "
-            "buffers and graphs; lower pool.blocks, pool.memory_fraction, worker.max_context or "
-            "step.max_sequences"
+            "buffers, graphs and a step; lower pool.blocks, pool.memory_fraction, "
+            "worker.max_context, step.max_sequences or step.prefill_tokens"
         ) from error
     pool = runner.pool
     sizes = blocks, pool.block_bytes, size, runner.max_context
@@ -188,11 +190,9 @@ def memory_beside_pool(
     at most UNSEEN_MOST are counted."""
     memory.release()
     free, held = memory.free(), memory.held()
-    tokens = min(options.step_tokens, options.max_context or spec.max_context)
-    blocks = -(-tokens // options.block_size)
-    pool = make_pool(blocks)
+    pool = make_pool(-(-_step_tokens(spec, options) // options.block_size))
     runner = build(pool)
-    runner.run(_largest_step(tokens, blocks, spec.vocab_size))
+    _run_largest_step(runner, spec, options)
     own = memory.held() - held
     unseen = free - memory.free() - own
     taken = own - pool.memory.nbytes + min(max(unseen, 0), UNSEEN_MOST)
@@ -201,8 +201,17 @@ def memory_beside_pool(
     return max(taken, 0)
 
 
-def _largest_step(tokens: int, blocks: int, vocab: int) -> StepBatch:
-    """One prompt of `tokens`, and its first draw."""
-    prompt = [(7919 * place + 13) % vocab for place in range(tokens)]
+def _step_tokens(spec: ModelSpec, options: GpuOptions) -> int:
+    return min(options.step_tokens, options.max_context or spec.max_context)
+
+
+def _run_largest_step(runner: CudaRunner, spec: ModelSpec, options: GpuOptions) -> None:
+    """One prompt as long as a step and the pool allow, and its first draw: into blocks that
+    nobody owns yet. Raises OutOfMemory where it does not fit."""
+    size = options.block_size
+    tokens = min(_step_tokens(spec, options), runner.pool.blocks * size)
+    prompt = [(7919 * place + 13) % spec.vocab_size for place in range(tokens)]
     draw = Draw(0, tokens, SamplingParams(temperature=0.0))
-    return StepBatch((Slice(prompt, 0, range(blocks), (draw,)),))
+    step = StepBatch((Slice(prompt, 0, range(-(-tokens // size)), (draw,)),))
+    for lack in runner.run(step).failed.values():
+        raise lack

@@ -172,12 +172,17 @@ class TorchEngine:
         _name_in_the_kernel()
         if self._threads:
             torch.set_num_threads(self._threads)
-        if self._device is not None:
-            torch.cuda.set_device(self._device)
+        self._take_device()
         while (job := self._jobs.get()) is not None:
             self._step(job)
         if self._runner.overlaps:
             self._under_way.put(None)
+
+    def _take_device(self) -> None:
+        """CUDA's current device is a thread's own; untold, a thread makes a context on the first
+        GPU, and that costs hundreds of MiB there."""
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
 
     def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
         try:
@@ -207,6 +212,7 @@ class TorchEngine:
     def _deliver_results(self) -> None:
         """The results thread: waits, while the device thread starts the next step."""
         _name_in_the_kernel()
+        self._take_device()
         while (step := self._under_way.get()) is not None:
             _finish(*step)
 

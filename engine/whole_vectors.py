@@ -19,7 +19,10 @@ _ONE_THREAD = 1 << 14  # numbers that torch does not split among threads
 
 def in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`function` of `x` [rows, columns], number by number; the same shape. It is given some rows
-    at a time, filled up with zeros to a multiple of `VECTORS` columns."""
+    at a time, filled up with zeros to a multiple of `VECTORS` columns; on a GPU, where each
+    number has a thread of its own, all at once."""
+    if x.is_cuda:
+        return function(x)
     filled = functional.pad(x, (0, -x.shape[1] % VECTORS))
     tiles = torch.split(filled, max(1, _ONE_THREAD // filled.shape[1]))
     return torch.cat([function(tile) for tile in tiles])[:, : x.shape[1]]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
@@ -113,6 +114,31 @@ def test_tables_are_sent_only_when_they_changed(graphs, monkeypatch):
     started(graphs, Slice([1], 5, [3, 8]), slices[1])
     assert graphs._tables[:2, :3].tolist() == [[3, 8, 0], [5, 6, 7]]
     assert np.array_equal(graphs._sent, graphs._tables[:2, :3].numpy())
+
+
+def test_a_change_of_tables_takes_no_memory_of_the_device():
+    """A full device would fail every request of the step."""
+    away = HostDevice()
+    away.torch_device = torch.device("meta")  # where a copy cannot be the host's own memory
+    graphs = DecodeGraphs(Echo(), away, Rules(), spare_block=SPARE, most_rows=4, table_width=WIDTH)
+    with Operations() as seen:
+        graphs._send(graphs._stagings[0], 2, np.ones((2, 3), dtype=np.int32))
+    assert seen.names.count("copy_") == 3  # inputs, tables, and tables into wider rows
+    assert set(seen.names) == {"copy_", "slice", "view"}
+
+
+class Operations(TorchDispatchMode):
+    """Names of torch's operations whose result lies there."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if made.is_meta:
+            self.names.append(function.overloadpacket.__name__)
+        return made
 
 
 def test_a_replay_for_measuring_repeats_the_step(graphs):

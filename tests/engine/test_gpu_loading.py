@@ -17,7 +17,7 @@ from baton.engine.kv_codes import FP8_E4M3, INT8
 from baton.engine.pool import KvPool, block_bytes
 from baton.engine.quantization import MADE
 from baton.engine.spec import read_spec
-from baton.runtime.errors import ConfigError
+from baton.runtime.errors import ConfigError, OutOfMemory
 
 MIB = 1 << 20
 KIND = torch.float32
@@ -173,10 +173,12 @@ def test_two_that_share_a_gpu_both_find_room(spec, monkeypatch):
     assert first.free() >= 0
 
 
-def test_blocks_that_are_given_are_taken_without_measuring(spec):
+@pytest.mark.parametrize(("blocks", "step"), [(40, "step 100 in 7"), (3, "step 48 in 3")])
+def test_blocks_that_are_given_are_taken_without_measuring(spec, blocks, step):
+    """The largest step runs all the same: no client is to wait for what it compiles."""
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
-    runner = sized(spec, device, blocks=40)
-    assert device.log == ["pool 40", "build"]
+    runner = sized(spec, device, blocks=blocks)
+    assert device.log == [f"pool {blocks}", "build", step]
     assert (runner.memory.fraction, runner.memory.beside_bytes) == (0.0, 0)
     assert runner.memory.free_bytes == 100 * MIB
 
@@ -195,6 +197,15 @@ def test_memory_that_runs_out_names_the_settings(spec, fails):
     device.fails = fails
     with pytest.raises(ConfigError, match=r"the GPU has \d+ bytes free.*pool.memory_fraction"):
         sized(spec, device)
+
+
+@pytest.mark.parametrize("blocks", [0, 40])
+def test_a_step_that_does_not_fit_is_refused_at_the_start(spec, monkeypatch, blocks):
+    lack = OutOfMemory("a slice of 100 tokens does not fit into memory")
+    short = StepResult(((),), failed={0: lack}, shortages=1)
+    monkeypatch.setattr(Runner, "run", lambda runner, batch: short)
+    with pytest.raises(ConfigError, match=r"and a step; lower pool\.blocks.*step\.prefill_tokens"):
+        sized(spec, Device(spec, total=100 * MIB, beside=20 * MIB), blocks=blocks)
 
 
 def test_other_errors_stay_what_they_are(spec):

@@ -255,9 +255,11 @@ async def test_a_step_that_cannot_start_fails_alone():
     assert not [each for each in threading.enumerate() if each.name in ("device", "results")]
 
 
-async def test_the_device_thread_launches_on_the_engines_gpu(gate, monkeypatch):
+@pytest.mark.parametrize("overlaps", [False, True])
+async def test_both_threads_work_on_the_engines_gpu(gate, monkeypatch, overlaps):
     """CUDA's current device is a thread's own: the second GPU's engine must not launch on the
-    first."""
+    first, nor make a context there to wait with."""
+    gate.overlaps = overlaps
     taken = []
     monkeypatch.setattr(
         "torch.cuda.set_device", lambda device: taken.append((str(device), thread_name()))
@@ -266,7 +268,8 @@ async def test_the_device_thread_launches_on_the_engines_gpu(gate, monkeypatch):
     engine = TorchEngine(gate, device=torch.device("cuda", 1))
     await engine.submit(STEP).result()
     await engine.close()
-    assert taken == [("cuda:1", "device")]
+    threads = ["device", "results"] if overlaps else ["device"]
+    assert sorted(taken) == [("cuda:1", name) for name in threads]
 
 
 def thread_name():

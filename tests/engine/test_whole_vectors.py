@@ -1,5 +1,7 @@
 """A number's value must be the same however many rows there are, by one thread and by two."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -31,3 +33,9 @@ def test_what_is_given_to_the_function_is_whole():
     in_whole_vectors(lambda x: seen.append(x.shape) or x, torch.ones(300, 70))
     assert {width for _, width in seen} == {128}
     assert sum(rows for rows, _ in seen) == 300 and max(rows for rows, _ in seen) == 128
+
+
+def test_a_gpu_computes_all_at_once():
+    """It would launch a kernel for each part; its numbers have threads of their own."""
+    there = SimpleNamespace(is_cuda=True)
+    assert in_whole_vectors(lambda x: ("computed", x), there) == ("computed", there)
