@@ -23,6 +23,7 @@ MINUTES ?= 85
 SEEDS ?= 100000
 JOBS ?= $(shell nproc)
 ONLY ?=
+PARTS ?=
 RUNS ?= 3
 HOURS ?= 0.5
 
@@ -109,12 +110,13 @@ bench: $(STAMP) ## a benchmark, as JSON in results/ (BENCH=handoff)
 	@mkdir -p results
 	$(BIN)/python -m benchmarks.$(BENCH) --json results/$(BENCH).json
 
-gpu: $(LINKS) ## parity and speed on a CUDA device (PYTHON=any that has torch; REFERENCE=FOLDER)
+gpu: $(LINKS) ## parity and speed on a CUDA device (PYTHON=any with torch, REFERENCE=, PARTS=)
 	@$(PYTHON) -c 'import torch, sys; \
 	    sys.exit(None if torch.cuda.is_available() else "torch sees no CUDA device here")'
 	@mkdir -p results
-	PYTHONPATH=build/typing $(PYTHON) -m benchmarks.gpu --json results/gpu.json \
-	    --table results/gpu.md $(if $(REFERENCE),--reference $(REFERENCE))
+	PYTHONPATH=build/typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu --json results/gpu.json \
+	    --table results/gpu.md $(if $(REFERENCE),--reference $(REFERENCE)) \
+	    $(if $(PARTS),--only $(PARTS))
 
 $(LINKS):
 	@mkdir -p $(@D)

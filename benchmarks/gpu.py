@@ -3,11 +3,11 @@
     python -m benchmarks.gpu --json FILE [--table FILE] [--reference FOLDER] [--only PART ...]
     TRITON_INTERPRET=1 python -m benchmarks.gpu --dry-run      the same code, tiny, on a CPU
 
-First parity: every kernel against its reference, then whole models against the CPU. Then
-speed, beside the ceilings of the same run, and real workers on this GPU. Each part is a process
-of its own, with a limit of its own: one that fails, hangs or breaks the device's context stops
-no other, and is told by the exit code. Needs torch, triton, numpy and safetensors; what else is
-absent is skipped by name.
+First parity: every kernel against its reference and whole models against the CPU, side by side.
+Then speed, beside the ceilings of the same run, and real workers on this GPU. Each part is a
+process of its own, and has what time those after it do not need: one that fails, hangs or breaks
+the device's context stops no other, keeps the figures that it had, and is told by the exit code.
+Needs torch, triton, numpy and safetensors; what else is absent is skipped by name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,33 +31,29 @@ from benchmarks.report import Figure, command, machine
 
 FOLDER = Path(__file__).resolve().parent.parent
 TESTS = FOLDER / "tests" / "engine"
-SCRIPTS: dict[str, tuple[float, list[str]]] = {  # limit in seconds, file and arguments
-    "kernel_parity": (58, ["parity.py", "triton"]),
-    "attention_parity": (32, ["parity.py", "attention"]),
-    "codes_parity": (28, ["parity.py", "codes"]),
-    "latent_parity": (21, ["parity.py", "latent"]),
-    "fixed_parity": (16, ["parity.py", "fixed"]),
+SCRIPTS = {  # file and arguments
+    "kernel_parity": ["parity.py", "triton"],
+    "attention_parity": ["parity.py", "attention"],
+    "codes_parity": ["parity.py", "codes"],
+    "latent_parity": ["parity.py", "latent"],
+    "fixed_parity": ["parity.py", "fixed"],
 }
-ENGINE_PARITY_S, DETERMINISTIC_S = 37.0, 36.0
-HANDOFF_S, CHECKSUM_S, WORKERS_S = 23.0, 18.0, 50.0
-ORDER = (
-    "kernel_parity",
-    "attention_parity",
-    "codes_parity",
-    "latent_parity",
-    "fixed_parity",
-    "engine_parity",
-    "deterministic",
-    "ceilings",
-    "llama_prefill",
-    "llama_decode",
-    "qwen_decode",
-    "attention",
-    "handoff",
-    "checksum",
-    "workers",
-    "transformers_floor",
-)
+# Side by side, since most of their time goes to compiling, one kernel after another on one core.
+PARITY = (*SCRIPTS, "engine_parity")  # they have what the others leave: over two minutes
+LIMITS = {  # seconds; in the order in which they run, each alone on the device
+    "ceilings": 22.0,
+    "llama_prefill": 42.0,
+    "llama_decode": 42.0,
+    "qwen_decode": 46.0,
+    "attention": 48.0,
+    "draws": 20.0,
+    "deterministic": 55.0,
+    "handoff": 23.0,
+    "checksum": 18.0,
+    "workers": 55.0,
+    "transformers_floor": 30.0,
+}
+ORDER = (*PARITY, *LIMITS)
 TOTAL_S = 538.0
 
 
@@ -82,28 +79,41 @@ def main() -> int:
     begun = time.monotonic()
     outcomes: list[Outcome] = []
     with TemporaryDirectory() as folder:
-        for part in ORDER:
-            if given.only and part not in given.only:
-                continue
-            left = TOTAL_S - (time.monotonic() - begun)
-            limit = 600.0 if given.dry_run else min(_limit(part), left)
-            outcomes.append(_run(part, limit, device, Path(folder), given, outcomes))
-            _tell(outcomes[-1])
+        for parts in _groups(given.only or ORDER):
+            left = TOTAL_S - (time.monotonic() - begun) - _needed_after(parts, given.only or ORDER)
+            limit = 600.0 if given.dry_run else left
+            outcomes += _run(parts, limit, device, Path(folder), given, outcomes)
+            _write(given, outcomes, time.monotonic() - begun)
+    print(_table(outcomes))
+    bad = [x.part for x in outcomes if x.state in ("failed", "timed out")]
+    print(f"{time.monotonic() - begun:.0f} s; " + (f"failed: {', '.join(bad)}" if bad else "done"))
+    return 1 if bad else 0
+
+
+def _groups(wanted: Sequence[str]) -> list[tuple[str, ...]]:
+    """Parts that run side by side, in order."""
+    parity = tuple(part for part in PARITY if part in wanted)
+    return [*([parity] if parity else []), *((part,) for part in LIMITS if part in wanted)]
+
+
+def _needed_after(parts: tuple[str, ...], wanted: Sequence[str]) -> float:
+    """Seconds that those which come later may take: what they leave, `parts` may."""
+    later = list(LIMITS)[list(LIMITS).index(parts[0]) + 1 :] if parts[0] in LIMITS else LIMITS
+    return sum(LIMITS[part] for part in later if part in wanted)
+
+
+def _write(given: argparse.Namespace, outcomes: list[Outcome], seconds: float) -> None:
+    """After each part, so that whatever ends this run leaves what is known."""
     content = {
         "command": command(),
         "machine": machine() | _gpu(),
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(seconds, 1),
         "parts": [asdict(outcome) for outcome in outcomes],
     }
     if given.json is not None:
         given.json.write_text(json.dumps(content, indent=2) + "\n")
-    table = _table(outcomes)
     if given.table is not None:
-        given.table.write_text(table)
-    print(table)
-    bad = [x.part for x in outcomes if x.state in ("failed", "timed out")]
-    print(f"{time.monotonic() - begun:.0f} s; " + (f"failed: {', '.join(bad)}" if bad else "done"))
-    return 1 if bad else 0
+        given.table.write_text(_table(outcomes))
 
 
 def _arguments() -> argparse.Namespace:
@@ -119,62 +129,71 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _limit(part: str) -> float:
-    if part in SCRIPTS:
-        return SCRIPTS[part][0]
-    fixed = {
-        "engine_parity": ENGINE_PARITY_S,
-        "deterministic": DETERMINISTIC_S,
-        "handoff": HANDOFF_S,
-        "checksum": CHECKSUM_S,
-        "workers": WORKERS_S,
-    }
-    if part in fixed:
-        return fixed[part]
-    return {
-        "ceilings": 22.0,
-        "llama_prefill": 42.0,
-        "llama_decode": 42.0,
-        "qwen_decode": 44.0,
-        "attention": 45.0,
-        "transformers_floor": 24.0,
-    }[part]
-
-
 def _run(
-    part: str,
+    parts: tuple[str, ...],
     limit_s: float,
     device: str,
     folder: Path,
     given: argparse.Namespace,
     before: list[Outcome],
-) -> Outcome:
-    out = folder / f"{part}.json"
-    if part in SCRIPTS:
-        script, *more = SCRIPTS[part][1]
-        line = [sys.executable, "-P", str(TESTS / script), *more, f"--device={device}"]
-    else:
-        known = {each["name"]: each["value"] for done in before for each in done.figures}
-        line = [sys.executable, "-m", "benchmarks.gpu", f"--part={part}", f"--out={out}"]
-        line += [f"--known={json.dumps(known)}"]
-        line += ["--dry-run"] if given.dry_run else []
-        line += [f"--reference={given.reference}"] if given.reference else []
-    print(f"== {part} (at most {limit_s:.0f} s)", flush=True)
+) -> list[Outcome]:
+    """`parts` side by side. What has not ended by then is killed; its figures so far stay."""
+    print(f"== {', '.join(parts)} (at most {limit_s:.0f} s)", flush=True)
     begun = time.monotonic()
-    state, said = "passed", ""
-    child = subprocess.Popen(line, cwd=FOLDER, start_new_session=True)
-    try:
-        code = child.wait(max(limit_s, 1.0))
-        if code:
-            state, said = "failed", f"exit code {code}"
-    except subprocess.TimeoutExpired:
+    running = {}
+    for part in parts:
+        with (folder / f"{part}.log").open("wb") as log:
+            running[part] = subprocess.Popen(
+                _line(part, device, folder, given, before),
+                cwd=FOLDER,
+                start_new_session=True,
+                stdout=log if len(parts) > 1 else None,
+                stderr=subprocess.STDOUT if len(parts) > 1 else None,
+            )
+    outcomes = []
+    while running:
+        seconds = time.monotonic() - begun
+        for part, child in list(running.items()):
+            if child.poll() is None and seconds < max(limit_s, 1.0):
+                continue
+            del running[part]
+            state, said = _state(child, limit_s)
+            out = folder / f"{part}.json"
+            found = json.loads(out.read_text()) if out.exists() else {}
+            if "skipped" in found:
+                state, said = "skipped", found["skipped"]
+            print((folder / f"{part}.log").read_text(errors="replace"), end="")
+            figures = found.get("figures", [])
+            outcomes.append(Outcome(part, state, round(seconds, 1), figures, said))
+            _tell(outcomes[-1])
+        time.sleep(0.02)
+    return outcomes
+
+
+def _line(
+    part: str, device: str, folder: Path, given: argparse.Namespace, before: list[Outcome]
+) -> list[str]:
+    """The command line of a part."""
+    if part in SCRIPTS:
+        script, *more = SCRIPTS[part]
+        return [sys.executable, "-P", str(TESTS / script), *more, f"--device={device}"]
+    known = {each["name"]: each["value"] for done in before for each in done.figures}
+    line = [sys.executable, "-m", "benchmarks.gpu", f"--part={part}"]
+    line += [f"--out={folder / part}.json", f"--known={json.dumps(known)}"]
+    line += ["--dry-run"] if given.dry_run else []
+    return line + ([f"--reference={given.reference}"] if given.reference else [])
+
+
+def _state(child: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str]:
+    """What became of a part, and why; it is killed if it runs."""
+    if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)  # its own children too
-        child.wait()
-        state, said = "timed out", f"after {limit_s:.0f} s"
-    found = json.loads(out.read_text()) if out.exists() else {}
-    if "skipped" in found:
-        state, said = "skipped", found["skipped"]
-    return Outcome(part, state, round(time.monotonic() - begun, 1), found.get("figures", []), said)
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:  # it hangs in the driver; the others may not
+            return "timed out", f"after {limit_s:.0f} s, and cannot be ended"
+        return "timed out", f"after {limit_s:.0f} s"
+    return ("failed", f"exit code {child.returncode}") if child.returncode else ("passed", "")
 
 
 def _child(given: argparse.Namespace) -> int:
@@ -185,31 +204,42 @@ def _child(given: argparse.Namespace) -> int:
     device = torch.device("cpu" if given.dry_run else "cuda")
     torch.manual_seed(0)
     known = Given(device, given.dry_run, given.reference, json.loads(given.known))
+    found: dict[str, Any] = {"figures": []}
     try:
-        figures = _function(given.part)(known)
+        for figure in _function(given.part)(known):
+            found["figures"].append(asdict(figure))
+            _keep(given.out, found)
     except Skipped as skipped:
-        given.out.write_text(json.dumps({"skipped": str(skipped)}))
-        return 0
+        _keep(given.out, found | {"skipped": str(skipped)})
     except Exception:  # told here, and by the exit code
         traceback.print_exc()
         return 1
-    given.out.write_text(json.dumps({"figures": [asdict(figure) for figure in figures]}))
     return 0
 
 
-def _function(part: str) -> Callable[[Any], list[Figure]]:
-    from benchmarks import gpu_deterministic, gpu_handoff, gpu_speed, gpu_workers
+def _keep(out: Path, found: dict[str, Any]) -> None:
+    """As a whole: the process may be killed at any time."""
+    made = out.with_suffix(".new")
+    made.write_text(json.dumps(found))
+    made.replace(out)
+
+
+def _function(part: str) -> Callable[[Any], Iterable[Figure]]:
+    """It may yield figures as they come."""
+    from benchmarks import gpu_deterministic, gpu_draws, gpu_handoff, gpu_speed, gpu_workers
 
     if part == "engine_parity":
         return _engine_parity
     if part == "deterministic":
         return gpu_deterministic.deterministic
+    if part == "draws":
+        return gpu_draws.draws
     if part == "workers":
         return gpu_workers.workers
     return getattr(gpu_speed, part, None) or getattr(gpu_handoff, part)  # type: ignore[no-any-return]
 
 
-def _engine_parity(given: Any) -> list[Figure]:
+def _engine_parity(given: Any) -> Iterable[Figure]:
     """Greedy and drawn tokens of small float32 models: graphs and kernels against the CPU, with
     KV in eight bits too."""
     from benchmarks.gpu_small_model import write_small_model
@@ -237,6 +267,7 @@ def _tell(outcome: Outcome) -> None:
         print(f"   {each['name']} {each['value']:.4g} {each['unit']} {each['beside']}", flush=True)
 
 
+@cache
 def _gpu() -> dict[str, str]:
     try:
         import torch

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ _STORIES: tuple[tuple[bool, tuple[str, ...]], ...] = (
 )
 
 
-def deterministic(given: Any) -> list[Figure]:
+def deterministic(given: Any) -> Iterator[Figure]:
     """Figures of `benchmarks.gpu`; raises RuntimeError where a bit differs."""
     held: list[bool] = []
     with TemporaryDirectory() as folder:
@@ -44,7 +45,8 @@ def deterministic(given: Any) -> list[Figure]:
             if not all(found.values()):
                 raise RuntimeError(f"{line}: {found}")
             held += found.values()
-    return [Figure("deterministic_checks_held", float(sum(held))), *_costs(given)]
+    yield Figure("deterministic_checks_held", float(sum(held)))
+    yield from _costs(given)
 
 
 def _costs(given: Any) -> list[Figure]:

@@ -1,14 +1,17 @@
 """Parts of `benchmarks.gpu` that measure speed: ceilings, models, attention, a floor.
 
-Each part takes what it may use and returns figures; a part that lacks something skips by name.
+Each part takes what it may use and yields figures as they come; a part that lacks something skips
+by name.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,17 +19,19 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baton.engine.attention_triton import TritonAttention
-from baton.engine.batch import Slice, StepBatch
+from baton.engine.batch import Draw, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_buffers import DecodeLimits
 from baton.engine.pool import KvPool
 from baton.engine.step_layout import Bounds, StepLayout, lay_out
 from benchmarks.gpu_models import (
     BLOCK_SIZE,
+    GREEDY,
     SHAPES,
     TINY,
     Shape,
     decode_seconds,
+    decode_step,
     prompt_step,
     seconds_of,
     sized_runner,
@@ -58,23 +63,23 @@ class Given:
         return self.ceilings[name]
 
 
-def ceilings(given: Given) -> list[Figure]:
+def ceilings(given: Given) -> Iterator[Figure]:
     """A large copy, bytes read and written; a large product of random bfloat16 matrices."""
     size = 1 << (12 if given.dry else 31)
     source = torch.empty(size, dtype=torch.uint8, device=given.device).random_(0, 256)
     target = torch.empty_like(source)
     copied = 2 * size / seconds_of(lambda: target.copy_(source), given.device) / 1e9
+    yield Figure("copy_gbps", copied, "GB/s")
     side = 64 if given.dry else 8192
     a, b = torch.randn(2, side, side, device=given.device).to(torch.bfloat16)
     product = 2 * side**3 / seconds_of(lambda: a @ b.T, given.device) / 1e12
-    return [Figure("copy_gbps", copied, "GB/s"), Figure("matrix_tflops", product, "TFLOP/s")]
+    yield Figure("matrix_tflops", product, "TFLOP/s")
 
 
-def llama_prefill(given: Given) -> list[Figure]:
+def llama_prefill(given: Given) -> Iterator[Figure]:
     shape = given.shape("llama-8b")
     lengths = (24, 40) if given.dry else (2048, 8192)
     runner = sized_runner(shape, given.device, rows=1, context=max(lengths) + 16, buckets=())
-    figures = []
     for tokens in lengths:
         batch = prompt_step(shape, tokens, max(lengths) + 16)
         for _ in range(1 if given.dry else 3):
@@ -85,32 +90,28 @@ def llama_prefill(given: Given) -> list[Figure]:
             runner.run(batch)  # returns when the drawn token is on the host
             times.append(time.perf_counter() - begun)
         seconds = sorted(times)[len(times) // 2]
+        yield Figure(f"llama8b_prefill_ms_{tokens}", seconds * 1e3, "ms")
         mfu = shape.prefill_flops(tokens) / seconds / 1e12 / given.ceiling("matrix_tflops")
         name = f"llama8b_prefill_mfu_{tokens}"
-        wanted = tokens == max(lengths)
-        figures.append(at_least(name, mfu, 0.80) if wanted else Figure(name, mfu))
-        figures.append(Figure(f"llama8b_prefill_ms_{tokens}", seconds * 1e3, "ms"))
-    return figures
+        yield at_least(name, mfu, 0.80) if tokens == max(lengths) else Figure(name, mfu)
 
 
-def llama_decode(given: Given) -> list[Figure]:
+def llama_decode(given: Given) -> Iterator[Figure]:
     shape = given.shape("llama-8b")
     context, rows, steps = (48, 3, 2) if given.dry else (4096, 64, 48)
     runner = sized_runner(
         shape, given.device, rows=rows, context=context + 64, buckets=(1, 4 if given.dry else 64)
     )
-    figures = []
     for batch, target in ((1, 0.75), (rows, 0.85)):
         decode_seconds(runner, batch, context - 2, context + 64, 2)
         seconds = decode_seconds(runner, batch, context, context + 64, steps)
         rate = shape.decode_bytes(batch, context + steps // 2) / seconds / 1e9
         name = f"llama8b_decode_mbu_bs{batch}_ctx{context}"
-        figures.append(at_least(name, rate / given.ceiling("copy_gbps"), target))
-        figures.append(Figure(name.replace("mbu", "ms"), seconds * 1e3, "ms"))
-    return figures
+        yield Figure(name.replace("mbu", "ms"), seconds * 1e3, "ms")
+        yield at_least(name, rate / given.ceiling("copy_gbps"), target)
 
 
-def qwen_decode(given: Given) -> list[Figure]:
+def qwen_decode(given: Given) -> Iterator[Figure]:
     """The share of a step in which the device waits for the host: what a step takes beyond the
     bare graph, replayed without a host in between."""
     shape = given.shape("qwen3-0.6b")
@@ -118,19 +119,35 @@ def qwen_decode(given: Given) -> list[Figure]:
     bucket = 4 if given.dry else 64
     wide = context + steps + 64
     runner = sized_runner(shape, given.device, rows=rows, context=wide, buckets=(1, bucket))
-    figures = []
     for batch, size in ((1, 1), (rows, bucket)):
         decode_seconds(runner, batch, context - 4, wide, 2)
         seconds = decode_seconds(runner, batch, context, wide, steps)
         bare = _bare_seconds(runner, size, 1 if given.dry else 20, given.device)
-        figures.append(Figure(f"qwen06b_decode_ms_bs{batch}", seconds * 1e3, "ms"))
-        figures.append(Figure(f"qwen06b_graph_ms_bs{batch}", bare * 1e3, "ms"))
+        yield Figure(f"qwen06b_decode_ms_bs{batch}", seconds * 1e3, "ms")
+        yield Figure(f"qwen06b_graph_ms_bs{batch}", bare * 1e3, "ms")
         name, idle = f"qwen06b_idle_share_bs{batch}", 1 - bare / seconds
-        figures.append(at_most(name, idle, 0.02) if batch == rows else Figure(name, idle))
+        yield at_most(name, idle, 0.02) if batch == rows else Figure(name, idle)
+    seconds = _with_logprobs_seconds(runner, rows, context, wide, max(2, steps // 10))
+    beside = "of one row; the whole step goes without a graph"
+    yield Figure(f"qwen06b_logprobs_ms_bs{rows}", seconds * 1e3, "ms", beside)
     eager = sized_runner(shape, given.device, rows=1, context=wide, buckets=())
     seconds = decode_seconds(eager, 1, context, wide, max(2, steps // 10))
-    figures.append(Figure("qwen06b_eager_ms_bs1", seconds * 1e3, "ms"))
-    return figures
+    yield Figure("qwen06b_eager_ms_bs1", seconds * 1e3, "ms")
+
+
+def _with_logprobs_seconds(
+    runner: CudaRunner, rows: int, start: int, context: int, steps: int
+) -> float:
+    """Wall time of a step of `rows`, the first of which asks for logprobs."""
+    asked = replace(GREEDY, top_logprobs=5)
+    times = []
+    for step in range(steps + 1):
+        first, *others = decode_step(rows, start + step, context, fed=False).slices
+        first = replace(first, draws=(Draw(0, start + step + 1, asked),))
+        begun = time.perf_counter()
+        runner.run(StepBatch((first, *others)))
+        times.append(time.perf_counter() - begun)
+    return median(times[1:])
 
 
 def _bare_seconds(runner: CudaRunner, bucket: int, count: int, device: torch.device) -> float:
@@ -143,21 +160,19 @@ def _bare_seconds(runner: CudaRunner, bucket: int, count: int, device: torch.dev
     return seconds_of(replay, device, 5) / count
 
 
-def attention(given: Given) -> list[Figure]:
+def attention(given: Given) -> Iterator[Figure]:
     """Kernels on the paged pool against torch's best on contiguous tensors, and others' figures
     on the same chip."""
     cases = ((1, 1, 40), (3, 1, 40), (1, 32, 0)) if given.dry else _ATTENTION_CASES
     shape = given.shape("llama-8b")
-    figures = []
     for rows, tokens, past in cases:
         name = f"attention_us_{rows}x{tokens}_past{past}"
         ours = _paged_seconds(given, shape, rows, tokens, past)
-        figures.append(Figure(name, ours * 1e6, "us"))
+        yield Figure(name, ours * 1e6, "us")
         best = _sdpa_seconds(given, shape, rows, tokens, past)
-        figures.append(Figure(f"{name}_over_sdpa", ours / best, "", "torch's best SDPA is 1"))
+        yield Figure(f"{name}_over_sdpa", ours / best, "", "torch's best SDPA is 1")
         for peer, seconds in _reference(given, rows, tokens, past).items():
-            figures.append(Figure(f"{name}_over_{peer}", ours / seconds, "", f"{peer} is 1"))
-    return figures
+            yield Figure(f"{name}_over_{peer}", ours / seconds, "", f"{peer} is 1")
 
 
 _ATTENTION_CASES = ((1, 1, 4095), (64, 1, 4095), (1, 2048, 0), (1, 8192, 0))  # rows, tokens, past
@@ -245,7 +260,7 @@ def _reference(given: Given, rows: int, tokens: int, past: int) -> dict[str, flo
     return found
 
 
-def transformers_floor(given: Given) -> list[Figure]:
+def transformers_floor(given: Given) -> Iterator[Figure]:
     """`generate` of transformers on a model of the same shape."""
     if find_spec("transformers") is None:
         raise Skipped("transformers is not installed")
@@ -285,4 +300,4 @@ def transformers_floor(given: Given) -> list[Figure]:
 
     seconds(2)
     each = (seconds(tokens + 1) - seconds(1)) / tokens
-    return [Figure(f"transformers_qwen06b_decode_ms_bs{rows}", each * 1e3, "ms", "a floor")]
+    yield Figure(f"transformers_qwen06b_decode_ms_bs{rows}", each * 1e3, "ms", "a floor")

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import importlib
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from baton.deploy.packages import check_worker_packages
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.loading import build_engine
 from benchmarks.gpu_small_model import write_small_model
@@ -34,12 +36,11 @@ GREEDY = SamplingParams(temperature=0.0)
 _COMPLETED = re.compile(r'^baton_handoffs_total\{outcome="completed"\} (\S+)', re.MULTILINE)
 
 
-def workers(given: Given) -> list[Figure]:
+def workers(given: Given) -> Iterator[Figure]:
     """Whether both pairs' tokens are those of one process. Raises RuntimeError if not."""
-    try:
-        from benchmarks.worker_pair import WorkerPair
-    except ImportError as error:
-        raise Skipped(f"workers need more packages: {error}") from error
+    check_packages()
+    from benchmarks.worker_pair import WorkerPair
+
     gpu = "cpu" if given.dry else "cuda:0"
     roles = {"shared_device": (gpu, gpu)} | ({} if given.dry else {"cpu_to_gpu": ("cpu", gpu)})
     chooser = random.Random(11)
@@ -63,10 +64,21 @@ def workers(given: Given) -> list[Figure]:
         }
         try:
             wanted = asyncio.run(_alone(model, gpu, prompts))
-            return [_figure(name, pair, prompts, wanted) for name, pair in pairs.items()]
+            for name, pair in pairs.items():
+                yield _figure(name, pair, prompts, wanted)
         finally:
             for pair in pairs.values():
                 pair.close()
+
+
+def check_packages() -> None:
+    """Raises Skipped where a worker would not start here."""
+    try:
+        check_worker_packages()  # among them NIXL, which no import here asks for
+        for module in ("baton.deploy.worker_process", "benchmarks.worker_pair"):
+            importlib.import_module(module)
+    except Exception as error:  # grpcio and protobuf, if too old, raise errors of their own
+        raise Skipped(f"workers need more, or newer, packages: {error}") from error
 
 
 def _figure(

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from baton.engine.loading import build_runner
 
 FOLDER = Path(__file__).resolve().parents[2]
+GIVEN = argparse.Namespace(dry_run=True, reference=None)
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def gpu(load) -> ModuleType:
 
 def test_a_dry_run_writes_figures_and_table(tmp_path):
     file, table = tmp_path / "gpu.json", tmp_path / "gpu.md"
-    line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "ceilings"]
+    line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "ceilings", "draws"]
     done = subprocess.run(
         [*line, f"--json={file}", f"--table={table}"],
         cwd=FOLDER,
@@ -41,9 +45,10 @@ def test_a_dry_run_writes_figures_and_table(tmp_path):
         timeout=100,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (part,) = json.loads(file.read_text())["parts"]
-    assert part["state"] == "passed"
+    part, draws = json.loads(file.read_text())["parts"]
+    assert part["state"] == draws["state"] == "passed"
     assert [each["name"] for each in part["figures"]] == ["copy_gbps", "matrix_tflops"]
+    assert draws["figures"][-1]["name"] == "draw_us_3x199_over_sort"
     assert "| ceilings | copy_gbps |" in table.read_text()
 
 
@@ -59,20 +64,94 @@ def test_what_became_of_a_part_is_told(gpu, monkeypatch, tmp_path, code, state, 
     script = tmp_path / "part.py"
     script.write_text(code)
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
-    monkeypatch.setattr(gpu, "SCRIPTS", {"kernel_parity": (2, ["part.py"])})
-    given = argparse.Namespace(dry_run=True, reference=None)
-    found = gpu._run("kernel_parity", 2.0, "cpu", tmp_path, given, [])
+    monkeypatch.setattr(gpu, "SCRIPTS", {"kernel_parity": ["part.py"]})
+    (found,) = gpu._run(("kernel_parity",), 2.0, "cpu", tmp_path, GIVEN, [])
     assert (found.state, found.said) == (state, said)
     assert found.seconds < 20
 
 
+def test_parts_side_by_side_are_told_each_by_itself(gpu, monkeypatch, tmp_path, capfd):
+    """One that hangs takes nothing from the others, nor do they wait for it."""
+    for name, code in (("a", "print('of a')"), ("b", "1 / 0"), ("c", "while True: ...")):
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setattr(gpu, "TESTS", tmp_path)
+    monkeypatch.setattr(gpu, "SCRIPTS", {name: [f"{name}.py"] for name in "abc"})
+    found = {each.part: each for each in gpu._run(tuple("abc"), 4.0, "cpu", tmp_path, GIVEN, [])}
+    states = {name: each.state for name, each in found.items()}
+    assert states == {"a": "passed", "b": "failed", "c": "timed out"}
+    assert found["a"].seconds < found["c"].seconds
+    said = capfd.readouterr().out
+    assert said.index("of a") < said.index("-- a: passed") and "ZeroDivisionError" in said
+
+
+def test_figures_of_a_part_that_is_killed_are_kept(gpu, monkeypatch, tmp_path):
+    out, figure = tmp_path / "a.json", {"name": "n", "value": 1.0, "unit": "", "beside": ""}
+    made = json.dumps({"figures": [figure | {"holds": None}]})
+    (tmp_path / "a.py").write_text(f"open({str(out)!r}, 'w').write({made!r})\nwhile True: ...")
+    monkeypatch.setattr(gpu, "TESTS", tmp_path)
+    monkeypatch.setattr(gpu, "SCRIPTS", {"a": ["a.py"]})
+    (found,) = gpu._run(("a",), 4.0, "cpu", tmp_path, GIVEN, [])
+    assert (found.state, found.figures[0]["name"]) == ("timed out", "n")
+    assert "| a | | timed out | after 4 s | |" in gpu._table([found])
+    assert "| a | n | 1 |" in gpu._table([found])
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "skipped", "count"),
+    [
+        (lambda given: 1 / 0, 1, None, 1),
+        (lambda given: given.ceiling("copy_gbps"), 0, "the ceiling copy_gbps was not measured", 1),
+        (lambda given: 2.0, 0, None, 2),
+    ],
+)
+def test_figures_are_written_as_they_come(
+    gpu, load, monkeypatch, tmp_path, value, code, skipped, count
+):
+    out, names = tmp_path / "part.json", []
+
+    def figures(given):
+        yield load("report").Figure("first", 1.0)
+        names.extend(each["name"] for each in json.loads(out.read_text())["figures"])
+        yield load("report").Figure("second", value(given))
+
+    monkeypatch.setattr(gpu, "_function", lambda part: figures)
+    assert gpu._child(argparse.Namespace(part="x", out=out, known="{}", **vars(GIVEN))) == code
+    found = json.loads(out.read_text())
+    assert names == ["first"] and found.get("skipped") == skipped
+    assert len(found["figures"]) == count
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def test_limits_leave_room_within_nine_minutes(gpu):
-    assert sum(gpu._limit(part) for part in gpu.ORDER) <= gpu.TOTAL_S < 540
+    assert gpu.TOTAL_S < 540
+    assert gpu.TOTAL_S - gpu._needed_after(gpu.PARITY, gpu.ORDER) >= 120
+
+
+def test_each_part_may_take_what_those_after_it_leave(gpu):
+    groups = gpu._groups(gpu.ORDER)
+    assert groups[0] == gpu.PARITY and [part for group in groups for part in group] == [*gpu.ORDER]
+    for group, after in itertools.pairwise(groups[1:]):
+        needed = gpu._needed_after(group, gpu.ORDER) - gpu._needed_after(after, gpu.ORDER)
+        assert needed == gpu.LIMITS[after[0]]
+    assert gpu._needed_after(groups[-1], gpu.ORDER) == 0
+    assert gpu._groups(["draws", "codes_parity"]) == [("codes_parity",), ("draws",)]
+    assert gpu._needed_after(("codes_parity",), ["draws", "codes_parity"]) == gpu.LIMITS["draws"]
 
 
 def test_every_part_has_a_function_or_a_script(gpu):
     for part in gpu.ORDER:
         assert part in gpu.SCRIPTS or callable(gpu._function(part))
+
+
+def test_a_draw_by_sorting_keeps_to_the_rules(load):
+    draws = load("gpu_draws")
+    logits = torch.randn(400, 50).sort(dim=-1, descending=True).values
+    params = replace(draws.USUAL, top_k=7, top_p=0.6)
+    masses = (logits[:, :7] / params.temperature).softmax(dim=-1)
+    kept = (masses.cumsum(dim=-1) - masses < params.top_p).sum(dim=-1)
+    drawn = draws.sorted_draw(logits, params)
+    assert (drawn < kept).all() and drawn.bincount().count_nonzero() > 1
+    assert (draws.sorted_draw(logits, replace(params, top_k=1)) == 0).all()
 
 
 def test_the_table_says_what_failed_and_what_holds(gpu, load):

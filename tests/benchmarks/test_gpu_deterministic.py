@@ -51,11 +51,11 @@ def test_all_that_held_is_counted_over_all_models(part, ended):
 def test_a_check_that_did_not_hold_fails_the_part_by_name(part, ended):
     ended(1, proved=True, other=False, apart=0.25)
     with pytest.raises(RuntimeError, match="'other': False"):
-        part.deterministic(GIVEN)
+        list(part.deterministic(GIVEN))
 
 
 @pytest.mark.parametrize("code", [0, 1, -9])
 def test_a_story_that_says_nothing_fails_the_part(part, ended, code):
     ended(code)
     with pytest.raises(RuntimeError, match=f"ended with {code}"):
-        part.deterministic(GIVEN)
+        list(part.deterministic(GIVEN))

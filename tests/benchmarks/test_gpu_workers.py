@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from baton.deploy import packages
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.loading import build_runner
 from baton.runtime import metrics
@@ -50,6 +51,29 @@ def test_equal_answers_by_handoffs_are_a_figure_that_holds(workers, monkeypatch)
     monkeypatch.setattr(workers, "_asked", asked)
     figure = workers._figure("a_pair", None, [[1], [2]], WANTED)
     assert (figure.name, figure.value, figure.holds) == ("answers_equal_a_pair", 2.0, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ImportError("No module named 'orjson'"), "orjson"),
+        (RuntimeError("The grpc package installed is at version 1.70"), "1.70"),
+    ],
+)
+def test_packages_that_workers_lack_are_told_by_name(workers, monkeypatch, error, says):
+    def fail(name):
+        raise error
+
+    workers.check_packages()
+    monkeypatch.setattr(workers.importlib, "import_module", fail)
+    with pytest.raises(workers.Skipped, match=says):
+        next(iter(workers.workers(None)))
+
+
+def test_workers_without_nixl_are_skipped(workers, monkeypatch):
+    monkeypatch.setattr(packages, "installed", lambda module: "nixl" not in module)
+    with pytest.raises(workers.Skipped, match="workers need nixl"):
+        next(iter(workers.workers(None)))
 
 
 def test_handoffs_are_counted_from_the_workers_own_metrics(workers):

@@ -1,0 +1,55 @@
+"""A part of `benchmarks.gpu`: what a draw costs, beside torch's way of drawing, by a sort.
+
+Every row of a batch draws with the same rules from a vocabulary of a real size. Holds no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch import Draw, SamplingParams
+from baton.engine.draw_rules import DrawRules
+from baton.engine.triton_sampling import draw_tokens
+from benchmarks.gpu_models import GREEDY, seconds_of
+from benchmarks.gpu_speed import Given
+from benchmarks.report import Figure
+
+USUAL = SamplingParams(temperature=0.8, top_k=20, top_p=0.95)
+RULES = {"": USUAL, "_plain": SamplingParams(temperature=0.8), "_greedy": GREEDY}
+
+
+def draws(given: Given) -> Iterator[Figure]:
+    """`draw_us_ROWSxVOCABULARY`: top-k 20 and top-p 0.95, as many models ask for; `_plain`: with a
+    temperature alone."""
+    rows, vocab = (3, 199) if given.dry else (64, 151_936)
+    logits = torch.randn(rows, vocab, device=given.device) * 3
+    tokens = torch.empty(rows, dtype=torch.int64, device=given.device)
+    finite = torch.empty(rows, dtype=torch.int8, device=given.device)
+    times = {}
+    for name, params in RULES.items():
+        each = [Draw(0, 1000 + row, replace(params, seed=row)) for row in range(rows)]
+        rules = DrawRules.of(each).to(given.device)
+
+        def draw(rules: DrawRules = rules) -> None:
+            draw_tokens(logits, rules, tokens, finite)
+
+        times[name] = seconds_of(draw, given.device)
+        yield Figure(f"draw_us_{rows}x{vocab}{name}", times[name] * 1e6, "us")
+    by_sort = seconds_of(lambda: sorted_draw(logits, USUAL), given.device)
+    name = f"draw_us_{rows}x{vocab}_over_sort"
+    yield Figure(name, times[""] / by_sort, "", "torch's sort, softmax and cumulative sum are 1")
+
+
+def sorted_draw(logits: Tensor, params: SamplingParams) -> Tensor:
+    """int64 [rows]: a draw of each row of `logits` [rows, vocab] by top-k and top-p, from one
+    sort, as engines do it that have no kernel for that; an exponential race picks the token."""
+    ordered, places = (logits / params.temperature).sort(dim=-1, descending=True)
+    ordered[:, params.top_k :] = -torch.inf
+    masses = ordered.softmax(dim=-1)
+    masses.masked_fill_(masses.cumsum(dim=-1) - masses >= params.top_p, 0.0)
+    won = (masses / torch.empty_like(masses).exponential_()).argmax(dim=-1, keepdim=True)
+    return places.gather(1, won)[:, 0]
