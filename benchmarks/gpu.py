@@ -247,7 +247,7 @@ def _engine_parity(given: Any) -> Iterable[Figure]:
     equal = []
     with TemporaryDirectory() as folder:
         for qk_norm, kv_dtype in ((False, "auto"), (True, "auto"), (False, "int8")):
-            model = Path(folder) / f"model{qk_norm:d}"
+            model = Path(folder) / f"{kv_dtype}{qk_norm:d}"
             write_small_model(model, qk_norm)
             line = [sys.executable, "-P", str(TESTS / "device_story.py"), str(model)]
             line += [f"--device={given.device.type}", f"--steps={2 if given.dry else 24}"]

@@ -122,6 +122,26 @@ def test_figures_are_written_as_they_come(
     assert list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.parametrize("good", [True, False])
+def test_every_small_model_goes_through_its_story(gpu, load, monkeypatch, good):
+    lines = []
+
+    def run(line, **_):
+        assert (Path(line[3]) / "config.json").exists()
+        lines.append(line)
+        return argparse.Namespace(returncode=int(not good), stdout=json.dumps([True, good]))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    given = load("gpu_speed").Given(torch.device("cpu"), True)
+    if good:
+        (figure,) = gpu._engine_parity(given)
+        assert figure.value == 2 * len(lines)
+        assert [line[6] for line in lines] == [f"--kv-dtype={x}" for x in ("auto", "auto", "int8")]
+    else:
+        with pytest.raises(RuntimeError, match="equal to the CPU's: .*False"):
+            gpu._engine_parity(given)
+
+
 def test_limits_leave_room_within_nine_minutes(gpu):
     assert gpu.TOTAL_S < 540
     assert gpu.TOTAL_S - gpu._needed_after(gpu.PARITY, gpu.ORDER) >= 120

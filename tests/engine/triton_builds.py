@@ -39,7 +39,13 @@ from baton.engine.triton_kv_write import rotate_and_write, write
 from baton.engine.triton_latent import latent_attention, write_latents
 from baton.engine.triton_linear import FixedLinear, fixed_products
 from baton.engine.triton_norm import add_rms_norm, rms_norm
-from baton.engine.triton_prefill import Chunk, device_tiles, plan_prefill, prefill_attention
+from baton.engine.triton_prefill import (
+    Chunk,
+    device_tiles,
+    plan_prefill,
+    prefill_attention,
+    single_attention,
+)
 from baton.engine.triton_quantized import dequantized, quantized_matmul
 from baton.engine.triton_quantized_experts import StackedCodes, quantized_expert_matmul
 from baton.engine.triton_sampling import draw_tokens
@@ -166,6 +172,15 @@ def _prefill(
     prefill_attention(queries, queries, kv, plan, 0.1, **features)
 
 
+def _single(kv_heads: int, group: int, dim: int, dtype: torch.dtype) -> None:
+    kv, _ = _stored(kv_heads, dim, dtype, "")
+    queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
+    tables, lengths = torch.zeros(3, 1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    tiles = device_tiles(group, dim, dtype)
+    given = (queries, queries, kv, tables, lengths, 0.1)
+    single_attention(*given, tiles=tiles, fused=False)
+
+
 def _decode(
     kv_heads: int,
     group: int,
@@ -227,11 +242,13 @@ CASES: dict[str, Callable[[], None]] = {
     "checksum": _checksums,
     "prefill, llama3 8b": partial(_prefill, 8, 4, 128, _BF16),
     "prefill, llama3 8b, unfused": partial(_prefill, 8, 4, 128, _BF16, fused=False),
+    "prefill, llama3 8b, single rows": partial(_single, 8, 4, 128, _BF16),
     "prefill, phi3 mini": partial(_prefill, 32, 1, 96, torch.float16),
     "prefill, gemma2 9b": partial(_prefill, 8, 2, 256, _BF16, **_CAPPED),
     "prefill, float32": partial(_prefill, 2, 7, 64, torch.float32),
     "decode, llama3 8b": partial(_decode, 8, 4, 128, _BF16, Splits(4)),
     "decode, qwen2 0.5b": partial(_decode, 2, 7, 64, torch.float16, Splits(4, 512)),
+    "decode, float32": partial(_decode, 2, 7, 64, torch.float32, Splits(4)),
     "decode, gemma2 9b": partial(_decode, 8, 2, 256, _BF16, Splits(1), **_CAPPED),
     "latent, deepseek v3": partial(_latent, 128, Splits(4)),
     "int8 kv, latent": partial(_latent, 128, Splits(4), "int8"),
