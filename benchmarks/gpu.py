@@ -140,34 +140,54 @@ def _run(
     """`parts` side by side. What has not ended by then is killed; its figures so far stay."""
     print(f"== {', '.join(parts)} (at most {limit_s:.0f} s)", flush=True)
     begun = time.monotonic()
-    running = {}
-    for part in parts:
-        with (folder / f"{part}.log").open("wb") as log:
-            running[part] = subprocess.Popen(
-                _line(part, device, folder, given, before),
-                cwd=FOLDER,
-                start_new_session=True,
-                stdout=log if len(parts) > 1 else None,
-                stderr=subprocess.STDOUT if len(parts) > 1 else None,
-            )
+    aside = len(parts) > 1
+    running = {part: _begun(part, aside, device, folder, given, before) for part in parts}
     outcomes = []
-    while running:
-        seconds = time.monotonic() - begun
-        for part, child in list(running.items()):
-            if child.poll() is None and seconds < max(limit_s, 1.0):
-                continue
-            del running[part]
-            state, said = _state(child, limit_s)
-            out = folder / f"{part}.json"
-            found = json.loads(out.read_text()) if out.exists() else {}
-            if "skipped" in found:
-                state, said = "skipped", found["skipped"]
-            print((folder / f"{part}.log").read_text(errors="replace"), end="")
-            figures = found.get("figures", [])
-            outcomes.append(Outcome(part, state, round(seconds, 1), figures, said))
-            _tell(outcomes[-1])
-        time.sleep(0.02)
+    try:
+        while running:
+            seconds = time.monotonic() - begun
+            for part, child in list(running.items()):
+                if child.poll() is not None or seconds >= max(limit_s, 1.0):
+                    outcomes.append(_outcome(part, child, seconds, limit_s, folder))
+                    _tell(outcomes[-1])
+                    del running[part]
+            time.sleep(0.02)
+    finally:  # where this run is interrupted
+        for child in running.values():
+            _state(child, limit_s)
     return outcomes
+
+
+def _begun(
+    part: str,
+    aside: bool,
+    device: str,
+    folder: Path,
+    given: argparse.Namespace,
+    before: list[Outcome],
+) -> subprocess.Popen[bytes]:
+    """`aside`: what it says goes to a file first, so that those side by side do not mix."""
+    line = _line(part, device, folder, given, before)
+    with _log(folder, part).open("wb") as log:
+        said = {"stdout": log, "stderr": subprocess.STDOUT} if aside else {}
+        return subprocess.Popen(line, cwd=FOLDER, start_new_session=True, **said)
+
+
+def _log(folder: Path, part: str) -> Path:
+    return folder / f"{part}.log"
+
+
+def _outcome(
+    part: str, child: subprocess.Popen[bytes], seconds: float, limit_s: float, folder: Path
+) -> Outcome:
+    """Of a part that is over, or has no more time."""
+    state, said = _state(child, limit_s)
+    out = folder / f"{part}.json"
+    found = json.loads(out.read_text()) if out.exists() else {}
+    if "skipped" in found:
+        state, said = "skipped", found["skipped"]
+    print(_log(folder, part).read_text(errors="replace"), end="")
+    return Outcome(part, state, round(seconds, 1), found.get("figures", []), said)
 
 
 def _line(
