@@ -169,7 +169,7 @@ def _begun(
     """`aside`: what it says goes to a file first, so that those side by side do not mix."""
     line = _line(part, device, folder, given, before)
     with _log(folder, part).open("wb") as log:
-        said = {"stdout": log, "stderr": subprocess.STDOUT} if aside else {}
+        said: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT} if aside else {}
         return subprocess.Popen(line, cwd=FOLDER, start_new_session=True, **said)
 
 
