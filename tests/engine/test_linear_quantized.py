@@ -58,7 +58,7 @@ def test_the_product_is_that_of_the_values(way, name, out):
         assert found.dtype == torch.bfloat16
         assert found.is_contiguous()
         assert found.shape == (rows, out)
-        assert (found.float() - wanted).norm() < 0.003 * wanted.norm()
+        assert (found.float() - wanted).norm() < 0.0035 * wanted.norm()
 
 
 def test_scales_of_a_file_are_not_rounded():
