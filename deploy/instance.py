@@ -60,7 +60,8 @@ class JobStatus:
     pid: int  # of the last child
     starts: int
     ended: str = ""  # how the child before this one ended
-    message: str = ""  # its own clear message, where it left one
+    message: str = ""  # its own clear message, where it left one; why there is no child
+    well: bool = False  # it has run long once, and is never given up
 
 
 def runtime_folder() -> Path:

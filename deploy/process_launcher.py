@@ -1,20 +1,24 @@
 """Starts keepers from this very process: the launcher for one machine without Ray.
 
 `Launcher` is what both launchers are to `baton serve`. Starting twice does no harm: a job has
-one keeper, whoever asks. Owns nothing: jobs, environment and status are files of the instance.
+one keeper, whoever asks. Jobs, environment and status are files of the instance; a launcher
+owns only the times at which it started keepers.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from baton.deploy.instance import is_locked, read_environment, read_status
 from baton.deploy.job_log import open_log
+from baton.deploy.restarts import OTHER_EXIT, RestartRule
 from baton.deploy.supervisor import ALREADY_KEPT, NO_LIFELINE
 from baton.runtime.errors import BatonError
 
@@ -23,21 +27,40 @@ SPAWN_TIMEOUT_S = 30.0
 
 class Launcher(Protocol):
     """`tend` is called a few times a second and sees to it that each job has a keeper; it
-    returns at once or within a keeper's start. Raises BatonError when it cannot."""
+    returns at once or within a keeper's start. Raises BatonError when it cannot; a later call
+    tries again."""
 
     def tend(self) -> None: ...
 
 
 class ProcessLauncher:
-    """Keepers started by this process for the jobs `names` of the instance in `folder`."""
+    """Keepers started by this process for the jobs `names` of the instance in `folder`. One that
+    ends soon is started again after a pause that grows. `now` in seconds."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._folder = folder
-        self._names = tuple(names)
+        self._now = now
+        self._pauses = {name: RestartRule() for name in names}
+        self._started = dict.fromkeys(names, -math.inf)
+        self._next = dict.fromkeys(names, -math.inf)
 
     def tend(self) -> None:
-        lacking = [name for name in self._names if lacks_keeper(self._folder, name)]
-        spawn_keepers(self._folder, lacking)
+        now = self._now()
+        try:
+            lacking = [
+                name
+                for name, due in self._next.items()
+                if now >= due and lacks_keeper(self._folder, name)
+            ]
+            for name in lacking:
+                pause_s = self._pauses[name].pause_s(now - self._started[name], OTHER_EXIT)
+                self._started[name], self._next[name] = now, now + pause_s
+            if lacking:
+                spawn_keepers(self._folder, lacking)
+        except OSError as error:
+            raise BatonError(f"a keeper cannot be started: {error}") from error
 
 
 def lacks_keeper(folder: Path, name: str) -> bool:
@@ -55,21 +78,28 @@ def spawn_keepers(folder: Path, names: Sequence[str]) -> None:
     Raises BatonError when a keeper cannot start.
     """
     environment = os.environ | read_environment(folder)
-    spawned = []
+    spawned: list[tuple[str, subprocess.Popen[bytes]]] = []
+    failures: list[str] = []
     for name in names:
-        with open_log(folder, name) as log:
-            command = [sys.executable, "-P", "-m", "baton.deploy.supervisor", str(folder), name]
-            spawned.append(
-                subprocess.Popen(
+        command = [sys.executable, "-P", "-m", "baton.deploy.supervisor", str(folder), name]
+        try:
+            with open_log(folder, name) as log:
+                keeper = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
                 )
-            )
-    for name, process in zip(names, spawned, strict=True):
+        except OSError as error:  # of one; the others may start
+            failures.append(f"the keeper of {name} was not started: {error}")
+        else:
+            spawned.append((name, keeper))
+    for name, process in spawned:
         try:
             code = process.wait(SPAWN_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
+        except subprocess.TimeoutExpired:
             process.kill()
             process.wait(SPAWN_TIMEOUT_S)
-            raise BatonError(f"the keeper of {name} did not start in time") from error
+            failures.append(f"the keeper of {name} did not start in time")
+            continue
         if code not in (0, ALREADY_KEPT, NO_LIFELINE):
-            raise BatonError(f"the keeper of {name} ended with {code}: see {name}.log")
+            failures.append(f"the keeper of {name} ended with {code}: see {name}.log")
+    if failures:
+        raise BatonError("; ".join(failures))

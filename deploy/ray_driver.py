@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.deploy.instance import INSTANCE_KEY, is_locked, write_private
+from baton.deploy.job_log import open_log
 from baton.deploy.process_exit import exiting
-from baton.deploy.process_launcher import lacks_keeper, spawn_keepers
+from baton.deploy.process_launcher import Launcher, ProcessLauncher
 from baton.runtime.errors import ConfigError, Unavailable
 
 TEND_S = 0.5
@@ -45,16 +46,32 @@ class WorkerActor:
         return self._name
 
     def _tend(self) -> None:
+        launcher = ProcessLauncher(self._folder, [self._name])
         pause = threading.Event()
+        while self._turn(launcher):
+            pause.wait(TEND_S)
+
+    def _turn(self, launcher: Launcher) -> bool:
+        """Whether the instance lives. No error ends the thread: nobody else would start a
+        keeper. It is told once, and raised by `check` until a turn goes well."""
         try:
-            while is_locked(self._folder / "lifeline"):
-                if lacks_keeper(self._folder, self._name):
-                    spawn_keepers(self._folder, [self._name])
-                pause.wait(TEND_S)
-        except FileNotFoundError:
-            return  # the instance ended and removed its folder meanwhile
-        except Exception as error:  # raised by the thread's owner
+            if not is_locked(self._folder / "lifeline"):
+                return False
+            launcher.tend()
+            self._failed = None
+        except Exception as error:
+            if repr(error) != repr(self._failed):
+                self._tell(f"keeping {self._name} through Ray: {error!r}; it is tried again")
             self._failed = error
+        return True
+
+    def _tell(self, text: str) -> None:
+        """In the log of the job, or in Ray's own for this actor."""
+        try:
+            with open_log(self._folder, self._name) as log:
+                log.write(f"{text}\n".encode())
+        except OSError:
+            print(text, file=sys.stderr, flush=True)
 
 
 def connect(address: str) -> Any:

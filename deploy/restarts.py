@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CONFIG_EXIT = 78  # EX_CONFIG of sysexits.h: a setting is wrong, starting again cannot help
+OTHER_EXIT = 1  # also for what did not start, and may the next time
 ILL_EXIT = 70  # EX_SOFTWARE: the device failed, or is lost; it may be well after a start
 
 
@@ -23,17 +24,23 @@ class RestartRule:
     first_pause_s: float = 0.1
     longest_pause_s: float = 5.0
     attempts: int = 5
-    _proven: bool = False
+    proven: bool = False
     _quick_deaths: int = 0
 
-    def died(self, uptime_s: float, exit_code: int) -> float | None:
+    def runs(self, uptime_s: float) -> None:
         if uptime_s >= self.stable_s:
-            self._proven = True
+            self.proven = True
+
+    def died(self, uptime_s: float, exit_code: int) -> float | None:
+        self.runs(uptime_s)
+        pause_s = self.pause_s(uptime_s, exit_code)
+        hopeless = exit_code == CONFIG_EXIT or self._quick_deaths >= self.attempts
+        return None if hopeless and not self.proven else pause_s
+
+    def pause_s(self, uptime_s: float, exit_code: int) -> float:
+        """As `died`, for what is never given up."""
         if uptime_s >= (self.well_s if exit_code == ILL_EXIT else self.stable_s):
             self._quick_deaths = 0
         self._quick_deaths += 1
-        hopeless = exit_code == CONFIG_EXIT or self._quick_deaths >= self.attempts
-        if hopeless and not self._proven:
-            return None
         doublings = min(self._quick_deaths - 1, 30)
         return min(self.first_pause_s * 2.0**doublings, self.longest_pause_s)

@@ -37,7 +37,7 @@ from baton.deploy.plan import ROUTER_JOB, ServeOptions
 from baton.deploy.ports import check_grpc_port, check_port
 from baton.deploy.process_launcher import Launcher, ProcessLauncher
 from baton.deploy.ray_launcher import RAY_JOB, RayLauncher
-from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry
 
 TICK_S = 0.1
@@ -61,7 +61,7 @@ class Serving:
         if options.launcher == "ray":
             self._names.append(RAY_JOB)
         self._starts: dict[str, int] = {}
-        self._told: dict[str, str] = {}  # the last progress of each worker
+        self._told: dict[str, str] = {}  # what was said last of each worker, and of other things
         self._gpus = 0  # that torch sees on this host, for workers that may use them
         self._after_error: BaseException | None = None
         self._authority: Authority | None = None  # None: it makes no certificates
@@ -177,10 +177,14 @@ class Serving:
 
     def _tell_progress(self, instance: Instance, name: str) -> None:
         """What a worker does before it is ready, where that has changed."""
-        progress = read_progress(instance.folder, name)
-        if progress and progress != self._told.get(name):
-            self._told[name] = progress
-            self._progress(f"{name} {progress}")
+        if progress := read_progress(instance.folder, name):
+            self._tell(name, f"{name} {progress}")
+
+    def _tell(self, about: str, text: str) -> None:
+        """Say it, unless it is what was said last about this."""
+        if text != self._told.get(about):
+            self._told[about] = text
+            self._progress(text)
 
     def _all_linked(self, address: str) -> bool:
         """Whether the router can place on every worker: a request that came while only the
@@ -193,11 +197,21 @@ class Serving:
         )
 
     def _watch(self, instance: Instance, launcher: Launcher) -> None:
+        """Nothing ends it but `stop` and a job that was given up: what runs goes on."""
         while not self._stopping:
             time.sleep(TICK_S)
-            launcher.tend()
             self._renew_certificates()
-            self._check_jobs(instance, starting=False)
+            self._tend(launcher)
+            try:
+                self._check_jobs(instance, starting=False)
+            except OSError as error:
+                self._tell("jobs", f"the jobs cannot be looked at: {error}; it is tried again")
+
+    def _tend(self, launcher: Launcher) -> None:
+        try:
+            launcher.tend()
+        except BatonError as error:
+            self._tell("keepers", f"{error}; it is tried again")
 
     def _renew_certificates(self) -> None:
         try:
@@ -215,15 +229,23 @@ class Serving:
             before = self._starts.get(name, 1)
             if status.state == "failed" or (starting and status.starts > EARLY_DEATHS):
                 raise ConfigError(status.message or self._crash(instance, name, status.ended))
+            if status.state == "waiting" and status.message:
+                self._tell(name, f"{status.message}; it is tried again")
             if status.starts > before and status.state == "running":
                 how = "ended" if status.ended == "exit code 0" else "died"  # it was drained
                 self._progress(f"{name} {how} ({status.ended}); started again")
                 self._starts[name] = status.starts
+                for about in (name, "keepers"):  # told anew if it comes anew
+                    self._told.pop(about, None)
 
     def _crash(self, instance: Instance, name: str, ended: str) -> str:
-        log = (instance.folder / f"{name}.log").read_text(errors="replace")
+        crash = f"{name} cannot be kept running ({ended})."
+        try:
+            log = (instance.folder / f"{name}.log").read_text(errors="replace")
+        except OSError as error:
+            return f"{crash} Its log cannot be read: {error}"
         tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
-        return f"{name} cannot be kept running ({ended}). The end of its log:\n{tail}"
+        return f"{crash} The end of its log:\n{tail}"
 
     def _announce(self, url: str, model: ModelSource, grpc: str | None) -> None:
         asked = [{"role": "user", "content": "Hello"}]
@@ -319,4 +341,5 @@ def linked_workers(address: str) -> dict[str, int]:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    with suppress(OSError):  # a full disk, a pipe that nobody reads: no reason to end
+        print(line, flush=True)

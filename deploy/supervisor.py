@@ -13,6 +13,7 @@ library alone, Linux alone (pidfd, prctl).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -23,8 +24,9 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from baton.deploy.instance import (
     ERROR_KEY,
@@ -35,15 +37,16 @@ from baton.deploy.instance import (
     JobStatus,
     read_environment,
     read_job,
+    read_status,
     write_private,
 )
 from baton.deploy.job_log import open_log, rotate
-from baton.deploy.restarts import RestartRule
+from baton.deploy.restarts import CONFIG_EXIT, OTHER_EXIT, RestartRule
 
 ALREADY_KEPT = 3  # exit code: another keeper has the job
 NO_LIFELINE = 4  # exit code: the instance has ended
 WAKE_S = 60.0  # no wait is endless; waking up early does no harm
-LOG_LOOK_S = 10.0
+LOOK_S = 10.0
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,8 +62,10 @@ class Supervisor:
         self._progress_file = folder / f"{job.name}.progress"
         named = {ERROR_KEY: self._error_file, PROGRESS_KEY: self._progress_file}
         self._environment = environment | {key: str(file) for key, file in named.items()}
-        self._rule = RestartRule()
-        self._starts = 0
+        before = self._written = read_status(folder, job.name)  # of a keeper that has ended
+        first = JobStatus(job.name, "waiting", 0, 0)
+        self._status = replace(before, ended="with its keeper", message="") if before else first
+        self._rule = RestartRule(proven=self._status.well)
         self._stop_read, self._stop_write = os.pipe()
 
     def stop(self) -> None:
@@ -70,31 +75,47 @@ class Supervisor:
     def run(self) -> None:
         """Start, watch, start again; returns when stopped or given up, the child being gone."""
         pause: float | None = 0.0
-        ended = message = ""
         while pause is not None:
             if self._stopped_within(pause):
-                self._write("stopped", 0, ended, message)
+                self._tell("stopped", pid=0)
                 return
-            self._error_file.unlink(missing_ok=True)
-            self._progress_file.unlink(missing_ok=True)
-            started = time.monotonic()
+            began = time.monotonic()
             try:
-                child = self._start()
+                child, ended = self._start()
             except OSError as error:
-                self._write("failed", 0, "not started", f"{self._job.argv[0]}: {error}")
-                return
-            self._write("running", child.pid, ended, message)
-            stopped = self._watch(child)
+                pause = self._not_started(error)
+                continue
+            self._tell("running", pid=child.pid)
+            stopped = self._watch(child, ended, began)
             code = child.returncode
-            ended, message = _describe(code), self._left_message()
+            told = {"ended": _describe(code), "message": self._left_message()}
             if stopped:
-                self._write("stopped", child.pid, ended, message)
+                self._tell("stopped", **told)
                 return
-            pause = self._rule.died(time.monotonic() - started, code)
-            self._write("failed" if pause is None else "waiting", child.pid, ended, message)
+            pause = self._rule.died(time.monotonic() - began, code)
+            self._tell("failed" if pause is None else "waiting", **told)
+        while self._status != self._written and not self._stopped_within(LOOK_S):
+            self._write()  # else another keeper would start what was given up
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._starts += 1
+    def _not_started(self, error: OSError) -> float | None:
+        """The pause before the next attempt. A command or a log that is not there is a wrong
+        setting, unless it has been there; of everything else there may be enough next time."""
+        wrong = isinstance(error, FileNotFoundError | PermissionError)
+        pause = self._rule.died(0.0, CONFIG_EXIT if wrong else OTHER_EXIT)
+        self._tell(
+            "failed" if pause is None else "waiting",
+            pid=0,
+            ended=self._status.ended or "not started",
+            message=f"{self._job.name} was not started: {error}",
+        )
+        return pause
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
+        """The child, and a descriptor that can be read once it has ended. Raises OSError, and
+        then there is no child."""
+        self._status = replace(self._status, starts=self._status.starts + 1)
+        self._error_file.unlink(missing_ok=True)
+        self._progress_file.unlink(missing_ok=True)
         keeper = os.getpid()
 
         def die_with_keeper() -> None:
@@ -103,7 +124,7 @@ class Supervisor:
                 os._exit(1)
 
         with open_log(self._folder, self._job.name) as log:
-            return subprocess.Popen(
+            child = subprocess.Popen(
                 self._job.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -112,30 +133,37 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=die_with_keeper,
             )
+        try:
+            return child, os.pidfd_open(child.pid)
+        except OSError:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait(WAKE_S)
+            raise
 
-    def _watch(self, child: subprocess.Popen[bytes]) -> bool:
+    def _watch(self, child: subprocess.Popen[bytes], ended: int, began: float) -> bool:
         """Wait for the child's end or for `stop`; True after `stop`. The child is reaped."""
-        watched = os.pidfd_open(child.pid)
         try:
             while True:
-                ready, _, _ = select.select([watched, self._stop_read], [], [], LOG_LOOK_S)
+                ready, _, _ = select.select([ended, self._stop_read], [], [], LOOK_S)
                 self._bound_log()
+                self._rule.runs(time.monotonic() - began)
+                self._write()  # what could not be written before, or that it is well
                 if self._stop_read in ready:
                     os.killpg(child.pid, signal.SIGTERM)
-                    select.select([watched], [], [], self._job.grace_s)
+                    select.select([ended], [], [], self._job.grace_s)
                 if ready:
                     # The unreaped leader still holds its group's number: no stranger is hit.
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait(WAKE_S)
                     return self._stop_read in ready
         finally:
-            os.close(watched)
+            os.close(ended)
 
     def _bound_log(self) -> None:
         try:
             rotate(self._folder, self._job.name, self._job.log_bytes)
         except OSError as error:  # no reason to end a job; the next look may do better
-            print(f"the log of {self._job.name} was not cut: {error}", file=sys.stderr)
+            _say(f"the log of {self._job.name} was not cut: {error}")
 
     def _stopped_within(self, seconds: float) -> bool:
         return bool(select.select([self._stop_read], [], [], seconds)[0])
@@ -145,11 +173,31 @@ class Supervisor:
             return self._error_file.read_text().strip()
         except FileNotFoundError:
             return ""
+        except OSError as error:
+            return f"its message cannot be read: {error}"
 
-    def _write(self, state: JobState, pid: int, ended: str, message: str) -> None:
-        status = JobStatus(self._job.name, state, pid, self._starts, ended, message)
+    def _tell(self, state: JobState, **changes: Any) -> None:
+        self._status = replace(self._status, state=state, **changes)
+        self._write()
+
+    def _write(self) -> None:
+        """Write the status if it is not what was written last. What cannot be written, as on a
+        full disk, is no reason to end a job: each look tries again."""
+        self._status = replace(self._status, well=self._rule.proven)
+        if self._status == self._written:
+            return
         path = self._folder / f"{self._job.name}.status"
-        write_private(path, json.dumps(asdict(status)))
+        try:
+            write_private(path, json.dumps(asdict(self._status)))
+            self._written = self._status
+        except OSError as error:
+            _say(f"the status of {self._job.name} was not written: {error}")
+
+
+def _say(text: str) -> None:
+    """In the job's log. A disk that is full has no room for that either."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _describe(code: int) -> str:

@@ -192,49 +192,84 @@ def test_ray_is_let_go_where_nothing_could_be_placed(
     assert ray.shutdowns == 1 and not (tmp_path / "ray.placed").exists()
 
 
-def test_an_actor_starts_a_missing_keeper_and_ends_with_the_instance(
+class Tending:
+    """A launcher whose turns are scripted: each entry is raised, or is None. Then all go well."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Exception | None) -> None:
+        self.turns = 0
+        self.script = list(script)
+        self.made: list[Any] = []
+        self.lives: list[bool | OSError] = [True]
+        monkeypatch.setattr(ray_driver, "TEND_S", 0.001)
+        monkeypatch.setattr(ray_driver, "ProcessLauncher", self._make)
+        monkeypatch.setattr(ray_driver, "is_locked", self._is_locked)
+
+    def _make(self, folder: Path, names: list[str]) -> Tending:
+        self.made.append((folder, names))
+        return self
+
+    def _is_locked(self, path: Path) -> bool:
+        assert path.name == "lifeline"
+        if isinstance(self.lives[0], OSError):
+            raise self.lives[0]
+        return self.lives[0]
+
+    def tend(self) -> None:
+        self.turns += 1
+        error = self.script.pop(0) if self.script else None
+        if error is not None:
+            raise error
+
+    def end(self, actor: WorkerActor) -> None:
+        self.lives[0] = False
+        actor._thread.join(10)  # else it goes on by the next test's rules
+        assert not actor._thread.is_alive()
+
+
+def test_an_actor_keeps_its_job_and_ends_with_the_instance(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Any
 ) -> None:
-    spawned: list[list[str]] = []
-    lives = [True]
-    monkeypatch.setattr(ray_driver, "TEND_S", 0.001)
-    monkeypatch.setattr(ray_driver, "is_locked", lambda path: lives[0])
-    monkeypatch.setattr(ray_driver, "lacks_keeper", lambda folder, name: len(spawned) < 2)
-    monkeypatch.setattr(ray_driver, "spawn_keepers", lambda folder, names: spawned.append(names))
+    tending = Tending(monkeypatch)
     actor = WorkerActor(str(tmp_path), "decode-0")
-    assert wait_for(lambda: len(spawned) == 2)
+    assert wait_for(lambda: tending.turns > 3)
+    assert tending.made == [(tmp_path, ["decode-0"])]
     assert actor.check() == "decode-0"
-    lives[0] = False
-    actor._thread.join(10)  # else it goes on by the next test's rules
-    assert not actor._thread.is_alive()
+    tending.end(actor)
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(BatonError("did not start"), True), (FileNotFoundError("gone"), False)]
+    "error", [BatonError("no room"), OSError(24, "no room"), KeyError("no room")]
 )
-def test_an_actor_tells_what_stopped_it_unless_the_instance_is_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Any, error: Exception, told: bool
+def test_an_actor_goes_on_after_any_error_and_says_it_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Any, error: Exception
 ) -> None:
-    asked: list[str] = []
-
-    def spawn(folder: Path, names: list[str]) -> None:
-        asked.extend(names)
-        raise error
-
-    monkeypatch.setattr(ray_driver, "TEND_S", 0.001)
-    monkeypatch.setattr(ray_driver, "is_locked", lambda path: True)
-    monkeypatch.setattr(ray_driver, "lacks_keeper", lambda folder, name: True)
-    monkeypatch.setattr(ray_driver, "spawn_keepers", spawn)
+    tending = Tending(monkeypatch, *[error] * 1000)
     actor = WorkerActor(str(tmp_path), "decode-0")
-    assert wait_for(lambda: bool(asked))
-    if told:
-        assert wait_for(lambda: actor._failed is not None)
-        with pytest.raises(BatonError, match="did not start"):
-            actor.check()
-    else:
-        assert actor.check() == "decode-0"
-    actor._thread.join(10)
-    assert asked == ["decode-0"]  # it does not try for ever
+    assert wait_for(lambda: tending.turns > 20)
+    with pytest.raises(type(error), match="no room"):
+        actor.check()
+    tending.script.clear()
+    assert wait_for(lambda: actor._failed is None)
+    assert actor.check() == "decode-0"
+    tending.end(actor)
+    (line,) = (tmp_path / "decode-0.log").read_text().splitlines()
+    assert "decode-0" in line and "no room" in line
+
+
+def test_an_actor_that_cannot_look_at_the_lifeline_looks_again(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    wait_for: Any,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    tending = Tending(monkeypatch)
+    tending.lives[0] = OSError(24, "too many open files")
+    actor = WorkerActor(str(tmp_path / "gone"), "decode-0")  # nor is there a log
+    assert wait_for(lambda: actor._failed is not None)
+    tending.lives[0] = True
+    assert wait_for(lambda: tending.turns > 0)
+    tending.end(actor)
+    assert "too many open files" in capfd.readouterr().err
 
 
 def test_the_launcher_keeps_one_more_job_that_names_the_placed_ones(instance: Instance) -> None:

@@ -42,3 +42,17 @@ def test_a_worker_that_ends_ill_again_and_again_is_started_ever_more_slowly() ->
 def test_a_worker_that_is_ill_at_each_start_is_given_up() -> None:
     rule = RestartRule(attempts=3)
     assert [rule.died(1.0, ILL_EXIT) for _ in range(3)] == [0.1, 0.2, None]
+
+
+def test_a_long_run_proves_a_job_before_it_ends() -> None:
+    rule = RestartRule(attempts=1)
+    rule.runs(rule.stable_s - 0.1)
+    assert not rule.proven
+    rule.runs(rule.stable_s)
+    assert rule.proven and rule.died(0.0, CONFIG_EXIT) == 0.1
+
+
+def test_what_is_never_given_up_has_the_same_pauses() -> None:
+    rule = RestartRule(attempts=2)
+    assert [rule.pause_s(0.1, CONFIG_EXIT) for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    assert rule.pause_s(rule.stable_s, 1) == 0.1

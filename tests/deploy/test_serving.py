@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton.deploy import serve
 from baton.deploy.authority import Authority
-from baton.deploy.instance import Instance, grpc_address_file, write_private
+from baton.deploy.instance import (
+    Instance,
+    JobState,
+    JobStatus,
+    grpc_address_file,
+    write_private,
+)
 from baton.deploy.model_source import ModelSource
 from baton.deploy.plan import ServeOptions
 from baton.deploy.serve import Serving, grpc_address
 from baton.runtime.config import Config, SecurityConfig
+from baton.runtime.errors import BatonError, ConfigError
 
 
 def prepared(instance: Instance, security: SecurityConfig) -> tuple[Serving, list[str]]:
@@ -63,3 +74,93 @@ def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: s
     serving._announce("http://127.0.0.1:8000", model, grpc_address(tmp_path))
     assert told[0].startswith("Ready at http://127.0.0.1:8000 after ")
     assert ("(gRPC at 127.0.0.1:8001)" in told[0]) is (address is not None)
+
+
+class Turns:
+    """A launcher that does one scripted thing each turn, and then stops the serving."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Any) -> None:
+        self.script = list(script)
+        self.said: list[str] = []
+        self.serving = Serving(ServeOptions(Config()), lambda line: self.said.append(line[11:]))
+        monkeypatch.setattr(serve, "TICK_S", 0.0)
+
+    def tend(self) -> None:
+        if not self.script:
+            self.serving.stop()
+        elif error := self.script.pop(0)():
+            raise error
+
+
+def put(instance: Instance, name: str, state: JobState, starts: int, **more: Any) -> Any:
+    status = JobStatus(name, state, 7, starts, **more)
+    return lambda: write_private(instance.folder / f"{name}.status", json.dumps(asdict(status)))
+
+
+def test_a_keeper_that_cannot_be_started_ends_nothing_and_is_said_once(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> BatonError:
+        return BatonError("the keeper of decode-0 was not started: no process")
+
+    again = put(instance, "decode-0", "running", 2, ended="with its keeper")
+    turns = Turns(monkeypatch, fail, fail, fail, again, fail)
+    turns.serving._watch(instance, turns)
+    told = "the keeper of decode-0 was not started: no process; it is tried again"
+    assert turns.said == [told, "decode-0 died (with its keeper); started again", told]
+
+
+def test_a_job_that_cannot_be_started_for_now_is_said_and_ends_nothing(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [
+        put(instance, "decode-0", "waiting", starts, ended="signal 9", message="no process")
+        for starts in (2, 3, 4)
+    ]
+    again = put(instance, "decode-0", "running", 5, ended="signal 9")
+    turns = Turns(monkeypatch, *waits, again)
+    turns.serving._watch(instance, turns)
+    assert turns.said == [
+        "no process; it is tried again",
+        "decode-0 died (signal 9); started again",
+    ]
+
+
+def test_a_status_that_cannot_be_read_ends_nothing(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = serve.read_status, [3]
+
+    def read(folder: Path, name: str) -> JobStatus | None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(24, "too many open files")
+        return real(folder, name)
+
+    monkeypatch.setattr(serve, "read_status", read)
+    turns = Turns(monkeypatch, *[lambda: None] * 5)
+    turns.serving._watch(instance, turns)
+    assert left == [0] and len(turns.said) == 1 and "too many open files" in turns.said[0]
+
+
+def test_a_job_that_was_given_up_ends_it_with_a_log_or_without(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(instance, "decode-0", "failed", 5, ended="exit code 1")()
+    turns = Turns(monkeypatch, *[lambda: None] * 5)
+    with pytest.raises(ConfigError, match=r"\(exit code 1\)\. Its log cannot be read.*decode-0"):
+        turns.serving._watch(instance, turns)
+    (instance.folder / "decode-0.log").write_text("ValueError: a bug\n")
+    with pytest.raises(ConfigError, match=r"The end of its log:\nValueError: a bug"):
+        turns.serving._watch(instance, turns)
+
+
+def test_a_line_that_cannot_be_said_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr("sys.stdout", full)
+        serve._print("ready")
+        with pytest.raises(OSError, match="No space"):
+            full.flush()
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space"):
+            full.close()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton.deploy import supervisor
 from baton.deploy.instance import (
     Instance,
     Job,
@@ -19,8 +27,11 @@ from baton.deploy.instance import (
     processes_of,
     read_progress,
     read_status,
+    write_private,
 )
 from baton.deploy.process_launcher import ProcessLauncher, lacks_keeper, spawn_keepers
+from baton.deploy.restarts import RestartRule
+from baton.deploy.supervisor import Supervisor
 
 Wait = Callable[[Callable[[], bool]], bool]
 Start = Callable[[Job], JobStatus]
@@ -158,7 +169,9 @@ def test_a_killed_keeper_takes_its_child_along_and_is_replaced(
     assert lacks_keeper(instance.folder, "a")
     launcher.tend()
     assert wait_for(lambda: status(instance, "a").pid != child.pid)
-    assert alive(status(instance, "a").pid)
+    found = status(instance, "a")
+    assert alive(found.pid)
+    assert (found.starts, found.ended) == (2, "with its keeper")
 
 
 def test_a_second_keeper_leaves_the_first_its_job(
@@ -203,3 +216,163 @@ def test_no_orphan_after_kill_9_of_the_instances_process(wait_for: Wait) -> None
     parent.kill()
     parent.communicate(timeout=60)
     assert wait_for(lambda: processes_of(instance_id) == [])
+
+
+def state_of(instance: Instance, name: str) -> str:
+    """Empty before the first status."""
+    found = read_status(instance.folder, name)
+    return found.state if found else ""
+
+
+@contextmanager
+def keeping(instance: Instance, job: Job, *, well: bool = False) -> Iterator[Supervisor]:
+    """A keeper in a thread of this process; `well`: of a job that has run long once."""
+    if well:
+        before = JobStatus(job.name, "running", 7, 1, well=True)
+        write_private(instance.folder / f"{job.name}.status", json.dumps(asdict(before)))
+    keeper = Supervisor(instance.folder, job, dict(os.environ))
+    keeper._rule.longest_pause_s = 0.02
+    thread = threading.Thread(target=keeper.run)
+    thread.start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def failing(times: int, error: OSError, real: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """`real`, but for the first so many calls."""
+    calls: list[Any] = []
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) <= times:
+            raise error
+        return real(*arguments, **named)
+
+    return call, calls
+
+
+SHORT = [BlockingIOError(errno.EAGAIN, "no process"), OSError(errno.ENOMEM, "no memory")]
+SHORT += [OSError(errno.EMFILE, "no descriptor"), FileNotFoundError(errno.ENOENT, "no log")]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=str)
+@pytest.mark.parametrize("of", ["subprocess.Popen", "open_log"])
+def test_a_job_that_was_well_is_started_once_it_can_be(
+    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch, error: OSError, of: str
+) -> None:
+    real = subprocess.Popen if of == "subprocess.Popen" else supervisor.open_log
+    fail, calls = failing(9, error, real)
+    monkeypatch.setattr(f"baton.deploy.supervisor.{of}", fail)
+    with keeping(instance, python_job("a", SLEEP), well=True):
+        assert wait_for(lambda: state_of(instance, "a") == "waiting")
+        assert error.strerror in status(instance, "a").message
+        assert wait_for(lambda: status(instance, "a").starts == 11)
+        assert wait_for(lambda: state_of(instance, "a") == "running")
+        assert len(calls) == 10 and alive(status(instance, "a").pid)
+
+
+def test_a_child_that_could_not_be_watched_is_ended_before_the_next(
+    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail, calls = failing(3, OSError(errno.EMFILE, "no descriptor"), os.pidfd_open)
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with keeping(instance, python_job("a", SLEEP), well=True):
+        assert wait_for(lambda: len(calls) == 4)
+        assert wait_for(lambda: state_of(instance, "a") == "running")
+        assert [alive(pid) for (pid,) in calls] == [False, False, False, True]
+
+
+def test_what_never_was_well_and_cannot_be_started_is_given_up_with_the_reason(
+    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail, calls = failing(99, SHORT[0], subprocess.Popen)
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    with keeping(instance, python_job("a", SLEEP)):
+        assert wait_for(lambda: state_of(instance, "a") == "failed")
+    found = status(instance, "a")
+    assert (found.starts, found.ended) == (RestartRule().attempts, "not started")
+    assert found.message == "a was not started: [Errno 11] no process"
+
+
+@pytest.mark.parametrize("well", [False, True])
+def test_a_folder_of_logs_that_is_gone_ends_only_what_never_was_well(
+    instance: Instance, tmp_path: Path, wait_for: Wait, well: bool
+) -> None:
+    (instance.folder / "a.log").symlink_to(tmp_path / "gone" / "a.log")
+    with keeping(instance, python_job("a", SLEEP), well=well):
+        assert wait_for(lambda: state_of(instance, "a") == ("waiting" if well else "failed"))
+        assert "a.log" in status(instance, "a").message
+        (tmp_path / "gone").mkdir()
+        if well:
+            assert wait_for(lambda: state_of(instance, "a") == "running")
+    assert status(instance, "a").starts == 1 or well
+
+
+def test_a_long_run_is_written_down_for_the_next_keeper(
+    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    with keeping(instance, python_job("a", SLEEP)) as keeper:
+        assert wait_for(lambda: state_of(instance, "a") == "running")
+        assert not status(instance, "a").well
+        keeper._rule.stable_s = 0.05
+        assert wait_for(lambda: status(instance, "a").well)
+    assert Supervisor(instance.folder, keeper._job, {})._rule.proven
+
+
+def test_a_status_that_cannot_be_written_ends_no_job_and_is_written_later(
+    instance: Instance,
+    wait_for: Wait,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    fail, calls = failing(5, full, write_private)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "write_private", fail)
+    with keeping(instance, python_job("a", SLEEP)) as keeper:
+        assert wait_for(lambda: read_status(instance.folder, "a") is not None)
+        assert status(instance, "a") == keeper._status
+        assert len(calls) == 6 and keeper._status.starts == 1 and alive(keeper._status.pid)
+    assert "the status of a was not written: [Errno 28] No space left" in capfd.readouterr().err
+
+
+def test_a_job_that_was_given_up_has_its_keeper_until_that_is_written(
+    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else another one would start it again, without end."""
+    fail, calls = failing(10, OSError(errno.ENOSPC, "full"), write_private)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "write_private", fail)
+    with keeping(instance, python_job("a", "import sys; sys.exit(78)")):
+        assert wait_for(lambda: read_status(instance.folder, "a") is not None)
+    assert status(instance, "a").state == "failed" and len(calls) == 11
+
+
+def test_a_keeper_whose_disk_is_full_to_the_last_byte_keeps_its_job(
+    instance: Instance, wait_for: Wait
+) -> None:
+    instance.write_job(python_job("a", SLEEP))
+    command = [sys.executable, "-P", "-m", "baton.deploy.supervisor", str(instance.folder), "a"]
+    nothing = (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    with open("/dev/full", "w") as full:
+        started = subprocess.run(
+            command,
+            stderr=full,
+            env=os.environ | {"BATON_INSTANCE": instance.instance_id},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, nothing),
+            timeout=60,
+            check=False,
+        )
+    assert started.returncode == 0
+    assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
+    assert is_locked(instance.folder / "a.lock") and not lacks_keeper(instance.folder, "a")
+    assert read_status(instance.folder, "a") is None
+    first, second = processes_of(instance.instance_id)
+    os.kill(max(first, second), signal.SIGKILL)  # the child came last
+    assert wait_for(lambda: {first, second} != set(processes_of(instance.instance_id)))
+    assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
