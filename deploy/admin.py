@@ -1,15 +1,17 @@
 """The admin port of a worker: audit, metrics, health and orders over plain HTTP.
 
-    GET /audit    JSON from the worker's own books (blocks, leases, pins, quarantine)
+    GET /audit    JSON from the worker's own books (blocks, leases, pins, quarantine), which are
+                  added up once a second at most
     GET /metrics  Prometheus text
     GET /healthz  200 while the process lives, however busy its loop is
     GET /readyz   200 while a generation could end here; else 503 and why not
     POST /drain   an order, given with its proof (order_proof.py) as Bearer, answered 202; also
                   /role/prefill and /role/decode
 
-Meant for loopback or a private network: what it shows needs no login. It reads no body and
-closes every connection after one answer. It has a thread and an event loop of its own, so that
-it can tell of a worker's loop that does not turn; the callables it is given run on that loop.
+Meant for loopback or a private network: what it shows needs no login, so nobody who asks may
+cost the worker much, or keep out who asks whether it lives. It reads no body and closes every
+connection after one answer. It has a thread and an event loop of its own, so that it can tell of
+a worker's loop that does not turn; the callables it is given run on that loop.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -39,6 +42,8 @@ READY_S = 1.0  # in which a ready worker's loop turns
 ANSWER_S = 5.0  # in which one does that is asked for its books, or given an order
 TAKE_S = 5.0  # for the client to take the answer
 STOP_S = 5.0
+CHECK_S = 1.0  # between two times that the books are added up
+CHECK_SHARE = 0.05  # of the worker's time, where they are long
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -55,8 +60,9 @@ class _Answer:
 class AdminServer:
     """Serves its routes from `start` until `stop`, in a thread of its own.
 
-    `audit` returns a dict that JSON can hold; an exception from it is logged and answered 500,
-    and never ends the worker. `trouble` says why the worker is not ready, empty if it is.
+    `audit` returns a dict that JSON can hold, and is told whether to add up the books first; an
+    exception from it is logged and answered 500, and never ends the worker. `trouble` says why
+    the worker is not ready, empty if it is.
     `orders` by path: callables that return at once. `proof` says what an order by that path has to
     bring, and is asked in the server's own thread; without it no order is taken.
     """
@@ -65,7 +71,7 @@ class AdminServer:
         self,
         host: str,
         port: int,
-        audit: Callable[[], dict[str, Any]],
+        audit: Callable[[bool], dict[str, Any]],
         *,
         trouble: Callable[[], str] = str,
         orders: Mapping[str, Callable[[], None]] | None = None,
@@ -78,7 +84,10 @@ class AdminServer:
         self._orders = orders or {}
         self._proof = proof
         self._thread: threading.Thread | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._asked: dict[Callable[[], Any], asyncio.Future[Any]] = {}
+        self._next_check_s = 0.0  # and what follows: the worker's loop alone uses them
+        self._unbalanced: Exception | None = None
 
     async def start(self) -> str:
         """Listen, and return the address as host:port (the port is the real one, also for 0).
@@ -133,13 +142,18 @@ class AdminServer:
         await asyncio.gather(*connections, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS or self._stopped.is_set():
+        if self._stopped.is_set():
             writer.transport.abort()
             return
+        if len(self._connections) >= MAX_CONNECTIONS:  # whoever says nothing must not keep out
+            oldest = next(iter(self._connections))  # whoever asks whether the worker lives
+            del self._connections[oldest]
+            oldest.cancel()
+        writer.transport.set_write_buffer_limits(0)  # what was drained is the kernel's
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-        task.add_done_callback(lambda _: writer.close())  # it may end before it began
+        self._connections[task] = None
+        task.add_done_callback(lambda _: self._connections.pop(task, None))
+        task.add_done_callback(lambda _: writer.transport.abort())  # it may end before it began
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -195,7 +209,7 @@ class AdminServer:
 
     async def _audited(self) -> _Answer:
         try:
-            found = await self._on_worker(self._audit, ANSWER_S)
+            found = await self._on_worker(self._books, ANSWER_S)
             return _Answer("200 OK", JSON, orjson.dumps(found))
         except TimeoutError:
             raise
@@ -205,22 +219,44 @@ class AdminServer:
             return _Answer("500 Internal Server Error", JSON, body)
 
     async def _on_worker(self, ask: Callable[[], T], within_s: float) -> T:
-        """The answer of a callable on the worker's loop. Raises TimeoutError if that stalls."""
-        answer: Future[T] = Future()
+        """The answer of a callable on the worker's loop; who asks the same while it is under way
+        shares it. Raises TimeoutError if the loop stalls."""
+        heard: asyncio.Future[T] | None = self._asked.get(ask)
+        if heard is None:
+            answer: Future[T] = Future()
 
-        def call() -> None:
-            try:
-                answer.set_result(ask())
-            except Exception as error:  # raised where it is awaited
-                answer.set_exception(error)
+            def call() -> None:
+                try:
+                    answer.set_result(ask())
+                except Exception as error:  # raised where it is awaited
+                    answer.set_exception(error)
 
-        self._worker.call_soon_threadsafe(call)
-        heard = asyncio.wrap_future(answer)
-        heard.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._worker.call_soon_threadsafe(call)
+            heard = self._asked[ask] = asyncio.wrap_future(answer)
+            heard.add_done_callback(lambda done: done.cancelled() or done.exception())
+            heard.add_done_callback(lambda _: self._asked.pop(ask))
         await asyncio.wait({heard}, timeout=within_s)
         if not heard.done():
             raise TimeoutError
         return heard.result()
+
+    def _books(self) -> dict[str, Any]:
+        """On the worker's loop. Books that did not balance stay so until they are added up
+        again."""
+        began_s = time.monotonic()
+        if began_s < self._next_check_s:
+            if self._unbalanced is not None:
+                raise self._unbalanced.with_traceback(None)
+            return self._audit(False)
+        self._unbalanced = None
+        try:
+            return self._audit(True)
+        except Exception as error:
+            self._unbalanced = error
+            raise
+        finally:
+            took_s = time.monotonic() - began_s
+            self._next_check_s = began_s + max(CHECK_S, took_s / CHECK_SHARE)
 
 
 def _bearer(head: bytes) -> bytes:

@@ -221,10 +221,10 @@ class WorkerProcess:
         boot = self._boot
         return order_proof(boot.token, boot.worker_id, boot.boot_id.hex(), path)
 
-    def _audit(self) -> dict[str, Any]:
+    def _audit(self, check: bool) -> dict[str, Any]:
         if self._worker is None:
             return {"worker_id": self._boot.worker_id, "role": "changing"}
-        return self._worker.audit()
+        return self._worker.audit(check=check)
 
     def _trouble(self) -> str:
         """Why the worker is not ready; empty if it is."""

@@ -26,6 +26,8 @@ T = TypeVar("T")
 TOKEN_KEY = "x-baton-token"
 ERROR_KEY = "x-baton-error"
 MAX_MESSAGE_BYTES = 64 << 20  # a snapshot part or a long prompt; KV never travels here
+MAX_CONNECTIONS = 4096  # to one worker: of routers, and of all workers of the other role
+HANDSHAKE_S = 10  # for TLS and gRPC's own greeting; who says nothing is sent away then
 CLOSE_GRACE_S = 0.5  # for the peer to take the last messages and end its side
 
 CHANNEL_OPTIONS = [
@@ -37,12 +39,6 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
-]
-SERVER_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.so_reuseport", 0),
 ]
 # how grpc.aio says that a call is over, by either side or by the network
 _ENDED = (
@@ -102,7 +98,18 @@ def _refusal(handler: grpc.RpcMethodHandler[A, B]) -> grpc.RpcMethodHandler[A, B
 
 
 def open_server(token: str) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[TokenCheck(token)], options=SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=[TokenCheck(token)], options=_server_options())
+
+
+def _server_options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+    ]
 
 
 def open_port(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:

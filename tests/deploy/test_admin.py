@@ -20,8 +20,12 @@ from baton.deploy.admin import AdminServer
 from baton.runtime.errors import ConfigError
 
 
+def no_books(_: bool) -> dict[str, Any]:
+    return {}
+
+
 @asynccontextmanager
-async def serving(audit: Any = lambda: {"free": 3}) -> AsyncIterator[str]:
+async def serving(audit: Any = no_books) -> AsyncIterator[str]:
     server = AdminServer("127.0.0.1", 0, audit)
     address = await server.start()
     try:
@@ -49,7 +53,7 @@ async def get(address: str, path: str) -> tuple[int, dict[str, str], bytes]:
 
 async def test_audit_is_the_callables_answer_at_the_time_of_asking() -> None:
     books = {"free": 1}
-    async with serving(lambda: dict(books)) as address:
+    async with serving(lambda check: dict(books)) as address:
         assert json.loads((await get(address, "/audit"))[2]) == {"free": 1}
         books["free"] = 2
         status, headers, body = await get(address, "/audit?now=1")
@@ -90,7 +94,7 @@ async def test_what_is_not_a_route_is_refused_with_its_own_status(raw: bytes, st
 
 
 async def test_a_broken_audit_is_a_500_and_the_server_lives_on() -> None:
-    def broken() -> dict[str, Any]:
+    def broken(_: bool) -> dict[str, Any]:
         raise ValueError("books do not add up")
 
     async with serving(broken) as address:
@@ -104,11 +108,11 @@ async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
     async with serving() as address:
         port = int(address.rsplit(":", 1)[1])
         with pytest.raises(ConfigError, match=str(port)):
-            await AdminServer("127.0.0.1", port, dict).start()
+            await AdminServer("127.0.0.1", port, no_books).start()
 
 
 async def test_stop_closes_the_port_and_idle_connections() -> None:
-    server = AdminServer("127.0.0.1", 0, dict)
+    server = AdminServer("127.0.0.1", 0, no_books)
     host, port = (await server.start()).rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     await asyncio.sleep(0)
@@ -135,35 +139,152 @@ async def test_a_silent_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
         writer.close()
 
 
-async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "MAX_CONNECTIONS", 1)
+async def test_idle_connections_keep_out_nobody_and_are_bounded() -> None:
+    most = admin.MAX_CONNECTIONS
     async with serving() as address:
-        _, holder = await asyncio.open_connection(*address.rsplit(":", 1))
-        reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
-        assert await ended(reader)
-        writer.close()
-        holder.close()
-        await holder.wait_closed()
-        for _ in range(1000):
-            if (await get_or_refused(address))[0] == 200:
-                return
-            await asyncio.sleep(0.01)
-        pytest.fail("a place was not given back")
+        host, port = address.rsplit(":", 1)
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(most)]
+        assert (await get(address, "/healthz"))[0] == 200
+        assert await ended(idle[0][0])  # the oldest, and no other
+        reader, writer = idle[-1]
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 200")
+        more = [await asyncio.open_connection(host, int(port)) for _ in range(most + 10)]
+        assert (await get(address, "/healthz"))[0] == 200
+        for left, _ in idle[1:-1] + more[:10]:
+            assert await ended(left)
+        for _, writer in idle + more:
+            writer.close()
 
 
-async def get_or_refused(address: str) -> tuple[int, bytes]:
+async def test_an_answer_that_is_not_taken_is_given_up_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "TAKE_S", 0.2)
+    asked = asyncio.Event()
+
+    def books(_: bool) -> dict[str, Any]:
+        asked.set()
+        return {"x": "y" * (32 << 20)}  # more than a kernel holds
+
+    server = AdminServer("127.0.0.1", 0, books)
+    host, port = (await server.start()).rsplit(":", 1)
     try:
-        status, _, body = await get(address, "/healthz")
-    except (ConnectionError, IndexError):
-        return 0, b""
-    return status, body
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /audit HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(20):
+            await asked.wait()
+            while server._connections:
+                await asyncio.sleep(0.01)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(32 << 20)
+        writer.close()
+    finally:
+        await server.stop()
+
+
+class Books:
+    """How often they were added up and looked at; each adding up takes `takes_s`."""
+
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self.takes_s = takes_s
+        self.looks = 0
+        self.began: list[float] = []  # each adding up
+        self.took: list[float] = []
+        self.balanced = True
+
+    @property
+    def checks(self) -> int:
+        return len(self.began)
+
+    def __call__(self, check: bool) -> dict[str, Any]:
+        self.looks += 1
+        if check:
+            self.began.append(time.monotonic())
+            time.sleep(self.takes_s)
+            self.took.append(time.monotonic() - self.began[-1])
+            if not self.balanced:
+                raise RuntimeError("the books do not balance")
+        return {"looks": self.looks}
+
+
+async def test_books_are_added_up_once_a_second_however_many_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "CHECK_S", 60.0)
+    books = Books()
+    async with serving(books) as address:
+        answers = await asyncio.gather(*(get(address, "/audit") for _ in range(40)))
+        assert {answer[0] for answer in answers} == {200}
+        assert books.checks == 1 and books.looks <= 40
+        found = {"looks": books.looks + 1}  # as they are now
+        assert json.loads((await get(address, "/audit"))[2]) == found
+
+
+async def test_long_books_take_a_share_of_the_time_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "CHECK_S", 0.0)
+    books = Books(takes_s=0.01)
+    async with serving(books) as address, asyncio.timeout(60):
+        while books.checks < 4:
+            assert (await get(address, "/audit"))[0] == 200
+    for before, after, took in zip(books.began, books.began[1:], books.took, strict=False):
+        assert took <= admin.CHECK_SHARE * (after - before)
+
+
+async def test_books_that_did_not_balance_stay_so_until_they_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "CHECK_S", 60.0)
+    books = Books()
+    books.balanced = False
+    server = AdminServer("127.0.0.1", 0, books)
+    address = await server.start()
+    try:
+        for _ in range(3):
+            assert (await get(address, "/audit"))[0] == 500
+        assert (books.checks, books.looks) == (1, 1)
+        books.balanced = True
+        server._next_check_s = 0.0  # a minute later
+        assert [(await get(address, "/audit"))[0] for _ in range(2)] == [200, 200]
+        assert books.checks == 2
+    finally:
+        await server.stop()
+
+
+async def test_asks_do_not_pile_up_before_a_loop_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "ANSWER_S", 0.1)
+    books = Books()
+    statuses: list[int] = []
+
+    def ask_beside() -> None:
+        for _ in range(10):
+            connection = http.client.HTTPConnection(address, timeout=30)
+            connection.request("GET", "/audit")
+            statuses.append(connection.getresponse().status)
+            connection.close()
+
+    async with serving(books) as address:
+        threads = [threading.Thread(target=ask_beside) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:  # while this loop, which is the worker's, stands still
+            thread.join(30)
+        assert statuses == [503] * 40
+        assert (await get(address, "/audit"))[0] == 200
+    assert books.looks <= 2
 
 
 @asynccontextmanager
 async def with_orders() -> AsyncIterator[tuple[str, list[str]]]:
     given: list[str] = []
     orders = {path: partial(given.append, path) for path in ("/drain", "/role/decode")}
-    server = AdminServer("127.0.0.1", 0, dict, orders=orders, proof=lambda path: f"proof-of-{path}")
+    server = AdminServer(
+        "127.0.0.1", 0, no_books, orders=orders, proof=lambda path: f"proof-of-{path}"
+    )
     try:
         yield await server.start(), given
     finally:
@@ -205,7 +326,7 @@ async def test_an_order_without_its_proof_or_by_reading_is_none(
 async def test_without_proofs_a_port_takes_no_order(options: Any) -> None:
     carried_out: list[str] = []
     orders = {"/drain": lambda: carried_out.append("drain")}
-    server = AdminServer("127.0.0.1", 0, dict, orders=orders, **options)
+    server = AdminServer("127.0.0.1", 0, no_books, orders=orders, **options)
     try:
         address = await server.start()
         raw = b"POST /drain HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n"
@@ -217,7 +338,7 @@ async def test_without_proofs_a_port_takes_no_order(options: Any) -> None:
 
 async def test_ready_is_what_the_worker_says_of_itself() -> None:
     trouble = [""]
-    server = AdminServer("127.0.0.1", 0, dict, trouble=lambda: trouble[0])
+    server = AdminServer("127.0.0.1", 0, no_books, trouble=lambda: trouble[0])
     address = await server.start()
     try:
         assert (await get(address, "/readyz"))[::2] == (200, b"ready\n")
@@ -264,7 +385,7 @@ async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive(
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 async def test_an_ipv6_address_is_told_as_it_is_asked_for() -> None:
-    server = AdminServer("::1", 0, dict)
+    server = AdminServer("::1", 0, no_books)
     try:
         address = await server.start()
     except ConfigError:
