@@ -48,7 +48,7 @@ class Watch:
         self._hangs = Hangs(world, self.breaches)
         self._world = world
         self._tainted: set[tuple[bytes, int]] = set()
-        self._flying: dict[int, Attempt] = {}  # READs of offered blocks that will land
+        self._flying: dict[int, tuple[Attempt, bytes]] = {}  # READs that will land, from whose pool
         self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
         self._prompts: dict[bytes, list[Prompt]] = {}  # all admitted ones, by the granter's boot
         world.exchange.landing = self._landing
@@ -106,7 +106,7 @@ class Watch:
         if fate.failed or fate.stuck:
             self._spoiled.add((attempt.reader, attempt.granter))
         if attempt.summed and not fate.failed:
-            self._flying[attempt.number] = attempt
+            self._flying[attempt.number] = (attempt, fate.stale or attempt.granter)
         return fate
 
     @contextmanager
@@ -117,9 +117,12 @@ class Watch:
 
         async def watched(link: Any, admit: Any, mover: Any, boot_id: bytes, *more: Any) -> Any:
             pinned: list[int] = []
+            reader = b""
 
             def admitting(opening: handoff_pb2.OpenHandoff) -> Prompt:
+                nonlocal reader
                 prompt: Prompt = admit(opening)
+                reader = opening.reader_boot_id
                 ended = prompt.on_end
                 self._prompts.setdefault(boot_id, []).append(prompt)
 
@@ -132,7 +135,10 @@ class Watch:
 
             report = await grant(link, admitting, mover, boot_id, *more)
             if report.end == "closed":
-                self._check_closed(boot_id, pinned)
+                self._check_closed(boot_id, reader, pinned)
+            else:  # its READs may land late, and a later handoff of the same blocks close before
+                for number in self._reading(boot_id, reader, pinned):
+                    del self._flying[number]
             return report
 
         module.grant = watched
@@ -163,16 +169,26 @@ class Watch:
         admitted = self._prompts.get(process.boot_id, ())
         return queued + [prompt.request_id for prompt in admitted if prompt.pinned]
 
-    def _check_closed(self, boot_id: bytes, blocks: list[int]) -> None:
+    def _check_closed(self, boot_id: bytes, reader: bytes, blocks: list[int]) -> None:
         granter = self._world.of_boot(boot_id)
-        free = {block for block in blocks if not granter.pool.is_held(block, Hold.PINNED)}
-        for attempt in self._flying.values():
-            reader = self._world.of_boot(attempt.reader).machine
-            if attempt.granter == boot_id and reader.alive and free.intersection(attempt.remote):
-                self.breaches.append(
-                    f"{granter.machine.name}: a handoff is closed and {reader.name} reads its "
-                    "blocks still"
-                )
+        free = [block for block in blocks if not granter.pool.is_held(block, Hold.PINNED)]
+        if self._reading(boot_id, reader, free):
+            self.breaches.append(
+                f"{granter.machine.name}: a handoff is closed and "
+                f"{self._world.of_boot(reader).machine.name} reads its blocks still"
+            )
+
+    def _reading(self, boot_id: bytes, reader: bytes, blocks: list[int]) -> list[int]:
+        """The READs of these blocks that will land: their reader lives, and their source."""
+        if not blocks or not self._world.of_boot(reader).machine.alive:
+            return []
+        return [
+            number
+            for number, (attempt, source) in self._flying.items()
+            if (attempt.granter, attempt.reader) == (boot_id, reader)
+            and self._world.exchange.pool(source) is not None
+            and not set(blocks).isdisjoint(attempt.remote)
+        ]
 
     def _watch_fetched(self, process: WorkerProcess, worker: DecodeWorker) -> None:
         scheduler = worker._scheduler

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.runtime.registry import Role
 from baton.simulation.scenario import BLOCK, Fault
 from baton.simulation.world import World
 
@@ -36,8 +37,9 @@ class Striker:
         self._own_fabric = own_fabric
         self._reads: list[Fault] = []  # that last
         self._undo: dict[int, Callable[[], None]] = {}
+        self._homes: dict[str, Role] = {}  # the roles that workers had at first
         self._count = 0
-        self.over_s = float("-inf")  # when the last one that struck was over
+        self.over_s = float("-inf")  # when the last one that struck was over, and what it made late
         self._kinds: dict[str, Callable[[Fault], Callable[[], None]]] = {
             "kill": self._kill,
             "pause": self._pause,
@@ -74,7 +76,7 @@ class Striker:
     def _over(self, number: int) -> None:
         undo = self._undo.pop(number, None)
         if undo is not None:
-            self.over_s = self._world.loop.world_s
+            self.over_s = max(self.over_s, self._world.loop.world_s)
             undo()
             self._world.exchange.release_stuck(self._reachable)
 
@@ -104,6 +106,7 @@ class Striker:
 
         def usual() -> None:
             machine.slowness = 1.0
+            self.over_s += self._world.delay_s * fault.share  # what is on its way comes as slowly
 
         return usual
 
@@ -126,9 +129,9 @@ class Striker:
             world.machine(name).spawn(world.roll(name), "drain")
 
     def _role(self, fault: Fault) -> Callable[[], None]:
-        """It drains, and comes back in the other role; after the time, in its own one."""
+        """It drains, and comes back in the other role; after the time, in its first one."""
         world, (name,) = self._world, fault.targets
-        before = world.workers[name].role
+        before = self._homes.setdefault(name, world.workers[name].role)
         world.roles[name] = "decode" if before == "prefill" else "prefill"
         self._roll(name)
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,6 +113,30 @@ def test_a_worker_takes_on_the_other_role_and_then_its_own_again() -> None:
         await asyncio.sleep(6)
         assert place.world.workers["p0"].role == "prefill" and not place.striker.lasting
         assert place.linked() == {"prefill": 2, "decode": 1}
+
+    on_loop(test)
+
+
+def test_a_worker_that_is_told_to_change_its_role_twice_ends_in_its_first_one() -> None:
+    async def test(place: Place, apart_s: float) -> None:
+        place.striker.strike(Fault("role", ("p0",), 6.0))
+        await asyncio.sleep(apart_s)
+        place.striker.strike(Fault("role", ("p0",), 2.0))
+        await asyncio.sleep(12)
+        assert place.world.workers["p0"].role == "prefill" and not place.striker.lasting
+        assert place.linked() == {"prefill": 2, "decode": 1}
+
+    on_loop(partial(test, apart_s=0.1))
+    on_loop(partial(test, apart_s=4.0))  # it has the other one by then
+
+
+def test_what_a_slow_machine_has_sent_is_late_after_it_too() -> None:
+    async def test(place: Place) -> None:
+        began_s, share = place.world.loop.world_s, 2.0 / place.world.delay_s
+        place.striker.strike(Fault("slow", ("p0",), 1.0, share=share))
+        place.striker.strike(Fault("slow", ("p1",), 1.5))
+        await asyncio.sleep(2)
+        assert place.striker.over_s == pytest.approx(began_s + 3.0, abs=0.01)
 
     on_loop(test)
 

@@ -1,0 +1,111 @@
+"""Which READ a handoff that is closed may not leave behind: its own, where it will land."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.prefill_worker import worker as prefill
+from baton.proto import handoff_pb2
+from baton.simulation import virtual_loop
+from baton.simulation.checks import Watch
+from baton.simulation.scenario import draw
+from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.world import World
+
+
+class Place:
+    """A prefill worker whose handoffs of blocks 0 and 1 end as they are told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.world = World(loop, draw(0).config, random.Random(1))
+        for name, role in (
+            ("p0", "prefill"),
+            ("p1", "prefill"),
+            ("d0", "decode"),
+            ("d1", "decode"),
+        ):
+            self.world.start_worker(name, role, 16)  # type: ignore[arg-type]
+        self.watch = Watch(self.world)
+        self._number = 0
+
+        async def grant(reader: str, admit: Any, mover: Any, boot_id: bytes, end: str) -> Any:
+            prompt = admit(handoff_pb2.OpenHandoff(reader_boot_id=self.boot(reader)))
+            prompt.on_end(prompt)
+            return SimpleNamespace(end=end)
+
+        monkeypatch.setattr(prefill, "grant", grant)
+
+    def boot(self, name: str) -> bytes:
+        return self.world.workers[name].boot_id
+
+    def read(self, reader: str, *blocks: int, source: str | None = None) -> None:
+        self._number += 1
+        attempt = Attempt(
+            self._number, self.boot(reader), self.boot("p0"), blocks, blocks, summed=True
+        )
+        stale = None if source is None else self.boot(source)
+        self.watch.posted(attempt, Fate(stuck=True, stale=stale))
+
+    async def handoff(self, reader: str, end: str) -> None:
+        def admit(opening: handoff_pb2.OpenHandoff) -> Any:
+            return SimpleNamespace(pinned=[0, 1], on_end=lambda prompt: None)
+
+        module: Any = prefill
+        with self.watch.watching_grants():
+            await module.grant(reader, admit, None, self.boot("p0"), end)
+
+
+def on_loop(monkeypatch: pytest.MonkeyPatch, test: Any) -> list[str]:
+    async def main() -> list[str]:
+        place = Place(monkeypatch)
+        await test(place)
+        return place.watch.breaches
+
+    return virtual_loop.run(main())
+
+
+def test_a_read_that_its_closed_handoff_leaves_behind_is_a_breach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(place: Place) -> None:
+        place.read("d0", 1)
+        await place.handoff("d0", "closed")
+
+    assert on_loop(monkeypatch, test) == ["p0: a handoff is closed and d0 reads its blocks still"]
+
+
+def test_reads_of_others_and_of_other_blocks_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(place: Place) -> None:
+        place.read("d1", 0, 1)
+        place.read("d0", 2, 3)
+        await place.handoff("d0", "closed")
+
+    assert on_loop(monkeypatch, test) == []
+
+
+def test_a_late_read_of_a_lapsed_handoff_does_not_accuse_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(place: Place) -> None:
+        place.read("d0", 0)
+        await place.handoff("d0", "expired")
+        await place.handoff("d0", "closed")
+
+    assert on_loop(monkeypatch, test) == []
+
+
+def test_a_read_from_a_pool_that_is_gone_lands_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(place: Place) -> None:
+        place.read("d0", 0, source="p1")
+        place.world.kill("p1", silent=False)
+        await place.handoff("d0", "closed")
+
+    assert on_loop(monkeypatch, test) == []
