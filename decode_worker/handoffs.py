@@ -191,6 +191,7 @@ class Handoffs:
             cache_salt=request.cache_salt,
             trace_context=trace,
             lease_ms=round(self._config.lease_s * 1000),
+            deadline_ms=request.left_ms(asyncio.get_running_loop().time()),
         )
 
     def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:

@@ -73,6 +73,10 @@ class Request:
     def ended(self) -> bool:
         return all(sequence.ended for sequence in self.sequences)
 
+    def left_ms(self, now_s: float) -> int:
+        """Of its life, at least 1; 0: it has no deadline."""
+        return 0 if self.deadline is None else max(1, round(1000 * (self.deadline.when() - now_s)))
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

@@ -29,6 +29,7 @@ from baton.runtime.links import Link, LinkClosed
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
 SUM_QUEUE_OFFERS = 64
+MOST_DEADLINE_MS = 86_400_000  # the longest that a request may live
 LAST_WORD_S = 0.2  # to tell a reader why its handoff ends
 
 
@@ -169,6 +170,9 @@ class _Handoff:
         self._opening = opening
         self._lease_ms = min(opening.lease_ms, int(config.lease_s * 1000))
         self._lease = GranterLease(self._lease_ms / 1000, received)
+        # later than the reader's own end, so that a slow clock refuses no honest renewal
+        deadline_ms = min(opening.deadline_ms or MOST_DEADLINE_MS, MOST_DEADLINE_MS)
+        self._renewable_until = received + (deadline_ms + 2 * self._lease_ms) / 1000
         self._prompt = prompt
         self._mover = mover
         self._boot_id = boot_id
@@ -218,13 +222,15 @@ class _Handoff:
                     return
                 if kind != "renew":
                     await self._fail(HandoffError(f"{kind} has no place in an open handoff"))
-                elif self._lease.renewed(message.renew.n, _now()):
+                elif _now() < self._renewable_until and self._lease.renewed(
+                    message.renew.n, _now()
+                ):
                     n = message.renew.n
                     await self._send(
                         handoff_pb2.GranterMessage(acknowledged=handoff_pb2.Acknowledged(n=n))
                     )
                 else:
-                    await self._fail(LeaseLost("the lease had run out before its renewal"))
+                    await self._fail(LeaseLost("the lease, or its request's time, was over before"))
         except LinkClosed:
             return  # the lease goes on without renewals
 

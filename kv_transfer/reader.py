@@ -29,7 +29,6 @@ from baton.runtime import waits
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
     ChecksumMismatch,
-    DeadlineExceeded,
     HandoffError,
     LeaseLost,
     ReadFailed,
@@ -90,8 +89,8 @@ class HandoffReader:
 
         Returns when every block is verified and the first tokens are here. Raises WorkerLost
         (stream broken), LeaseLost (granter dead or paused), ReadFailed, ChecksumMismatch,
-        HandoffError (the granter's word cannot be true), DeadlineExceeded, or the error that
-        the granter named (Overloaded: busy). Can be cancelled at any time.
+        HandoffError (the granter's word cannot be true), or the error that the granter named
+        (Overloaded: busy). Can be cancelled at any time.
         """
         loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[None] = loop.create_future()
@@ -104,10 +103,7 @@ class HandoffReader:
             self._block_bytes = peer.block_bytes
             self._places = Places(opening, blocks, identities, peer, self._mover.slabs)
             self._session.start(opening)
-            async with asyncio.timeout(opening.deadline_ms / 1000 or None):
-                await self._outcome
-        except TimeoutError:
-            raise DeadlineExceeded("the request's time ended during its handoff") from None
+            await self._outcome  # bounded by the lease, and by whoever cancels at the deadline
         finally:
             self._leave()
         return self._report

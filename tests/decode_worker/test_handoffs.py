@@ -51,6 +51,18 @@ class Bench:
         peers.forget = self._forgotten
         self.client = Client(self.cluster, "decode-0")
 
+    def openings(self, name: str) -> list[handoff_pb2.OpenHandoff]:
+        """Those that this prefill worker is asked from now on."""
+        worker, seen = self.cluster.prefill[name].worker, []
+        admit = worker.admit
+
+        def note(opening: handoff_pb2.OpenHandoff) -> Any:
+            seen.append(opening)
+            return admit(opening)
+
+        worker.admit = note  # type: ignore[method-assign]
+        return seen
+
     def _script(self, name: str) -> None:
         worker = self.cluster.add_prefill(name, 64).worker
         admit = worker.admit
@@ -83,6 +95,16 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     yield made
     await made.cluster.quiet()
     await made.cluster.close()
+
+
+async def test_a_handoff_tells_what_is_left_of_its_request(bench: Bench) -> None:
+    openings = bench.openings("prefill-0")
+    for deadline_ms in (0, 60_000):
+        await bench.client.submit(
+            PROMPT, deadline_ms=deadline_ms, salt=b"%d" % deadline_ms
+        ).finished()
+    without, with_one = [opening.deadline_ms for opening in openings]
+    assert without == 0 and 50_000 < with_one <= 60_000
 
 
 async def test_the_best_candidate_alone_is_asked(bench: Bench) -> None:

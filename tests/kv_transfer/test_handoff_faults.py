@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from baton.kv_transfer.memory_mover import Fate
+from baton.proto import handoff_pb2
 from baton.runtime.errors import (
-    DeadlineExceeded,
     EngineError,
     InvalidRequest,
     LeaseLost,
@@ -174,18 +175,42 @@ def test_a_worker_that_restarted_refuses_by_name(lab: Any) -> None:
     assert stage.reports[0].end == "refused" and not prompt.ended_at  # it was never admitted
 
 
-def test_the_requests_deadline_ends_the_fetch(lab: Any) -> None:
+@pytest.mark.parametrize(("deadline_ms", "most_s"), [(700, 0.7), (0, 0.9)])
+def test_who_renews_for_ever_pins_no_longer_than_its_request_lives(
+    lab: Any, deadline_ms: int, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.kv_transfer.granter.MOST_DEADLINE_MS", 900)
     stage, prompt = lab.Stage(), lab.chunked(pause=50.0)
+    acknowledged: list[int] = []
+    failures: list[str] = []
 
     async def main() -> None:
         opening = stage.opening()
-        opening.deadline_ms = 700
-        with pytest.raises(DeadlineExceeded):
-            await stage.fetch(stage.granter_link(prompt), opening, lab.OWN, [b"x"] * 6)
-        assert asyncio.get_running_loop().time() == pytest.approx(0.7)
-        await stage.ended()
+        opening.deadline_ms = deadline_ms
+        link = stage.granter_link(prompt)
+        await link.send(handoff_pb2.ReaderMessage(open=opening))
+        listening = asyncio.ensure_future(listen(link))
+        with pytest.raises(LinkClosed):
+            for n in range(1, 1000):
+                await asyncio.sleep(0.1)
+                await link.send(handoff_pb2.ReaderMessage(renew=handoff_pb2.Renew(n=n)))
+        await listening
+        stage.reports = await stage.ended()
+
+    async def listen(link: Any) -> None:
+        with contextlib.suppress(LinkClosed):
+            while message := await link.receive():
+                if message.WhichOneof("kind") == "acknowledged":
+                    acknowledged.append(message.acknowledged.n)
+                elif message.WhichOneof("kind") == "failed":
+                    failures.append(message.failed.code)
 
     lab.on_virtual_time(main)
+    lease_s = stage.config.lease_s
+    assert stage.reports[0].end == "expired" and set(failures) == {"LeaseLost"}
+    last_s = 0.1 * max(acknowledged)  # that was heard in time
+    assert last_s == pytest.approx(most_s + 2 * lease_s, abs=0.11)
+    assert prompt.ended_at[0] == pytest.approx(last_s + lease_s, abs=0.01)
     lab.nothing_left(stage, prompt)
 
 
