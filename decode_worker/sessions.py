@@ -1,4 +1,4 @@
-"""What a router is still owed: the outputs of its requests, kept until it has seen the end.
+"""What a router is still owed: the outputs of its requests, kept until it says that it has them.
 
 A link is the lease for the requests it carries. While a router's stream is broken its requests
 are parked and go on; a reconnect names what it waits for and gets the rest by index; what is
@@ -29,13 +29,24 @@ ENDED_KEPT = 4096  # ended requests per router that it has not settled
 
 @dataclass(slots=True)
 class _Log:
-    """The outputs of one request, in order; `open_choices` have not ended. `asked`: what was last
+    """The outputs of one request that its router may not have, in order; `open_choices` have not
+    ended. `asked`: what was last
     told of whom it asks, if anything was."""
 
     attempt: int
     open_choices: set[int]
     outputs: list[worker_pb2.Output] = field(default_factory=list)
     asked: worker_pb2.Asked | None = None
+
+    def forget_accepted(self, resume: worker_pb2.Resume) -> None:
+        """The router has all outputs before the named indices, and wants none of other choices.
+        An end that it waits for is kept, whatever its index."""
+        wanted = {entry.choice: entry.index for entry in resume.next}
+        self.outputs = [
+            output
+            for output in self.outputs
+            if output.choice in wanted and (output.end or output.index >= wanted[output.choice])
+        ]
 
 
 class Attachment:
@@ -108,13 +119,11 @@ class RouterSession:
             if kept is None or kept.attempt != attempt:
                 lost.append(request_id)
                 continue
-            next_index = {entry.choice: entry.index for entry in resume.next}
-            if unwanted := kept.open_choices - next_index.keys():
+            if unwanted := kept.open_choices - {entry.choice for entry in resume.next}:
                 self._cancel(request_id, attempt, unwanted)
+            kept.forget_accepted(resume)
             for output in kept.outputs:
-                wanted_from = next_index.get(output.choice)
-                if wanted_from is not None and (output.index >= wanted_from or output.end):
-                    attachment.push(output)
+                attachment.push(output)
             if kept.asked is not None:
                 attachment.push(kept.asked)
         self._attachment = attachment
@@ -139,6 +148,10 @@ class RouterSession:
         elif kind == "settled":
             for request_id in message.settled.request_ids:
                 self._drop(request_id)
+            for resume in message.settled.accepted:
+                entry = self._logs.get(resume.request_id)
+                if entry is not None and entry.attempt == resume.attempt:
+                    entry.forget_accepted(resume)
         else:
             log.warning("a router sent a message of an unknown kind", kind=kind)
 

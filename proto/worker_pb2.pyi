@@ -203,10 +203,12 @@ class Cancel(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Settled(_message.Message):
-    __slots__ = ("request_ids",)
+    __slots__ = ("request_ids", "accepted")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    accepted: _containers.RepeatedCompositeFieldContainer[Resume]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., accepted: _Optional[_Iterable[_Union[Resume, _Mapping]]] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
     __slots__ = ("outputs", "asked")

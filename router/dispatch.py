@@ -24,6 +24,7 @@ from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
 from baton.router.move_budget import MoveBudget
 from baton.router.placing import Placer
+from baton.router.placing_line import STOPPING, PlacingLine
 from baton.router.submission import Submission, ended_before_loss, output_token
 from baton.router.worker_link import WorkerLink
 from baton.runtime import logs, metrics
@@ -32,7 +33,6 @@ from baton.runtime.errors import (
     BatonError,
     Cancelled,
     Draining,
-    InvalidRequest,
     OutOfMemory,
     Overloaded,
     StalePlacement,
@@ -42,8 +42,8 @@ from baton.runtime.errors import (
 )
 
 PLACE_WAIT_S = 15.0  # for a worker to appear: longer than a worker's restart
-PLACE_RETRY_S = 0.05
-STOPPING = "the router stops: ask again"
+TURN_RETRY_S = 0.05  # of the budget of moves
+CONFIRM_WEIGHT = 128  # some 20 KB in the worker
 BUSY_PAUSE_S = 0.25  # before a request that a client sees the tokens of asks a full worker again
 
 log = logs.get(__name__)
@@ -52,15 +52,18 @@ log = logs.get(__name__)
 class Dispatcher:
     """The Bearer of every link. `place_wait_s` bounds how long a request waits for a worker, or
     for the index, before it is refused as Unavailable; what a worker has handed back waits for
-    `router.handed_back_s`, in which the worker may come back. No wait outlasts the deadline."""
+    `router.handed_back_s`, in which the worker may come back. No wait outlasts the deadline.
+    Once outputs of `confirm_weight` per choice were accepted, their worker may forget them."""
 
     place_wait_s = PLACE_WAIT_S
+    confirm_weight = CONFIRM_WEIGHT
 
     def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
         self._config = config
         self._fleet = fleet
         self._circuits = fleet.circuits
         self._placer = Placer(fleet, config)
+        self._line = PlacingLine(self._placer)
         self._budget = MoveBudget(config.move_share, config.move_floor)
         self._submissions: dict[str, Submission] = {}
         self._placing: set[asyncio.Task[None]] = set()
@@ -86,7 +89,7 @@ class Dispatcher:
         submission = Submission(request_id, generation, set(range(request.choices)), context)
         self._submissions[request_id] = submission
         try:
-            await self._place(submission, self.place_wait_s)
+            await self._line.place(submission, self.place_wait_s)
         except BaseException:
             self._submissions.pop(request_id, None)
             raise
@@ -129,6 +132,7 @@ class Dispatcher:
         self._stopping = True
         for submission in list(self._submissions.values()):
             self.cancel(submission.generation, Unavailable(STOPPING))
+        self._line.wake()
 
     async def close(self) -> None:
         """Fail what is left, and wait for the tasks of this dispatcher."""
@@ -140,6 +144,10 @@ class Dispatcher:
     # -- Bearer ------------------------------------------------------------------------------
 
     def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+        for asked in outputs.asked:  # before outputs: one of them may be its end
+            submission = self._current(link, asked)
+            if submission is not None:
+                self._turned(submission, asked)
         for output in outputs.outputs:
             submission = self._current(link, output)
             if submission is not None and output.choice in submission.choices:
@@ -151,17 +159,10 @@ class Dispatcher:
         for asked in outputs.asked:
             submission = self._current(link, asked)
             if submission is not None:
-                self._turned(submission, asked)
+                self._waits_there(submission, asked)
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
-        resumes = []
-        for submission in self._on(link):
-            resume = worker_pb2.Resume(request_id=submission.wire_id, attempt=submission.attempt)
-            for choice in sorted(submission.choices):
-                index = len(submission.generation.choices[choice].accepted)
-                resume.next.add(choice=choice, index=index)
-            resumes.append(resume)
-        return resumes
+        return [submission.resume() for submission in self._on(link)]
 
     def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
         wanted = None if request_ids is None else set(request_ids)
@@ -199,13 +200,18 @@ class Dispatcher:
 
     def _turned(self, submission: Submission, asked: worker_pb2.Asked) -> None:
         """Its decode worker asks another prefill worker now, or none. A worker may accuse only
-        those that it was to ask, each once; one of them may have hung before it was asked."""
+        those that it was to ask, each once."""
         failed = submission.candidates.intersection(asked.failed)
         for boot_id in failed - submission.avoid:
             self._circuits.failed(boot_id, _now())
         submission.avoid |= failed
         submission.asks(asked)
         self._circuits.placed(submission.prefill, _now())
+
+    def _waits_there(self, submission: Submission, asked: worker_pb2.Asked) -> None:
+        """Outputs of the same message came before it turned, unless it says otherwise; whom it
+        asks may have hung before it was asked."""
+        submission.answered = asked.answered
         link = self._fleet.of_boot(submission.prefill)
         if link is not None and link.hung and submission.waits_for(link):
             self._left(submission, link)
@@ -226,8 +232,12 @@ class Dispatcher:
         if output.index > accepted:
             self._fail(submission, WorkerLost("outputs are missing between two indices"), True)
             return
-        generation.cached_tokens = max(generation.cached_tokens, output.cached_tokens)
         made = output_token(output)
+        if made.largest >= self._fleet.vocab_size:
+            self._fail(submission, WorkerLost("a token is outside the model's vocabulary"), True)
+            return
+        cached = min(output.cached_tokens, len(generation.request.prompt))
+        generation.cached_tokens = max(generation.cached_tokens, cached)
         if not generation.put(made):
             self.cancel(generation, Cancelled("the client reads too slowly"))
             return
@@ -239,6 +249,15 @@ class Dispatcher:
         if made.finish is not None:
             self._served(submission)
             self._choice_ended(submission, output.choice)
+        self._confirm(submission, made.weight)
+
+    def _confirm(self, submission: Submission, weight: int) -> None:
+        """Its worker keeps what it has sent until it is told; now and then it is."""
+        submission.unconfirmed += weight
+        worth = self.confirm_weight * len(submission.choices)
+        if submission.link is not None and 0 < worth <= submission.unconfirmed:
+            submission.link.confirm(submission.resume())
+            submission.unconfirmed = 0
 
     def _served(self, submission: Submission) -> None:
         if submission.link is not None:
@@ -328,10 +347,18 @@ class Dispatcher:
             metrics.MIGRATIONS.inc()
             submission.generation.migrations += 1
             wait_s = self._config.handed_back_s if drained else self.place_wait_s
-            await self._place(submission, wait_s, drained)
+            await self._line.place(submission, wait_s, drained)
         except BatonError as error:
-            if self._submissions.get(submission.wire_id) is submission:
-                self.cancel(submission.generation, error)
+            self._not_placed(submission, error)
+        except Exception as error:  # of what should be impossible: its client is told at once
+            log.exception(
+                "a move failed in an unknown way", request_id=submission.generation.request_id
+            )
+            self._not_placed(submission, BatonError(f"a move failed: {type(error).__name__}"))
+
+    def _not_placed(self, submission: Submission, error: BatonError) -> None:
+        if self._submissions.get(submission.wire_id) is submission:
+            self.cancel(submission.generation, error)
 
     async def _take_turn(self, submission: Submission, *, short: bool) -> None:
         """Wait until the budget has room for one move more. Raises Overloaded if it is used up."""
@@ -342,40 +369,12 @@ class Dispatcher:
                 metrics.MOVES_REFUSED.labels("budget").inc()
                 raise
             if submission.move is None:
-                await asyncio.sleep(PLACE_RETRY_S)
+                await asyncio.sleep(TURN_RETRY_S)
 
     def _got_on(self, submission: Submission) -> None:
         if submission.move is not None:
             self._budget.got_on(submission.move)
             submission.move = None
-
-    async def _place(
-        self, submission: Submission, wait_s: float, handed_back: bool = False
-    ) -> None:
-        """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
-        requests at once, but not one whose tokens a client has seen."""
-        deadline_s = submission.generation.deadline_s
-        until_s = _now() + wait_s
-        error: BatonError | None = None
-        while True:
-            if submission.generation.over:
-                raise submission.generation.error or Unavailable(STOPPING)
-            if _now() >= deadline_s:
-                raise passed("placing", str(error or ""))
-            error = self._placer.try_place(submission)
-            if error is None:
-                return
-            hopeless = isinstance(error, InvalidRequest) or (
-                isinstance(error, Overloaded) and submission.attempt == 1
-            )
-            if hopeless or (_now() >= until_s and not handed_back):
-                raise error
-            if _now() >= until_s:
-                raise Unavailable(
-                    "a worker stopped and handed the request back, and in router.handed_back_s "
-                    f"({wait_s:g} s) no other could take it: {error}"
-                )
-            await asyncio.sleep(min(PLACE_RETRY_S, max(0.0, deadline_s - _now())))
 
     def _withdraw(self, submission: Submission) -> None:
         self._submissions.pop(submission.wire_id, None)

@@ -11,6 +11,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from baton.proto import worker_pb2
 from baton.router.circuits import Circuits
@@ -105,7 +106,13 @@ class Fleet:
         for worker_id, record in named.items():
             if worker_id not in self._links:
                 link = WorkerLink(
-                    record, self._dialer, self.index, bearer, self._config, self._boot_id
+                    record,
+                    self._dialer,
+                    self.index,
+                    bearer,
+                    self._config,
+                    self._boot_id,
+                    self._limits.vocab_size,
                 )
                 self._links[worker_id] = link
                 self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
@@ -167,27 +174,25 @@ class Fleet:
     def of_boot(self, boot_id: bytes) -> WorkerLink | None:
         return next((link for link in self._links.values() if link.boot_id == boot_id), None)
 
-    def views(
-        self, tokens: Sequence[int], salt: bytes, known: dict[Shape, list[bytes]] | None = None
-    ) -> list[WorkerView]:
-        """Every linked worker, with how many leading blocks of `tokens` it holds. `known` keeps
-        their identities for the next call with the same tokens and salt."""
-        known = {} if known is None else known
+    def room(self) -> int:
+        """How many requests more the lines of the decode workers that take work have room for."""
+        most = self._config.max_waiting
+        return sum(
+            max(0, most - link.load.waiting - link.placed_requests)
+            for link in self._links.values()
+            if link.takes_work and link.record.role == "decode"
+        )
+
+    def views(self) -> list[WorkerView]:
+        """Every linked worker."""
         linked = [(link, link.welcome) for link in self._links.values() if link.up]
         passed_over = self.circuits.passed_over(
             {link.boot_id: link.record.role for link, _ in linked},
             asyncio.get_running_loop().time(),
         )
-        held: dict[Shape, Mapping[str, int]] = {}
         views = []
         for link, welcome in linked:
             assert welcome is not None  # up means welcomed
-            shape = _shape(welcome)
-            if shape not in held:
-                if shape not in known:
-                    parent = root(self._key, shape[0], shape[1], salt=salt)
-                    known[shape] = chain(self._key, parent, tokens, shape[2])
-                held[shape] = self.index.match(known[shape])
             load = link.load
             views.append(
                 WorkerView(
@@ -195,8 +200,7 @@ class Fleet:
                     boot_id=link.boot_id,
                     role=welcome.role,
                     address=link.record.address,
-                    shape=shape,
-                    held_blocks=held[shape].get(link.worker_id, 0),
+                    shape=_shape(welcome),
                     running=load.running,
                     waiting=load.waiting,
                     free_blocks=load.free_blocks,
@@ -210,6 +214,25 @@ class Fleet:
                 )
             )
         return views
+
+    def match(
+        self,
+        views: Sequence[WorkerView],
+        tokens: Sequence[int],
+        salt: bytes,
+        known: dict[Shape, list[bytes]],
+    ) -> None:
+        """Note in the views how many leading blocks of `tokens` each worker holds. `known` keeps
+        their identities for the next call with the same tokens and salt."""
+        held: dict[Shape, Mapping[str, int]] = {}
+        for view in views:
+            shape = view.shape
+            if shape not in held:
+                if shape not in known:
+                    parent = root(self._key, shape[0], shape[1], salt=salt)
+                    known[shape] = chain(self._key, parent, tokens, shape[2])
+                held[shape] = self.index.match(known[shape])
+            view.held_blocks = held[shape].get(view.worker_id, 0)
 
     def rebuilt(self) -> bool:
         """Whether the blocks are known of all workers that were there when this router began: it
@@ -237,12 +260,12 @@ class Fleet:
     def limits(self) -> Limits:
         """What every linked worker can take; the model's own limits while none is linked."""
         welcomes = [link.welcome for link in self._links.values() if link.up and link.welcome]
-        contexts = [welcome.max_context for welcome in welcomes if welcome.max_context]
-        vocabularies = [welcome.vocab_size for welcome in welcomes if welcome.vocab_size]
-        return Limits(
-            max_context=min([self._limits.max_context, *contexts]),
-            vocab_size=min([self._limits.vocab_size, *vocabularies]),
-        )
+        contexts = [welcome.max_context for welcome in welcomes]
+        return replace(self._limits, max_context=min([self._limits.max_context, *contexts]))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._limits.vocab_size
 
     def linked(self) -> dict[str, int]:
         """How many workers of each role are linked and take work. Requests can be served once

@@ -32,6 +32,16 @@ class OutputToken:
     top: tuple[tuple[int, float], ...] = ()
     finish: Finish | None = None
 
+    @property
+    def weight(self) -> int:
+        """What it takes of memory, in tokens: each alternative with its logprob is as much."""
+        return 1 + len(self.top)
+
+    @property
+    def largest(self) -> int:
+        """Of the token ids; -1 where there is none."""
+        return max((-1 if self.token is None else self.token, *(token for token, _ in self.top)))
+
 
 @dataclass(slots=True)
 class Choice:
@@ -42,9 +52,9 @@ class Choice:
 
 
 class Generation:
-    """`buffer` bounds the outputs that wait for a slow client; `deadline_s` is on the loop's
-    clock, and `timer` the dispatcher's, which ends the request then. `over` is set exactly
-    once: finished, failed (`error`) or cancelled (`error`)."""
+    """`buffer` bounds the weight of the outputs that wait for a slow client; `deadline_s` is on
+    the loop's clock, and `timer` the dispatcher's, which ends the request then. `over` is set
+    exactly once: finished, failed (`error`) or cancelled (`error`)."""
 
     def __init__(
         self, request_id: str, request: GenerationRequest, buffer: int, deadline_s: float
@@ -60,6 +70,7 @@ class Generation:
         self.over = False
         self.error: BatonError | None = None
         self._buffer: deque[OutputToken] = deque()
+        self._weight = 0  # of the buffer
         self._limit = buffer * request.choices
         self._full_s: float | None = None  # since when nothing was taken out of a full buffer
         self._wake = asyncio.Event()
@@ -73,7 +84,7 @@ class Generation:
         """Accept an output. False: the buffer is full, and the client is too slow. A worker that
         comes back sends all that it kept at once; the client needs time to take it.
         An end without a token always has room."""
-        if output.token is not None and len(self._buffer) >= self._limit and self._too_slow():
+        if output.token is not None and self._weight >= self._limit and self._too_slow():
             return False
         choice = self.choices[output.choice]
         if output.token is not None:
@@ -81,6 +92,7 @@ class Generation:
         if output.finish is not None:
             choice.ended = True
         self._buffer.append(output)
+        self._weight += output.weight
         self._wake.set()
         return True
 
@@ -88,7 +100,7 @@ class Generation:
         now_s = asyncio.get_running_loop().time()
         if self._full_s is None:
             self._full_s = now_s
-        return now_s - self._full_s >= PATIENCE_S or len(self._buffer) >= MOST_BUFFERS * self._limit
+        return now_s - self._full_s >= PATIENCE_S or self._weight >= MOST_BUFFERS * self._limit
 
     def end(self, error: BatonError | None = None) -> None:
         """No output will follow. Only the first end counts."""
@@ -108,6 +120,7 @@ class Generation:
         if self._buffer:
             outputs = list(self._buffer)
             self._buffer.clear()
+            self._weight = 0
             self._full_s = None
             return outputs
         if self.error is not None:

@@ -1,4 +1,4 @@
-"""Placement: a pure function from what is known to (decode worker, prefill candidates | local).
+"""Placement: pure functions from what is known to (decode worker, prefill candidates | local).
 
 Costs are in tokens of prefill work, so that they can be added and read in a log:
 
@@ -30,11 +30,12 @@ Numbers = tuple[str, str]
 Shape = tuple[str, str, int]  # those, and the tokens in a block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerView:
     """One worker, as the router sees it now. `shape` is what two pools must share for a
     handoff: fingerprint, dtype, block size. `placed_tokens` were sent there since its last
-    load report, `placed_requests` likewise."""
+    load report, `placed_requests` likewise. `held_blocks` is filled in last, by who has matched
+    the request's tokens; nothing else is changed."""
 
     worker_id: str
     boot_id: bytes
@@ -89,18 +90,13 @@ class Placement:
     local: bool
 
 
-def place(
-    need: Need,
-    workers: Sequence[WorkerView],
-    mode: PlacementMode,
-    local_prefill_tokens: int,
-    max_waiting: int = 512,
-) -> Placement | BatonError:
-    """The cheapest placement, or why there is none: Unavailable (no decode worker), Overloaded
-    (on each of them `max_waiting` requests wait for credit), InvalidRequest (larger than any
-    pool). Errors are values here, not raised."""
-    usable = [worker for worker in workers if not worker.draining]
-    decoders = [worker for worker in usable if worker.role == "decode"]
+def open_decoders(
+    need: Need, workers: Sequence[WorkerView], max_waiting: int = 512
+) -> list[WorkerView] | BatonError:
+    """The decode workers that could take it, or why there is none: Unavailable (none is there),
+    Overloaded (on each of them `max_waiting` requests wait for credit), InvalidRequest (larger
+    than any pool). Errors are values here, not raised. Looks at nothing that they hold."""
+    decoders = [e for e in workers if e.role == "decode" and not e.draining]
     if not decoders:
         return Unavailable("no decode worker is there: start one, or wait for its start")
     if need.numbers is not None:
@@ -125,8 +121,19 @@ def place(
     ]
     if not open_:
         return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
-    decode = min(open_, key=lambda worker: (worker.boot_id in need.avoid, *_cost(need, worker)))
-    there = [worker for worker in usable if worker.boot_id not in need.left]
+    return open_
+
+
+def place(
+    need: Need,
+    workers: Sequence[WorkerView],
+    decoders: Sequence[WorkerView],
+    mode: PlacementMode,
+    local_prefill_tokens: int,
+) -> Placement:
+    """The cheapest placement on one of the `decoders`, which are open and of the `workers`."""
+    decode = min(decoders, key=lambda worker: (worker.boot_id in need.avoid, *_cost(need, worker)))
+    there = [e for e in workers if not e.draining and e.boot_id not in need.left]
     prefills = _trusted(
         [worker for worker in there if worker.role == "prefill" and worker.shape == decode.shape]
     )

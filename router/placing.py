@@ -1,7 +1,7 @@
 """Handing a submission to a worker: what is known of the fleet, a placement, and the message.
 
-One try, without waiting: the dispatcher decides whether and when there is another. Holds no
-state of its own.
+One try, without waiting: the line decides whether and when there is another. Holds no state of
+its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 from baton.proto import worker_pb2
 from baton.router.fleet import UNTOLD, Fleet
-from baton.router.placement import Need, Placement, place
+from baton.router.placement import Need, Placement, open_decoders, place
 from baton.router.submission import Submission, build_submit
 from baton.router.worker_link import WorkerLink
 from baton.runtime import metrics, tracing
@@ -40,33 +40,37 @@ class Placer:
                 expected_s - within_s,
             )
 
+    def room(self) -> int:
+        """How many requests could be tried now; 0: none could be placed, whatever it needs."""
+        return self._fleet.room() if self._fleet.rebuilt() else 0
+
     def try_place(self, submission: Submission) -> BatonError | None:
         """Place and submit; or why it cannot be done now, and then no worker has heard of it.
-        A router that was just started does not know yet who holds what, so it cannot."""
+        A router that was just started does not know yet who holds what, so it cannot. The tokens
+        are only looked at once there is a worker for them."""
         if not self._fleet.rebuilt():
             return Unavailable(UNTOLD)
         request = submission.generation.request
         started_s = time.perf_counter()
-        tokens = submission.tokens()
         need = Need(
-            tokens=len(tokens),
+            tokens=submission.length,
             output_tokens=min(request.max_tokens, EXPECTED_OUTPUT_TOKENS),
             sequences=len(submission.choices),
             avoid=submission.avoid,
             left=submission.left,
             numbers=submission.generation.numbers if submission.generation.begun else None,
         )
+        views = self._fleet.views()
+        open_ = open_decoders(need, views, self._config.max_waiting)
+        if isinstance(open_, BatonError):
+            return open_
+        known = submission.identities
+        self._fleet.match(views, submission.tokens(), request.cache_salt, known)
         placement = place(
-            need,
-            self._fleet.views(tokens, request.cache_salt, submission.identities),
-            self._config.placement,
-            self._config.local_prefill_tokens,
-            self._config.max_waiting,
+            need, views, open_, self._config.placement, self._config.local_prefill_tokens
         )
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
-        if isinstance(placement, BatonError):
-            return placement
-        return self._submit(submission, placement, len(tokens))
+        return self._submit(submission, placement, need.tokens)
 
     def _submit(
         self, submission: Submission, placement: Placement, tokens: int

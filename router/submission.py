@@ -33,7 +33,8 @@ class Submission:
     while it waits for a worker. `busy` is what the last full worker said of it: if no attempt
     serves, that is what its client can act on. `candidates` are the boot ids of the prefill
     workers of this attempt, `left` those that a decode worker did not find any more: they are
-    asked no second time, whatever is known here."""
+    asked no second time, whatever is known here. `unconfirmed` is the weight of what was accepted
+    since its worker was told so."""
 
     wire_id: str
     generation: Generation
@@ -52,11 +53,19 @@ class Submission:
     busy: Overloaded | None = None
     candidates: frozenset[bytes] = frozenset()
     left: frozenset[bytes] = frozenset()
+    unconfirmed: int = 0
+
+    def resume(self) -> worker_pb2.Resume:
+        """What the router still waits for of it: its open choices, each from the next index."""
+        resume = worker_pb2.Resume(request_id=self.wire_id, attempt=self.attempt)
+        for choice in sorted(self.choices):
+            accepted = len(self.generation.choices[choice].accepted)
+            resume.next.add(choice=choice, index=accepted)
+        return resume
 
     def asks(self, asked: worker_pb2.Asked) -> None:
         """Its decode worker has turned to another prefill worker, or to none."""
         self.prefill = asked.prefill if asked.prefill in self.candidates else b""
-        self.answered = asked.answered
 
     def waits_for(self, link: WorkerLink) -> bool:
         """Whether a prefill worker is to compute its prompt still."""
@@ -75,6 +84,15 @@ class Submission:
             log.info("cancel not sent", request_id=name, worker_id=link.worker_id, why=str(error))
         if not choices:
             link.settle(self.wire_id)
+
+    @property
+    def length(self) -> int:
+        """Of its tokens."""
+        accepted = 0
+        if len(self.choices) == 1:
+            (choice,) = self.choices
+            accepted = len(self.generation.choices[choice].accepted)
+        return len(self.generation.request.prompt) + accepted
 
     def tokens(self) -> tuple[int, ...]:
         """Prompt and accepted tokens; several choices go on from the prompt alone."""

@@ -22,6 +22,7 @@ from baton.router.backoff import Backoff
 from baton.router.dialer import Connection, Dialer, RouterLink
 from baton.router.pace import Pace
 from baton.router.radix_index import RadixIndex
+from baton.router.welcome import fault
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded
@@ -56,7 +57,8 @@ class Bearer(Protocol):
 
 class WorkerLink:
     """`up` is true while the link is; `boot_id` and `welcome` are those of the last welcome.
-    `placed_tokens` and `placed_requests` count what was sent since the last load report."""
+    `placed_tokens` and `placed_requests` count what was sent since the last load report.
+    `vocab_size` is that of the router's model."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class WorkerLink:
         bearer: Bearer,
         config: RouterConfig,
         router_boot_id: bytes,
+        vocab_size: int,
     ) -> None:
         self.record = record
         self.boot_id = bytes.fromhex(record.boot_id)
@@ -82,10 +85,13 @@ class WorkerLink:
         self._bearer = bearer
         self._config = config
         self._router_boot_id = router_boot_id
+        self._vocab_size = vocab_size
+        self._refused = ""  # why its welcome was refused, as the log was last told
         self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(
             config.link_queue  # if they pile up, the worker has stopped reading
         )
         self._settled: list[str] = []
+        self._accepted: dict[str, worker_pb2.Resume] = {}  # by request id, the last word alone
         self._named: list[worker_pb2.Resume] = []  # in the last hello
         self._up_s = 0.0  # since then
         self._silent = False  # how the last link ended
@@ -118,11 +124,18 @@ class WorkerLink:
         """The end of this request was seen: the worker may forget it, with the next heartbeat."""
         self._settled.append(request_id)
 
+    def confirm(self, accepted: worker_pb2.Resume) -> None:
+        """All before these indices was accepted: the worker may forget that, with the next
+        heartbeat."""
+        self._accepted[accepted.request_id] = accepted
+
     def _flush_settled(self) -> None:
-        if self._settled:
-            settled = worker_pb2.Settled(request_ids=self._settled)
+        if self._settled or self._accepted:
+            settled = worker_pb2.Settled(
+                request_ids=self._settled, accepted=self._accepted.values()
+            )
             self._outbox.put_nowait(worker_pb2.RouterMessage(settled=settled))
-            self._settled = []
+            self._settled, self._accepted = [], {}
 
     async def run(self) -> None:
         """Keep the link until cancelled. Everything on it is lost at the end."""
@@ -214,8 +227,10 @@ class WorkerLink:
         )
 
     def _welcomed(self, welcome: worker_pb2.WorkerWelcome) -> None:
-        """Raises LinkClosed for a worker of another role: the link is the record's, and the
-        fleet makes another one as soon as the registry tells of the change."""
+        """Raises LinkClosed for a welcome that cannot be true, and for a worker of another role:
+        the link is the record's, and the fleet makes another one as soon as the registry tells
+        of the change."""
+        self._check(welcome)
         if welcome.role != self.record.role:
             self._give_up("the worker has taken on another role")
             raise LinkClosed(f"{self.worker_id} is a {welcome.role} worker by now")
@@ -236,6 +251,20 @@ class WorkerLink:
         if welcome.lost:
             self._bearer.lost(self, list(welcome.lost), "the worker does not hold it any more")
         self._cancel_unwanted()
+
+    def _check(self, welcome: worker_pb2.WorkerWelcome) -> None:
+        """Raises LinkClosed; the log is told once of each fault."""
+        found = fault(welcome, self._vocab_size)
+        if found and found != self._refused:
+            log.error(
+                "worker refused: its welcome cannot be true",
+                worker_id=self.worker_id,
+                why=found,
+                remedy="start it with this router's model and version",
+            )
+        self._refused = found
+        if found:
+            raise LinkClosed(f"the welcome of {self.worker_id} cannot be true: {found}")
 
     def _cancel_unwanted(self) -> None:
         """What the hello named and has ended since: while the link was down, nobody could tell

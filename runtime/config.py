@@ -38,7 +38,7 @@ class RouterConfig:
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
     model_sampling: bool = True  # temperature and so on as the model's files have them
-    stream_buffer_messages: int = 1024  # a slow client's own bounded buffer
+    stream_buffer_messages: int = 1024  # a slow client's own buffer: tokens, and others' logprobs
     leave_s: float = 0.0  # told to stop, /readyz is red for so long before the port closes
     drain_s: float = 10.0  # then open requests may finish for so long
     request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it

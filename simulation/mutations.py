@@ -19,7 +19,7 @@ from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Sequence
-from baton.decode_worker.sessions import RouterSessions
+from baton.decode_worker.sessions import RouterSessions, _Log
 from baton.decode_worker.waiting_line import WaitingLine
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease, ReaderLease
@@ -152,6 +152,10 @@ def _drawn_again(_: Any) -> Any:
 
 def _all_is_prompt(before: Any) -> Any:
     return lambda self: replace(before(self), prompt_tokens=self.length)
+
+
+def _owed_nothing(_: Any) -> Any:
+    return lambda self, resume: self.outputs.clear()
 
 
 def _another_seed(before: Any) -> Any:
@@ -382,6 +386,9 @@ MUTATIONS: dict[str, Break] = {
     ),
     "reuse-a-boot-id": Break(
         "a worker starts anew under its old one", World, "start_worker", _first_boot_again
+    ),
+    "forget-what-is-owed": Break(
+        "a worker forgets what its router waits for", _Log, "forget_accepted", _owed_nothing
     ),
     "keep-parked-requests": Break(
         "a dead router's requests stay", RouterSessions, "_expire", _always(None)

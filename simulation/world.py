@@ -190,6 +190,7 @@ class World:
             boot_id=self.dice.randbytes(16),
         )
         dispatcher = Dispatcher(fleet, router)
+        dispatcher.confirm_weight = 1  # answers are short here
         self.network.listen(machine, {})
         task = machine.spawn(fleet.run(dispatcher), "fleet")
         admission = Admission(router.max_requests, asyncio.get_running_loop().time)

@@ -44,6 +44,10 @@ class Work:
         output.end = end
         self.emit[request_id, attempt](output)
 
+    def kept(self, request_id: str) -> list[int]:
+        (session,) = self.sessions._sessions.values()
+        return [output.index for output in session._logs[request_id].outputs]
+
     def asked(self, request_id: str, prefill: bytes) -> None:
         word = worker_pb2.Asked(request_id=request_id, attempt=1, prefill=prefill)
         self.emit[request_id, 1](word)
@@ -204,6 +208,49 @@ async def test_settled_requests_are_forgotten() -> None:
     session.detach()
     _, lost = work.sessions.attach(hello(resume("a", 0)))
     assert lost == ["a"] and work.cancelled == []
+
+
+def confirmed(*accepted: worker_pb2.Resume) -> worker_pb2.RouterMessage:
+    return worker_pb2.RouterMessage(settled=worker_pb2.Settled(accepted=accepted))
+
+
+async def test_what_a_router_has_accepted_is_forgotten_and_all_else_is_kept() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    for index in range(1000):
+        work.token("a", index)
+        if index % 100 == 99:
+            session.receive(confirmed(resume("a", index - 9)))
+            assert work.kept("a") == list(range(index - 9, index + 1))
+    session.detach()
+    again, lost = work.sessions.attach(hello(resume("a", 995)))
+    assert lost == [] and await indices(again) == [995, 996, 997, 998, 999]
+    again.receive(confirmed(resume("a", 990)))  # late: it was true, and still is
+    work.token("a", 1000, end=worker_pb2.LENGTH)
+    assert await indices(again) == [1000] and work.kept("a") == [995, 996, 997, 998, 999, 1000]
+
+
+async def test_an_end_is_kept_until_it_is_settled() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    work.token("a", 0)
+    work.token("a", 1, end=worker_pb2.STOP)
+    session.receive(confirmed(resume("a", 2)))  # as if its end had not been understood
+    assert work.kept("a") == [1]
+
+
+async def test_only_a_word_of_this_attempt_forgets_and_it_cancels_nothing() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a", attempt=2, choices=2))
+    for choice in (0, 1):
+        work.token("a", 0, attempt=2, choice=choice)
+    session.receive(confirmed(resume("a", 1, attempt=1), resume("nobody", 1)))
+    assert work.kept("a") == [0, 0]
+    session.receive(confirmed(resume("a", 0, attempt=2)))  # nothing of choice 1 is waited for
+    assert work.kept("a") == [0] and work.cancelled == []
 
 
 async def test_a_refused_submit_ends_every_choice_with_its_reason() -> None:

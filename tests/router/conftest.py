@@ -274,6 +274,7 @@ class FakeLink:
         self.load = worker_pb2.Load()
         self.sent: list[worker_pb2.RouterMessage] = []
         self.settled: list[str] = []
+        self.confirmed: list[worker_pb2.Resume] = []
 
     def send(self, message: worker_pb2.RouterMessage) -> None:
         if not self.up:
@@ -282,6 +283,9 @@ class FakeLink:
 
     def settle(self, request_id: str) -> None:
         self.settled.append(request_id)
+
+    def confirm(self, accepted: worker_pb2.Resume) -> None:
+        self.confirmed.append(accepted)
 
     def submits(self) -> list[worker_pb2.Submit]:
         return [m.submit for m in self.sent if m.WhichOneof("kind") == "submit"]
@@ -302,6 +306,8 @@ class FakeFleet:
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
         self.circuits = Circuits(random.Random(1))
         self.expected = 0.0
+        self.vocab_size = 1000
+        self.matched = 0
         self.known = True  # the index is rebuilt
 
     def rebuilt(self) -> bool:
@@ -316,7 +322,14 @@ class FakeFleet:
     def of_boot(self, boot_id: bytes) -> FakeLink | None:
         return self.links.get(boot_id.decode())
 
-    def views(self, tokens: Sequence[int], salt: bytes, known: object) -> list[WorkerView]:
+    def room(self) -> int:
+        takes = [e for e in self.links.values() if e.up and not e.load.draining]
+        return sum(_role(link) == "decode" for link in takes) * max(0, 512 - self.waiting)
+
+    def match(self, views: object, tokens: Sequence[int], salt: bytes, known: object) -> None:
+        self.matched += 1  # nobody holds anything
+
+    def views(self) -> list[WorkerView]:
         roles = {link.boot_id: _role(link) for link in self.links.values() if link.up}
         passed_over = self.circuits.passed_over(roles, asyncio.get_running_loop().time())
         return [

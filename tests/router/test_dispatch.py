@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
 from baton.router.generation import Generation
@@ -343,4 +344,46 @@ async def test_a_request_that_would_miss_its_deadline_is_refused_at_once(
     scene.give(failed("LeaseLost", True))  # one under way is not refused for it
     await scene.settle_down()
     assert len(scene.link().submits()) == 2
+    scene.dispatcher.cancel(generation)
+
+
+async def test_what_goes_wrong_in_a_move_is_told_at_once(
+    scene_of: Any, output: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even what no one has thought of: else the client would wait until its deadline."""
+    scene = scene_of()
+    generation = await scene.start()
+    scene.give(output(0, 10))
+
+    def broken(*_: object) -> None:
+        raise ValueError("what should be impossible")
+
+    monkeypatch.setattr(scene.dispatcher._placer, "try_place", broken)
+    with capture_logs() as told:
+        scene.dispatcher.lost(scene.link(), None, "dead")
+        await scene.settle_down()
+    assert generation.over and len(scene.dispatcher) == 0
+    assert type(generation.error) is BatonError
+    assert str(generation.error) == "a move failed: ValueError"
+    (said,) = [line for line in told if line["log_level"] == "error"]
+    assert said["request_id"] == "r" and "move" in said["event"]
+
+
+@pytest.mark.parametrize("top", [False, True])
+async def test_a_token_that_the_model_does_not_have_is_a_failure_of_its_worker(
+    top: bool, scene_of: Any, output: Any
+) -> None:
+    scene = scene_of("decode-0", "decode-1")
+    scene.fleet.vocab_size = 50
+    generation = await scene.start()
+    scene.give(output(0, 49, cached_tokens=99))
+    assert generation.cached_tokens == len(PROMPT)  # no more than there are
+    wrong = output(1, 9 if top else 50)
+    if top:
+        wrong.top.add(token=50, logprob=-1.0)
+    scene.give(wrong)
+    await scene.settle_down()
+    (again,) = scene.link(1).submits()
+    assert (again.attempt, list(again.choices[0].accepted)) == (2, [49])
+    assert await texts(generation) == [(49, None)]
     scene.dispatcher.cancel(generation)

@@ -218,6 +218,18 @@ async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, o
     ) == {b"prefill-0"}
 
 
+async def test_an_accusation_counts_though_the_end_comes_with_it(
+    scene_of: Any, output: Any
+) -> None:
+    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+    generation = await scene.start()
+    scene.fleet.circuits.failed(b"prefill-1", 0.0)
+    end = output(0, 1, end=worker_pb2.STOP)
+    scene.tell(end, prefill=b"prefill-1", failed=[b"prefill-0"], answered=True)
+    assert generation.over
+    assert strikes(scene, "prefill-0") == 1 and strikes(scene, "prefill-1") == 0.5  # who served
+
+
 async def test_a_worker_accuses_none_but_those_that_it_was_to_ask(scene_of: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", placement="disaggregated")
     generation = await scene.start()

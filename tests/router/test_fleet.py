@@ -19,6 +19,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, cluster_key, root
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+from baton.runtime.wire import ModelLimits
 
 KEY = cluster_key("k")
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.05)
@@ -45,10 +46,9 @@ class Stub:
             raise LinkClosed("unreachable")
         ends: tuple[Any, Any] = memory_link()
         near, far = ends
-        defaults = {"model_fingerprint": "f", "kv_dtype": "d", "block_size": 4, "total_blocks": 9}
-        welcome = worker_pb2.WorkerWelcome(
-            boot_id=self.boot_id, role=self.role, **{**defaults, **self.welcome}
-        )
+        welcome = ModelLimits(300, 1000, "f", "d", KEY).welcome("", self.boot_id, self.role, 4, 9)
+        for name, value in self.welcome.items():
+            setattr(welcome, name, value)
         self.ends.append(far)
         self.greeting = asyncio.create_task(far.send(worker_pb2.WorkerMessage(welcome=welcome)))
         return near
@@ -101,7 +101,7 @@ class Scene:
         return stub
 
     def names(self) -> list[str]:
-        return sorted(view.worker_id for view in self.fleet.views([1, 2, 3], b""))
+        return sorted(view.worker_id for view in self.fleet.views())
 
 
 @pytest.fixture
@@ -234,10 +234,30 @@ async def test_views_tell_what_each_worker_holds(scene: Scene, eventually: Any) 
             boot_id=boot(number), snapshot=True, snapshot_end=True, stored=b"".join(held)
         )
         assert scene.fleet.index.apply(name, snapshot)
-    held_blocks = {v.worker_id: v.held_blocks for v in scene.fleet.views(tokens, b"s")}
-    assert held_blocks == {"decode-0": 2, "decode-1": 1, "decode-2": 0}  # another model's KV
-    other_tenant = scene.fleet.views(tokens, b"t")
-    assert [view.held_blocks for view in other_tenant] == [0, 0, 0]
+
+    def held_blocks(salt: bytes) -> dict[str, int]:
+        views = scene.fleet.views()
+        scene.fleet.match(views, tokens, salt, {})
+        return {view.worker_id: view.held_blocks for view in views}
+
+    assert held_blocks(b"s") == {"decode-0": 2, "decode-1": 1, "decode-2": 0}  # another model's KV
+    assert set(held_blocks(b"t").values()) == {0}  # another tenant
+
+
+async def test_room_is_what_the_lines_of_decode_workers_leave(
+    scene: Scene, eventually: Any
+) -> None:
+    assert scene.fleet.room() == 0
+    scene.add("prefill-0", 3)
+    ends = [scene.add(f"decode-{number}", number + 1) for number in range(2)]
+    await eventually(lambda: scene.fleet.room() == 2 * CONFIG.max_waiting)
+    link = scene.fleet.link("decode-0")
+    assert link is not None
+    link.placed_requests = 12
+    assert scene.fleet.room() == 2 * CONFIG.max_waiting - 12
+    for stub, load in zip(ends, ({"waiting": 600}, {"draining": True}), strict=True):
+        await stub.ends[-1].send(worker_pb2.WorkerMessage(load=worker_pb2.Load(**load)))
+    await eventually(lambda: scene.fleet.room() == 0)
 
 
 async def test_a_workers_own_word_does_not_move_it(scene: Scene, eventually: Any) -> None:
@@ -245,7 +265,7 @@ async def test_a_workers_own_word_does_not_move_it(scene: Scene, eventually: Any
     assert "handoff_address" not in worker_pb2.WorkerWelcome.DESCRIPTOR.fields_by_name
     scene.add("prefill-0", 1, address="there")
     await eventually(lambda: scene.names() == ["prefill-0"])
-    assert [view.address for view in scene.fleet.views([1], b"")] == ["there"]
+    assert [view.address for view in scene.fleet.views()] == ["there"]
 
 
 async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
@@ -280,8 +300,7 @@ async def test_a_worker_of_slow_steps_is_passed_over(
     await eventually(lambda: len(scene.names()) == 3)
 
     def passed_over() -> list[str]:
-        views = scene.fleet.views([1, 2, 3], b"")
-        return [view.worker_id for view in views if view.passed_over]
+        return [view.worker_id for view in scene.fleet.views() if view.passed_over]
 
     for stub, step_ms in zip(stubs, (20.0, 400.0, 25.0), strict=True):
         load = worker_pb2.Load(step_ms=step_ms, running=2)
@@ -293,10 +312,25 @@ async def test_a_worker_of_slow_steps_is_passed_over(
 
 async def test_limits_are_those_of_the_smallest(scene: Scene, eventually: Any) -> None:
     assert scene.fleet.limits() == Limits(1000, 300)
-    scene.add("decode-0", max_context=500, vocab_size=200)
-    scene.add("decode-1", 2, max_context=2000, vocab_size=100)
+    scene.add("decode-0", max_context=500)
+    scene.add("decode-1", 2, max_context=2000)
     await eventually(lambda: len(scene.names()) == 2)
-    assert scene.fleet.limits() == Limits(500, 100)
+    assert scene.fleet.limits() == Limits(500, 300)
+
+
+async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(
+    scene: Scene, eventually: Any
+) -> None:
+    with capture_logs() as told:
+        scene.add("decode-0")
+        bad = scene.add("decode-1", 2, block_size=0)
+        await eventually(lambda: scene.names() == ["decode-0"] and len(bad.ends) > 2)
+    assert scene.names() == ["decode-0"] and scene.fleet.linked()["decode"] == 1
+    (said,) = [line for line in told if "welcome" in line["event"]]  # once, however often it tries
+    assert said["worker_id"] == "decode-1" and said["log_level"] == "error"
+    assert said["why"] == "block_size is 0, not from 1 to 256"
+    bad.welcome = {}
+    await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 
 
 async def test_a_draining_worker_does_not_count(scene: Scene, eventually: Any) -> None:

@@ -44,6 +44,19 @@ async def test_what_a_worker_kept_may_come_at_once(
             await generation.next()
 
 
+async def test_alternatives_weigh_as_much_as_tokens() -> None:
+    request = GenerationRequest((5,), worker_pb2.Sampling(), max_tokens=1000)
+    generation = Generation("r", request, 64, asyncio.get_running_loop().time() + 50)
+    heavy = OutputToken(0, 3, -1.0, tuple((token, -2.0) for token in range(20)))
+    taken = 0
+    while generation.put(heavy):
+        taken += 1
+    assert 8 * 64 / 21 <= taken <= 8 * 64 / 21 + 1  # of tokens alone: 512
+    assert len(await generation.next()) == taken
+    assert generation.put(heavy)  # the buffer is empty again
+    assert len(await generation.next()) == 1
+
+
 async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any) -> None:
     scene = scene_of()
     generation = await scene.start(max_tokens=200)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from baton.proto import worker_pb2
 from baton.router.generation import Generation, OutputToken
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"
@@ -198,3 +199,24 @@ async def test_a_sampled_request_without_a_seed_goes_on_as_it_began(
         await running.complete(temperature=1.0, max_tokens=1)
         other = [s for worker in running.workers.values() for s in worker.seen("submit")]
         assert len({submit.sampling.seed for submit in other}) == 2  # each its own
+
+
+async def test_what_was_accepted_is_confirmed_now_and_then(scene_of: Any, output: Any) -> None:
+    scene = scene_of()
+    scene.dispatcher.confirm_weight = 10
+    generation = await scene.start(choices=2, max_tokens=100)
+    for index in range(10):
+        assert not scene.link().confirmed
+        scene.give(output(index, 9), output(index, 9, choice=1))
+    (accepted,) = scene.link().confirmed  # 10 tokens of each choice
+    assert (accepted.request_id, accepted.attempt) == ("r", 1)
+    assert [(entry.choice, entry.index) for entry in accepted.next] == [(0, 10), (1, 10)]
+    await generation.next()
+    scene.give(output(10, 1, choice=1, end=worker_pb2.STOP))
+    heavy = output(10, 9)
+    for token in range(20):
+        heavy.top.add(token=token, logprob=-1.0)
+    scene.give(heavy)
+    accepted = scene.link().confirmed[-1]
+    assert [(entry.choice, entry.index) for entry in accepted.next] == [(0, 11)]
+    scene.dispatcher.cancel(generation)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.placement import Need, Placement, WorkerView, place
+from baton.router import placement
+from baton.router.placement import Need, Placement, WorkerView, open_decoders
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
 SHAPE = ("f", "float32", 16)
@@ -18,6 +19,15 @@ SHAPE = ("f", "float32", 16)
 def view(name: str, **fields: Any) -> WorkerView:
     made = WorkerView(name, name.encode(), name.split("-")[0], "h:1", SHAPE)
     return replace(made, **{"free_blocks": 1000, "total_blocks": 1000, **fields})
+
+
+def place(
+    need: Need, workers: list[WorkerView], mode: Any, local_tokens: int
+) -> Placement | BatonError:
+    found = open_decoders(need, workers)
+    if isinstance(found, BatonError):
+        return found
+    return placement.place(need, workers, found, mode, local_tokens)
 
 
 def placed(found: Placement | BatonError) -> Placement:

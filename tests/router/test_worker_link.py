@@ -18,12 +18,12 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import WorkerRecord
+from baton.runtime.wire import ModelLimits
 
 BOOT = b"b" * 16
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
-WELCOME = worker_pb2.WorkerMessage(
-    welcome=worker_pb2.WorkerWelcome(boot_id=BOOT, role="decode", total_blocks=10)
-)
+LIMITS = ModelLimits(300, 40, "f", "d", b"key")
+WELCOME = worker_pb2.WorkerMessage(welcome=LIMITS.welcome("decode-0", BOOT, "decode", 4, 10))
 
 
 class MemoryDialer:
@@ -84,7 +84,9 @@ class Scene:
     def __init__(self, config: RouterConfig = CONFIG) -> None:
         self.dialer, self.notes, self.index = MemoryDialer(), Notes(), RadixIndex()
         record = WorkerRecord("decode-0", BOOT.hex(), "decode", "h:1", "", "m", 1)
-        self.link = WorkerLink(record, self.dialer, self.index, self.notes, config, b"r" * 16)
+        self.link = WorkerLink(
+            record, self.dialer, self.index, self.notes, config, b"r" * 16, vocab_size=300
+        )
         self.task = asyncio.create_task(self.link.run())
 
     async def accept(self, welcome: worker_pb2.WorkerMessage = WELCOME) -> Any:
@@ -170,6 +172,16 @@ async def test_settled_goes_with_a_heartbeat_at_the_latest(scene: Any) -> None:
     far = await made.accept()
     made.link.settle("a")
     assert list((await made.next(far, "settled")).request_ids) == ["a"]
+
+
+async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each(scene: Any) -> None:
+    made = scene()
+    far = await made.accept()
+    for name, attempt in (("a", 1), ("b", 1), ("a", 2)):
+        made.link.confirm(worker_pb2.Resume(request_id=name, attempt=attempt))
+    settled = await made.next(far, "settled")
+    assert not settled.request_ids
+    assert [(e.request_id, e.attempt) for e in settled.accepted] == [("a", 2), ("b", 1)]
 
 
 async def test_a_break_parks_and_a_reconnect_resumes(scene: Any) -> None:

@@ -53,6 +53,7 @@ CAUGHT_BY = {
     "losses-untold": 22,
     "hello-without-requests": 22,
     "reuse-a-boot-id": 6,
+    "forget-what-is-owed": 171,
     "keep-parked-requests": 29,
 }
 

@@ -1,0 +1,153 @@
+"""The line of requests that wait for a worker: who is tried, when, and what the wait costs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from baton.router.placing_line import AT_ONCE, RETRY_S, STOPPING, PlacingLine
+from baton.runtime.errors import (
+    BatonError,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+
+NOBODY = Unavailable("nobody is there")
+
+
+@dataclass
+class Fakes:
+    """A placer that takes those whom there is `space` for, once it is `known`; else `error`."""
+
+    error: BatonError = NOBODY
+    space: int = 0
+    looks: int = 0
+    tried: list[str] = field(default_factory=list)
+    placed: list[str] = field(default_factory=list)
+    refuses: set[str] = field(default_factory=set)
+
+    def room(self) -> int:
+        self.looks += 1
+        return self.space
+
+    def try_place(self, submission: Any) -> BatonError | None:
+        self.tried.append(submission.name)
+        if not self.space or submission.name in self.refuses:
+            return self.error
+        self.space -= 1
+        self.placed.append(submission.name)
+        return None
+
+
+def submission(name: str, within_s: float = 60.0, attempt: int = 1) -> Any:
+    deadline_s = asyncio.get_running_loop().time() + within_s
+    generation = SimpleNamespace(over=False, error=None, deadline_s=deadline_s)
+    return SimpleNamespace(name=name, generation=generation, attempt=attempt)
+
+
+def line_of(fakes: Fakes) -> PlacingLine:
+    return PlacingLine(cast(Any, fakes))
+
+
+async def wait_all(tasks: list[asyncio.Task[None]]) -> None:
+    async with asyncio.timeout(10):
+        await asyncio.gather(*tasks)
+
+
+async def test_who_waits_is_not_tried_before_there_is_room_and_then_in_order() -> None:
+    fakes = Fakes()
+    line = line_of(fakes)
+    names = [f"r{number}" for number in range(3 * AT_ONCE)]
+    tasks = [asyncio.create_task(line.place(submission(name), 60)) for name in names]
+    await asyncio.sleep(5 * RETRY_S)
+    assert fakes.tried == names and not fakes.placed  # each once, as it came
+    assert fakes.looks <= 6  # one timer for all
+    fakes.space = 2 * AT_ONCE
+    await asyncio.sleep(3 * RETRY_S)
+    assert fakes.placed == names[: 2 * AT_ONCE] == fakes.tried[len(names) :]
+    fakes.space = AT_ONCE
+    await wait_all(tasks)
+    assert fakes.placed == names
+    looks = fakes.looks
+    await asyncio.sleep(2 * RETRY_S)
+    assert fakes.looks <= looks + 1  # nobody waits: nobody looks
+
+
+async def test_few_are_tried_in_one_turn_of_the_loop() -> None:
+    fakes = Fakes()
+    line = line_of(fakes)
+    tasks = [asyncio.create_task(line.place(submission(str(number)), 60)) for number in range(64)]
+    await asyncio.sleep(0)
+    fakes.space = 1000
+    most, before = 0, 0
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        most, before = max(most, len(fakes.placed) - before), len(fakes.placed)
+    assert 0 < most <= AT_ONCE
+
+
+async def test_whom_nobody_takes_keeps_no_one_else_waiting() -> None:
+    fakes = Fakes(refuses={f"stuck{number}" for number in range(AT_ONCE)})
+    line = line_of(fakes)
+    stuck = [asyncio.create_task(line.place(submission(name), 60)) for name in fakes.refuses]
+    other = asyncio.create_task(line.place(submission("other"), 60))
+    await asyncio.sleep(0)
+    fakes.space = 1
+    await wait_all([other])
+    fakes.space = 1
+    tried = len(fakes.tried)
+    await asyncio.sleep(4 * RETRY_S)
+    assert len(fakes.tried) - tried <= 5 * AT_ONCE  # nor are they asked more often than before
+    fakes.refuses.clear()
+    fakes.space = AT_ONCE
+    await wait_all(stuck)
+
+
+async def test_every_wait_has_its_end() -> None:
+    line = line_of(Fakes())
+    with pytest.raises(Unavailable, match="nobody is there"):
+        await line.place(submission("r"), 0.1)
+    with pytest.raises(Unavailable, match=r"router\.handed_back_s \(0\.1 s\) no other"):
+        await line.place(submission("r"), 0.1, handed_back=True)
+    with pytest.raises(DeadlineExceeded, match="nobody is there"):
+        await line.place(submission("r", within_s=0.1), 60)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt"), [(InvalidRequest("too long"), 2), (Overloaded("full"), 1)]
+)
+async def test_what_no_wait_can_help_is_told_at_once(error: BatonError, attempt: int) -> None:
+    fakes = Fakes(error)
+    with pytest.raises(type(error)):
+        await line_of(fakes).place(submission("r", attempt=attempt), 60)
+    assert len(fakes.tried) == 1
+
+
+async def test_who_has_begun_waits_for_a_full_fleet() -> None:
+    fakes = Fakes(Overloaded("full"))
+    task = asyncio.create_task(line_of(fakes).place(submission("r", attempt=2), 60))
+    await asyncio.sleep(2 * RETRY_S)
+    fakes.space = 1
+    await wait_all([task])
+
+
+async def test_who_is_woken_looks_whether_he_may_wait_on() -> None:
+    line = line_of(Fakes())
+    one, two = submission("one"), submission("two")
+    tasks = [asyncio.create_task(line.place(each, 60)) for each in (one, two)]
+    await asyncio.sleep(0)
+    one.generation.over = True
+    line.wake()
+    await asyncio.sleep(0.01)
+    assert tasks[0].done() and not tasks[1].done()
+    with pytest.raises(Unavailable, match=STOPPING):
+        await tasks[0]
+    tasks[1].cancel()
+    await asyncio.gather(tasks[1], return_exceptions=True)
+    assert not line._waiting

@@ -1,0 +1,68 @@
+"""What a worker says of itself: each field that cannot be true is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.router.welcome import MOST, fault
+from baton.runtime.config import Config, PoolConfig, StepConfig, WorkerConfig, validate
+from baton.runtime.errors import ConfigError
+from baton.runtime.wire import ModelLimits
+
+VOCABULARY = 300
+
+
+def welcome(**fields: Any) -> worker_pb2.WorkerWelcome:
+    limits = ModelLimits(VOCABULARY, 4096, "f" * 32, "float32", b"key")
+    made = limits.welcome("decode-0", b"b" * 16, "decode", block_size=16, total_blocks=10)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_what_a_worker_says_of_itself_is_sound() -> None:
+    assert fault(welcome(), VOCABULARY) == ""
+    assert fault(welcome(**MOST), VOCABULARY) == ""
+    assert fault(welcome(**dict.fromkeys(MOST, 1)), VOCABULARY) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("boot_id", b"", "boot_id has 0 bytes, not 16"),
+        ("boot_id", b"b" * 17, "boot_id has 17 bytes"),
+        ("block_size", 0, "block_size is 0, not from 1 to 256"),
+        ("block_size", 257, "block_size is 257"),
+        ("max_context", 0, "max_context is 0"),
+        ("max_context", (1 << 24) + 1, "max_context is 16777217"),
+        ("total_blocks", 0, "total_blocks is 0"),
+        ("total_blocks", (1 << 32) - 1, "total_blocks is 4294967295"),
+        ("model_fingerprint", "", "model_fingerprint has 0 characters"),
+        ("kv_dtype", "d" * 257, "kv_dtype has 257 characters"),
+        ("vocab_size", 0, "vocab_size is 0, this router's model has 300"),
+        ("vocab_size", 301, "vocab_size is 301, this router's model has 300"),
+    ],
+)
+def test_what_cannot_be_true_is_named(name: str, value: Any, said: str) -> None:
+    assert said in fault(welcome(**{name: value}), VOCABULARY)
+
+
+def test_every_worker_that_may_be_started_may_be_linked() -> None:
+    def with_sizes(more: int) -> list[Config]:
+        size = MOST["block_size"] + more
+        pool, step = PoolConfig(block_size=size), StepConfig(chunk_tokens=size)
+        return [
+            replace(Config(), pool=pool, step=step),
+            replace(Config(), pool=PoolConfig(blocks=MOST["total_blocks"] + more)),
+            replace(Config(), worker=WorkerConfig(max_context=MOST["max_context"] + more)),
+        ]
+
+    for config in with_sizes(0):
+        validate(config)
+    for config in with_sizes(1):
+        with pytest.raises(ConfigError):
+            validate(config)
