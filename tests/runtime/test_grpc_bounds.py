@@ -1,4 +1,4 @@
-"""Connections to a worker: how many there are, and for how long one may say nothing."""
+"""Connections to a worker: for how long one may say nothing."""
 
 from __future__ import annotations
 
@@ -85,11 +85,10 @@ class Caller:
         await self._channel.close()
 
 
-async def test_who_says_nothing_is_sent_away_and_has_a_place_only_until_then(
+async def test_who_says_nothing_is_sent_away_and_others_do_not_notice(
     ends: tuple[Tls | None, Tls | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
-    monkeypatch.setattr(grpc_links, "MAX_CONNECTIONS", 8)
     worker, router = ends
     async with served(worker) as address, AsyncExitStack() as closing:
         standing = Caller(address, router)
