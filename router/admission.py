@@ -3,14 +3,16 @@
     head came ─ arrival ─▶ body, tokens ─ ticket ─▶ placed, answered ─▶ end
                   └─▶ 503                   └─▶ 503
 
-While no ticket is left a request is refused before its body is read. Who is refused is told when
-there should be room, as if all who were refused stood in line: so they do not all come back at
-the same moment. Pure: the clock is given. Whoever takes a ticket gives it back exactly once.
+While no ticket is left a request is refused before its body is read. While as many arrive as
+may, the one whose body has brought nothing for the longest time makes room for the next: bodies
+that never come keep nobody out. Who is refused is told when there should be room, as if all who
+were refused stood in line: so they do not all come back at the same moment. Pure: the clock is
+given. Whoever takes a ticket gives it back exactly once.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,15 +33,22 @@ class Admission:
         self._clock = clock
         self._line = Line()
         self.taken = 0
-        self.arriving = 0
+        self.arriving = 0  # those that were just told to make room too
+        # of bodies that are awaited, the one that has been silent longest first
+        self._uploads: OrderedDict[object, Callable[[], None]] = OrderedDict()
 
     @contextmanager
     def arrival(self) -> Iterator[None]:
         """Within the block a request is received. Raises Overloaded if it had to be refused
-        a ticket now, or as many requests as there are tickets arrive already; one that the block
-        raises is given the time until there should be room."""
-        if self.taken >= self._tickets or self.arriving >= self._tickets:
+        a ticket now, or as many requests as there are tickets arrive already and none of them
+        makes room; one that the block raises is given the time until there should be room."""
+        if self.taken >= self._tickets:
             raise self._refusal()
+        if self.arriving >= self._tickets:
+            if not self._uploads:
+                raise self._refusal()
+            _, make_room = self._uploads.popitem(last=False)
+            make_room()
         self.arriving += 1
         try:
             yield
@@ -48,6 +57,23 @@ class Admission:
             raise
         finally:
             self.arriving -= 1
+
+    @contextmanager
+    def upload(self, make_room: Callable[[], None]) -> Iterator[Callable[[], None]]:
+        """Within the block the body of a request that arrives is awaited; the block gets what is
+        to be called when some of it has come. `make_room` is called at most once, and then has to
+        end the block soon."""
+        key = object()
+        self._uploads[key] = make_room
+
+        def heard() -> None:
+            if key in self._uploads:
+                self._uploads.move_to_end(key)
+
+        try:
+            yield heard
+        finally:
+            self._uploads.pop(key, None)
 
     @contextmanager
     def ticket(self) -> Iterator[None]:

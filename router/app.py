@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -27,13 +28,14 @@ from baton.router.generation_request import GenerationRequest
 from baton.router.http_error import error_response
 from baton.router.openai_body import ChatRenderer, CompletionRenderer, Heading, Renderer
 from baton.router.openai_schema import (
+    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
 from baton.router.tokenizer import Tokenizer
-from baton.router.validation import Validator, parse
+from baton.router.validation import Validator
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, InvalidRequest, NotFound, Unavailable
@@ -42,6 +44,7 @@ from baton.runtime.identity import tenant_salt
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 GENERATION_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
+_Shape = TypeVar("_Shape", bound=Body)
 
 log = logs.get(__name__)
 
@@ -104,7 +107,7 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     async def chat(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
         async with router.receiving(deadline_s):
-            asked = parse(await read_body(request, router.config.max_body_bytes), ChatRequest)
+            asked = await _read(router, request, ChatRequest)
             validated = await router.validator.chat(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "chatcmpl", request, validated)
@@ -120,7 +123,7 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     async def complete(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
         async with router.receiving(deadline_s):
-            asked = parse(await read_body(request, router.config.max_body_bytes), CompletionRequest)
+            asked = await _read(router, request, CompletionRequest)
             validated = await router.validator.completion(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "cmpl", request, validated)
@@ -142,15 +145,16 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
     async def tokenize(request: Request) -> Response:
         limits = router.fleet.limits()
         async with router.receiving(_deadline(router, request)):
-            asked = parse(await read_body(request, router.config.max_body_bytes), TokenizeRequest)
+            asked = await _read(router, request, TokenizeRequest)
             tokens = await router.validator.tokens(asked, limits)
         return _json({"count": len(tokens), "max_model_len": limits.max_context, "tokens": tokens})
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         async with router.receiving(_deadline(router, request)):
-            asked = parse(await read_body(request, router.config.max_body_bytes), DetokenizeRequest)
-        return _json({"prompt": router.validator.text(asked, router.fleet.limits())})
+            asked = await _read(router, request, DetokenizeRequest)
+            text = await router.validator.text(asked, router.fleet.limits())
+        return _json({"prompt": text})
 
 
 def _add_operation(app: FastAPI, router: Router) -> None:
@@ -200,6 +204,11 @@ def _add_errors(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("unexpected error", path=request.url.path[:200], error=repr(error))
         return error_response(BatonError("unexpected"))
+
+
+async def _read(router: Router, request: Request, shape: type[_Shape]) -> _Shape:
+    body = await read_body(request, router.config.max_body_bytes, router.serving.admission)
+    return await router.validator.parsed(body, shape)
 
 
 def _answer(

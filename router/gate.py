@@ -12,17 +12,20 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.router.admission import Admission
 from baton.router.http_error import error_response
 from baton.runtime import logs
-from baton.runtime.errors import Cancelled, InvalidRequest, TooLarge, Unauthenticated
+from baton.runtime.errors import Cancelled, InvalidRequest, Overloaded, TooLarge, Unauthenticated
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/metrics"})
 BODY_S = 60.0
+PROGRESS_BYTES = 16 << 10  # of a body: who brings less is taken for silent where others want in
 _LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
@@ -90,24 +93,57 @@ class Gate:
             await self._app(scope, receive, send_with_id)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+@asynccontextmanager
+async def awaiting(
+    what: str, limit_s: float, admission: Admission | None
+) -> AsyncIterator[Callable[[], None]]:
+    """Around the wait for `what` a client has to send yet; the block gets what is to be called
+    when some of it has come. Raises InvalidRequest if it does not come in time; Overloaded if it
+    has to make room for others, as what is admitted may have to."""
+    crowded = False
+
+    def make_room() -> None:
+        nonlocal crowded
+        if not limit.expired():
+            crowded = True
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            with admission.upload(make_room) if admission else nullcontext(_ignore) as heard:
+                yield heard
+    except TimeoutError as error:
+        if crowded:
+            raise Overloaded(
+                f"too many requests arrive, and {what} was slow to come: try again later"
+            ) from error
+        raise InvalidRequest(f"{what} did not arrive within {limit_s:g} s") from error
+
+
+def _ignore() -> None:
+    pass
+
+
+async def read_body(request: Request, max_bytes: int, admission: Admission) -> bytes:
     """The request's body. Raises TooLarge as soon as the limit is passed, with or without a
-    Content-Length; InvalidRequest if it does not come in time."""
+    Content-Length; InvalidRequest if it does not come in time, Overloaded if it has to make room.
+    """
     too_large = TooLarge(f"the body is larger than {max_bytes} bytes: send less")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > max_bytes:
         raise too_large
     parts: list[bytes] = []
-    size = 0
+    size = told = 0
     try:
-        async with asyncio.timeout(BODY_S):
+        async with awaiting("the body", BODY_S, admission) as heard:
             async for part in request.stream():
                 size += len(part)
                 if size > max_bytes:
                     raise too_large
                 parts.append(part)
-    except TimeoutError as error:
-        raise InvalidRequest(f"the body did not arrive within {BODY_S:g} s") from error
+                if size - told >= PROGRESS_BYTES:
+                    told = size
+                    heard()
     except ClientDisconnect as error:
         raise Cancelled("the client left while sending its request") from error
     return b"".join(parts)

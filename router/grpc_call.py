@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
+from baton.router.admission import Admission
 from baton.router.answering import SEND_S, ClientGone
-from baton.router.gate import BODY_S, Keys, label_of, new_request_id, no_key
+from baton.router.gate import BODY_S, Keys, awaiting, label_of, new_request_id, no_key
 from baton.router.grpc_reply import REQUEST_ID, status_of
+from baton.router.grpc_wire import message_of
+from baton.router.turns import Turns
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded
 
@@ -39,9 +42,15 @@ class Call:
     `arrival_s` is `time.perf_counter()`'s, `deadline_s` the loop's clock."""
 
     def __init__(
-        self, context: _Context, request_id: str, given: dict[str, str], longest_s: float
+        self,
+        context: _Context,
+        request_id: str,
+        given: dict[str, str],
+        longest_s: float,
+        turns: Turns,
     ) -> None:
         self._context = context
+        self._turns = turns
         self._given = given
         self._begun = False
         self.request_id = request_id
@@ -54,21 +63,19 @@ class Call:
     def header(self, name: str) -> str:
         return self._given.get(name, "")
 
-    async def read(self, shape: type[_Shape], limit_s: float = BODY_S) -> _Shape:
-        """The client's message. Raises InvalidRequest if there is none, in time."""
+    async def read(
+        self, shape: type[_Shape], limit_s: float = BODY_S, admission: Admission | None = None
+    ) -> _Shape:
+        """The client's message, if it is admitted. Raises InvalidRequest if there is none, in
+        time; Overloaded if it has to make room."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with awaiting("the message", limit_s, admission):
                 sent: Any = await self._context.read()
-        except TimeoutError as error:
-            raise InvalidRequest(f"the message did not arrive within {limit_s:g} s") from error
         except _OVER as error:
             raise ClientGone from error
         if not isinstance(sent, bytes):
             raise InvalidRequest("the call came without a message: send one")
-        try:
-            return shape.FromString(sent)
-        except DecodeError as error:
-            raise InvalidRequest(f"the message is no {shape.DESCRIPTOR.name}") from error
+        return await self._turns.run(len(sent), message_of, sent, shape)
 
     async def write(self, message: Message) -> None:
         """Raises ClientGone if the client does not take it."""
@@ -95,8 +102,9 @@ class Doorkeeper:
     """Lets calls in: with a key, where keys are asked for, and at most `most_calls` at once; of
     those that everyone may make at most OPEN_CALLS beside them."""
 
-    def __init__(self, keys: Keys, most_calls: int, longest_s: float) -> None:
+    def __init__(self, keys: Keys, most_calls: int, longest_s: float, turns: Turns) -> None:
         self._keys = keys
+        self._turns = turns
         self._longest_s = longest_s
         self._most = {False: most_calls, True: OPEN_CALLS}
         self._calls = {False: 0, True: 0}
@@ -108,7 +116,7 @@ class Doorkeeper:
         async def handle(_: Any, context: _Context) -> None:
             metadata = context.invocation_metadata() or ()
             given = {key: value for key, value in metadata if isinstance(value, str)}
-            call = Call(context, new_request_id(), given, self._longest_s)
+            call = Call(context, new_request_id(), given, self._longest_s, self._turns)
             label = label_of(call.header(REQUEST_ID).encode())
             with logs.bind_request(call.request_id, client_label=label):
                 self._calls[everyone] += 1

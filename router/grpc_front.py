@@ -38,7 +38,8 @@ class GrpcFront:
         self._leaving = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=_options(config))
-        door = Doorkeeper(Keys(config.api_keys), config.max_connections, config.request_s)
+        turns = router.validator.turns
+        door = Doorkeeper(Keys(config.api_keys), config.max_connections, config.request_s, turns)
         inference = {
             name: door.handler(method) for name, method in Inference(router).methods().items()
         }

@@ -7,6 +7,9 @@ beyond a call.
 from __future__ import annotations
 
 import time
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from baton.proto import client_pb2
 from baton.router.answering import Answering
@@ -17,6 +20,7 @@ from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing
 from baton.runtime import metrics, tracing
 from baton.runtime.errors import BatonError
 
+_Shape = TypeVar("_Shape", bound=Message)
 SERVICE = client_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -36,7 +40,7 @@ class Inference:
         router = self._router
         try:
             async with router.receiving(call.deadline_s):
-                asked = await call.read(client_pb2.GenerateRequest)
+                asked = await self._read(call, client_pb2.GenerateRequest)
                 limits = router.fleet.limits()
                 request = await generation_of(asked, router.validator, limits)
         except BatonError:
@@ -58,6 +62,9 @@ class Inference:
             finally:
                 answering.leave()
 
+    async def _read(self, call: Call, shape: type[_Shape]) -> _Shape:
+        return await call.read(shape, admission=self._router.serving.admission)
+
     async def _answer(self, answering: Answering, call: Call) -> None:
         await answering.begin()
         token_bytes = self._router.tokenizer.token_bytes
@@ -70,7 +77,8 @@ class Inference:
     async def _tokenize(self, call: Call) -> None:
         router = self._router
         async with router.receiving(call.deadline_s):
-            asked = tokenizing_of(await call.read(client_pb2.TokenizeRequest))
+            sent = await self._read(call, client_pb2.TokenizeRequest)
+            asked = await tokenizing_of(sent, router.validator.turns)
             limits = router.fleet.limits()
             tokens = await router.validator.tokens(asked, limits)
         await call.write(
@@ -80,14 +88,15 @@ class Inference:
     async def _detokenize(self, call: Call) -> None:
         router = self._router
         async with router.receiving(call.deadline_s):
-            asked = detokenizing_of(await call.read(client_pb2.DetokenizeRequest))
-            text = router.validator.text(asked, router.fleet.limits())
+            sent = await self._read(call, client_pb2.DetokenizeRequest)
+            asked = await detokenizing_of(sent, router.validator.turns)
+            text = await router.validator.text(asked, router.fleet.limits())
         await call.write(client_pb2.DetokenizeResponse(prompt=text))
 
     async def _list_models(self, call: Call) -> None:
         router = self._router
         async with router.receiving(call.deadline_s):
-            await call.read(client_pb2.ListModelsRequest)
+            await self._read(call, client_pb2.ListModelsRequest)
         model = client_pb2.Model(
             id=router.model,
             created=router.started_s,

@@ -18,6 +18,9 @@ from pydantic import Field
 from baton.proto import client_pb2
 from baton.router.generation_request import GenerationRequest
 from baton.router.openai_schema import (
+    MAX_BIAS,
+    MOST_TOKEN_VALUES,
+    MOST_VALUES,
     Alternatives,
     ChatRequest,
     CompletionRequest,
@@ -25,16 +28,12 @@ from baton.router.openai_schema import (
     TokenizeRequest,
     Tokens,
 )
-from baton.router.validation import (
-    MOST_CONTAINERS,
-    MOST_VALUES,
-    Limits,
-    Validator,
-    check_counts,
-    shaped,
-)
+from baton.router.parsing import check_counts, shaped
+from baton.router.turns import Turns
+from baton.router.validation import Limits, Validator
 from baton.runtime.errors import InvalidRequest
 
+MOST_MESSAGES = 1 << 14  # one in the other: a call of a tool is two
 _SOURCES = ("prompt", "prompt_tokens", "messages")
 
 
@@ -51,23 +50,27 @@ async def generation_of(
     message: client_pb2.GenerateRequest, validator: Validator, limits: Limits
 ) -> GenerationRequest:
     """Raises InvalidRequest naming the field as the message has it."""
-    sent = _sent(message)
+    sent = await validator.turns.run(0, _sent, message)
     sources = [name for name in _SOURCES if name in sent]
     if len(sources) != 1:
         raise InvalidRequest(f"give one of {', '.join(_SOURCES)}", "prompt")
     if sources == ["messages"]:
         sent["with_logprobs"] = "logprobs" in sent
-        return await validator.chat(shaped(sent, CountingChat), limits)
+        chat = await validator.turns.run(0, shaped, sent, CountingChat)
+        return await validator.chat(chat, limits)
     shape = CompletionRequest if sources == ["prompt"] else TokenPrompt
-    return await validator.completion(shaped(sent, shape), limits, *sources)
+    completion = await validator.turns.run(0, shaped, sent, shape)
+    return await validator.completion(completion, limits, *sources)
 
 
-def tokenizing_of(message: client_pb2.TokenizeRequest) -> TokenizeRequest:
-    return shaped(_sent(message), TokenizeRequest)
+async def tokenizing_of(message: client_pb2.TokenizeRequest, turns: Turns) -> TokenizeRequest:
+    sent = await turns.run(0, _sent, message)
+    return await turns.run(0, shaped, sent, TokenizeRequest)
 
 
-def detokenizing_of(message: client_pb2.DetokenizeRequest) -> DetokenizeRequest:
-    return shaped({"tokens": [], **_sent(message)}, DetokenizeRequest)
+async def detokenizing_of(message: client_pb2.DetokenizeRequest, turns: Turns) -> DetokenizeRequest:
+    sent = {"tokens": [], **await turns.run(0, _sent, message)}
+    return await turns.run(0, shaped, sent, DetokenizeRequest)
 
 
 def _sent(message: Message) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def _sent(message: Message) -> dict[str, Any]:
         for place, tool in enumerate(sent.get("tools", ()))
         if "parameters" in tool.get("function", ())
     }
-    check_counts(*(function["parameters"].encode() for function in functions.values()))
+    check_counts(MOST_VALUES, *(function["parameters"].encode() for function in functions.values()))
     for field, function in functions.items():
         try:
             function["parameters"] = orjson.loads(function["parameters"])
@@ -91,32 +94,39 @@ def _sent(message: Message) -> dict[str, Any]:
 
 
 class _Reader:
-    """Of one message, with all that lies in it."""
+    """Of one message, with all that lies in it. What is over its bounds is refused before it is
+    copied."""
 
     def __init__(self) -> None:
-        self._left = MOST_CONTAINERS
+        self._left = MOST_MESSAGES
 
     def fields(self, message: Message) -> dict[str, Any]:
-        self._left -= 1
-        if self._left < 0:
-            raise InvalidRequest(f"the message holds over {MOST_CONTAINERS} others: send fewer")
         unknown = UnknownFieldSet(message)
         if len(unknown):
             raise InvalidRequest(
                 f"field number {unknown[0].field_number} of {message.DESCRIPTOR.name} is not "
                 "known here: leave it out"
             )
-        return {field.name: self._value(value) for field, value in message.ListFields()}
+        return {field.name: self._value(field.name, value) for field, value in message.ListFields()}
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, name: str, value: Any) -> Any:
         if isinstance(value, Message):
+            self._take(1)
             return self.fields(value)
         if isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence):
             return value
-        if len(value) > MOST_VALUES:
-            raise InvalidRequest(f"the message holds over {MOST_VALUES} values: send fewer")
         if isinstance(value, Mapping):
+            if len(value) > MAX_BIAS:
+                raise InvalidRequest(f"{name}: give at most {MAX_BIAS} tokens", name)
             return {str(key): entry for key, entry in value.items()}
         if isinstance(value[0], Message):
+            self._take(len(value))
             return [self.fields(entry) for entry in value]
+        if len(value) > MOST_TOKEN_VALUES:
+            raise InvalidRequest(f"{name} has over {MOST_TOKEN_VALUES} values: send fewer", name)
         return list(value)
+
+    def _take(self, messages: int) -> None:
+        self._left -= messages
+        if self._left < 0:
+            raise InvalidRequest(f"the message holds over {MOST_MESSAGES} others: send fewer")

@@ -9,7 +9,7 @@ event loop waits for this check, and millions of faults in one body would hold i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -25,12 +25,13 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 MAX_TOKENS = 1 << 24
 MAX_FIELDS = 128  # of one object
 MAX_BIAS = 1024
-MAX_MESSAGES = 65536
-MAX_PARTS = 4096  # of one message
+MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
 MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
 MAX_SCHEMA_VALUES = 8192  # of one function
+MOST_VALUES = 1 << 16  # commas in a body
+MOST_TOKEN_VALUES = 1 << 20  # commas in one whose prompt may be token ids
 
 
 def _at_most(entries: int, what: str) -> Callable[[Any], Any]:
@@ -63,7 +64,8 @@ def _object_text(value: Any) -> Any:
             found = None
         if not isinstance(found, dict):
             raise PydanticCustomError("no_object", "it should be the text of a JSON object")
-        _count_values(found)
+        if value.count("[") + value.count("{") > MAX_DEPTH:  # else it cannot be too deep
+            _count_values(found)
     return value
 
 
@@ -111,6 +113,7 @@ _few_fields = _at_most(MAX_FIELDS, "fields")
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+    most_values: ClassVar[int] = MOST_VALUES
 
     @model_validator(mode="before")
     @classmethod
@@ -142,9 +145,7 @@ class Message(Body):
     """One message of a chat, as sent and as clients echo it back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
-        None
-    )
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
@@ -222,6 +223,7 @@ class ChatRequest(Generation):
 
 
 class CompletionRequest(Generation):
+    most_values = MOST_TOKEN_VALUES
     prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_one_prompt)]
     logprobs: Alternatives | None = None
 
@@ -237,6 +239,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
+    most_values = MOST_TOKEN_VALUES
     model: str | None = None
     tokens: Tokens
 

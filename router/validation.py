@@ -2,7 +2,7 @@
 the field as the client wrote it and the remedy.
 
 Everything a client sends passes here before any worker hears of it. Knows the model's limits,
-its tokenizer and its template; knows no placement. Stateless but for these.
+its tokenizer and its template; knows no placement. Owns the turns in which this is done.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-import orjson
-from pydantic import ValidationError
+from typing import TypeVar, cast
 
 from baton.proto import worker_pb2
 from baton.router.chat_prompt import ChatPrompt
 from baton.router.chat_template import ChatTemplate
 from baton.router.generation_request import GenerationRequest
 from baton.router.openai_schema import (
-    NEUTRAL,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -30,18 +26,16 @@ from baton.router.openai_schema import (
     TokenizeRequest,
     Tool,
 )
+from baton.router.parsing import check_counts, decoded, shaped
 from baton.router.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.tokenizer import Tokenizer
+from baton.router.turns import Turns
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest, NotFound
 
-LONGEST_NAME = 200  # characters of a field's path in an answer
-MOST_VALUES = 1 << 20  # of a body: commas, and quotation marks, outside its strings
-MOST_CONTAINERS = 1 << 16  # lists and objects: each costs more than a number does
-MOST_ARGUMENT_VALUES = 1 << 15  # commas and brackets in all arguments of calls
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-_Shape = TypeVar("_Shape", bound=Body)
 _Number = TypeVar("_Number", int, float)
+_Shape = TypeVar("_Shape", bound=Body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,117 +44,6 @@ class Limits:
 
     max_context: int
     vocab_size: int
-
-
-def parse(body: bytes, shape: type[_Shape]) -> _Shape:
-    """The body as `shape`. Raises InvalidRequest naming the first bad field."""
-    check_counts(body)
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return shaped(found, shape)
-
-
-def shaped(found: dict[str, Any], shape: type[_Shape]) -> _Shape:
-    """What was sent, by names, as `shape`. Raises InvalidRequest naming the first bad field.
-    `found` is not kept, and may be changed."""
-    if issubclass(shape, Generation):
-        _drop_neutral(found, shape)
-    _check_arguments(found.get("messages"))
-    try:
-        return shape.model_validate(found)
-    except ValidationError as error:
-        raise _explain(error, found) from error
-
-
-def check_counts(*texts: bytes) -> None:
-    """Refuse JSON of so many values in all that to parse it would hold up the other requests.
-    What stands in its strings does not count."""
-    values = sum(text.count(b",") + text.count(b'"') for text in texts)
-    containers = sum(text.count(b"[") + text.count(b"{") for text in texts)
-    if values <= MOST_VALUES and containers <= MOST_CONTAINERS:
-        return
-    values = containers = 0
-    for text in texts:
-        bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # no escapes: a quote ends a string
-        quotes = bare.count(b'"')
-        outside = b"".join(bare.split(b'"')[::2]) if quotes <= MOST_VALUES else b""
-        values += outside.count(b",") + quotes
-        containers += outside.count(b"[") + outside.count(b"{")
-    if values > MOST_VALUES:
-        raise InvalidRequest(f"the body holds over {MOST_VALUES} values: send fewer")
-    if containers > MOST_CONTAINERS:
-        raise InvalidRequest(
-            f"the body holds {containers} lists and objects, at most {MOST_CONTAINERS} are read"
-        )
-
-
-def _check_arguments(messages: Any) -> None:
-    """Arguments of calls are JSON in a string, which is parsed too: what stands there counts, for
-    all calls together."""
-    values = 0
-    for message in messages if isinstance(messages, list) else ():
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        for call in calls if isinstance(calls, list) else ():
-            function = call.get("function") if isinstance(call, dict) else None
-            text = function.get("arguments") if isinstance(function, dict) else None
-            if isinstance(text, str):
-                values += text.count(",") + text.count("[") + text.count("{")
-    if values > MOST_ARGUMENT_VALUES:
-        raise InvalidRequest(
-            f"messages: the arguments of calls hold over {MOST_ARGUMENT_VALUES} values in all: "
-            "send fewer",
-            "messages",
-        )
-
-
-def _drop_neutral(body: dict[str, Any], shape: type[Body]) -> None:
-    for name, neutral in NEUTRAL.items():
-        if name in body and name not in shape.model_fields:
-            if not neutral(body[name]):
-                raise InvalidRequest(f"{name} is not supported here: leave it out", name)
-            del body[name]
-
-
-def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
-    """pydantic's first complaint in our words; its union tags are not part of the path. Of a
-    union's complaints the one that got deepest into the body tells most, and a wrong value
-    more than a wrong type."""
-    complaints = [(_path(found["loc"], body), found) for found in error.errors(include_url=False)]
-    first_root = complaints[0][0][:1]
-    path, found = max(
-        (complaint for complaint in complaints if complaint[0][:1] == first_root),
-        key=lambda complaint: (len(complaint[0]), not complaint[1]["type"].endswith("_type")),
-    )
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    field = field.removeprefix(".")
-    if len(field) > LONGEST_NAME:
-        field = f"{field[:LONGEST_NAME]}..."
-    if not field:
-        return InvalidRequest(f"the body: {found['msg']}")
-    if found["type"] == "missing":
-        return InvalidRequest(f"{field} is missing: add it", field)
-    if found["type"] == "extra_forbidden":
-        return InvalidRequest(f"{field} is not a known field: leave it out", field)
-    said = found["msg"].replace("Input should be", "it should be")
-    return InvalidRequest(f"{field}: {said[:1].lower()}{said[1:]}", field)
-
-
-def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    path: list[int | str] = []
-    inside: Any = body
-    for place, part in enumerate(location):
-        if isinstance(inside, dict) and part in inside:
-            inside = inside[str(part)]
-        elif isinstance(inside, list) and isinstance(part, int) and part < len(inside):
-            inside = inside[part]
-        elif not (isinstance(inside, dict) and place == len(location) - 1 and part != "[key]"):
-            continue  # a union's tag
-        path.append(part)
-    return path
 
 
 def _said(given: _Number | None, unsaid: _Number) -> _Number:
@@ -187,12 +70,19 @@ class Validator:
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
+        self.turns = Turns()
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model:
             raise NotFound(
                 f"the model {name[:200]!r} does not exist here: use {self._model!r}", "model"
             )
+
+    async def parsed(self, body: bytes, shape: type[_Shape]) -> _Shape:
+        """The body as `shape`. Raises InvalidRequest naming the first bad field."""
+        await self.turns.run(len(body), check_counts, shape.most_values, body)
+        found = await self.turns.run(0, decoded, body)
+        return await self.turns.run(0, shaped, found, shape)
 
     async def chat(self, request: ChatRequest, limits: Limits) -> GenerationRequest:
         self.check_model(request.model)
@@ -221,16 +111,18 @@ class Validator:
         special = request.add_special_tokens
         return await self.text_tokens(request.prompt or "", special, "prompt", limits)
 
-    def text(self, request: DetokenizeRequest, limits: Limits) -> str:
+    async def text(self, request: DetokenizeRequest, limits: Limits) -> str:
         self.check_model(request.model)
         self.check_tokens(request.tokens, "tokens", limits)
-        return self._tokenizer.decode(request.tokens, skip_special_tokens=False)
+        return await self.turns.run(
+            0, self._tokenizer.decode, request.tokens, skip_special_tokens=False
+        )
 
     async def chat_tokens(
         self, messages: Sequence[Message], limits: Limits, tools: Sequence[Tool] = ()
     ) -> list[int]:
         """The prompt's tokens for a chat; nothing is added to what the template printed."""
-        text = self._chat_prompt.text(messages, tools)
+        text = await self.turns.run(0, self._chat_prompt.text, messages, tools)
         return await self.text_tokens(text, False, "messages", limits)
 
     async def completion(
@@ -251,13 +143,11 @@ class Validator:
     ) -> list[int]:
         if isinstance(prompt, str):
             return await self.text_tokens(prompt, True, source, limits)
-        tokens = [part for part in prompt if isinstance(part, int)]
-        if len(tokens) == len(prompt):
-            self.check_tokens(tokens, source, limits)
-            return tokens
-        only = prompt[0]  # the schema lets one through
-        assert not isinstance(only, int)
-        return await self._completion_tokens(only, source, limits)
+        if prompt and not isinstance(prompt[0], int):  # the schema lets one through
+            return await self._completion_tokens(prompt[0], source, limits)
+        tokens = cast(Sequence[int], prompt)
+        await self.turns.run(0, self.check_tokens, tokens, source, limits)
+        return [*tokens]
 
     async def text_tokens(
         self, text: str, add_special_tokens: bool, field: str, limits: Limits

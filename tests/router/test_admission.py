@@ -52,6 +52,46 @@ def test_arrivals_are_bounded_and_refused_while_there_is_no_ticket(clock: Clock)
         assert admission.arriving == 1
 
 
+def test_the_body_that_was_silent_longest_makes_room(clock: Clock) -> None:
+    admission = Admission(2, clock)
+    told: list[str] = []
+    with admission.arrival(), admission.upload(lambda: told.append("a")) as heard:
+        with admission.arrival(), admission.upload(lambda: told.append("b")):
+            heard()
+            with admission.arrival():
+                assert told == ["b"] and admission.arriving == 3  # until the one told has ended
+            heard()
+            with admission.arrival():
+                assert told == ["b", "a"]
+            heard()  # too late
+            with pytest.raises(Overloaded), admission.arrival():
+                pytest.fail("nobody is left to make room")
+        with admission.arrival():
+            assert told == ["b", "a"] and admission.arriving == 2
+    assert admission.arriving == 0
+
+
+def test_a_body_that_has_come_makes_no_room(clock: Clock) -> None:
+    admission = Admission(1, clock)
+    with admission.arrival():
+        with admission.upload(lambda: pytest.fail("it has come")):
+            pass
+        with pytest.raises(Overloaded), admission.arrival():
+            pass
+    with admission.ticket(), pytest.raises(Overloaded), admission.arrival():
+        pass
+
+
+def test_no_body_makes_room_where_there_is_no_ticket(clock: Clock) -> None:
+    admission = Admission(1, clock)
+    told: list[str] = []
+    with admission.arrival(), admission.upload(lambda: told.append("a")), admission.ticket():
+        late = admission.arrival()
+        with pytest.raises(Overloaded):
+            late.__enter__()
+    assert told == []
+
+
 def test_who_is_refused_is_told_the_pace_at_which_room_is_made(clock: Clock) -> None:
     admission = Admission(1, clock)
     for _ in range(10):  # one ends every two seconds

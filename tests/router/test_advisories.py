@@ -13,7 +13,7 @@ from baton.router.chat_template import ChatTemplate
 from baton.router.gate import OPEN_PATHS
 from baton.router.http_error import error_body
 from baton.router.openai_schema import Body, ChatRequest, CompletionRequest
-from baton.router.validation import parse
+from baton.router.parsing import decoded, shaped
 from baton.runtime import errors
 from baton.runtime.errors import BatonError, ConfigError, InvalidRequest
 
@@ -60,9 +60,9 @@ def test_what_only_servers_may_say_is_refused_from_a_client(shape: type[Body], n
     good = CHAT if shape is ChatRequest else COMPLETE
     for value in (OTHERS_FIELDS[name], None):  # a null asks for it as little as a value may
         with pytest.raises(InvalidRequest) as refused:
-            parse(json.dumps({**good, name: value}).encode(), shape)
+            shaped(decoded(json.dumps({**good, name: value}).encode()), shape)
         assert refused.value.field == name
-    parse(json.dumps(good).encode(), shape)
+    shaped(decoded(json.dumps(good).encode()), shape)
 
 
 @pytest.mark.parametrize("part", ["image_url", "input_audio", "video_url", "file", "audio_url"])
@@ -70,7 +70,7 @@ def test_nothing_is_fetched_for_a_client(part: str) -> None:
     content = [{"type": part, part: {"url": "http://169.254.169.254/latest/meta-data"}}]
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
     with pytest.raises(InvalidRequest, match=r"messages\[0\]\.content\[0\]"):
-        parse(json.dumps(body).encode(), ChatRequest)
+        shaped(decoded(json.dumps(body).encode()), ChatRequest)
 
 
 async def asked(url: str, request: bytes) -> int:

@@ -18,7 +18,7 @@ from baton.router.openai_schema import (
     CompletionRequest,
     DetokenizeRequest,
 )
-from baton.router.validation import parse
+from baton.router.parsing import decoded, shaped
 from baton.runtime.errors import InvalidRequest
 
 CHAT = "/v1/chat/completions"
@@ -332,6 +332,6 @@ REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
 def test_a_fault_that_is_repeated_is_found_once(shape: type[Body], fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "tiny", **fields}).encode()
     with pytest.raises(InvalidRequest) as refused:
-        parse(body, shape)
+        shaped(decoded(body), shape)
     fault = refused.value.__cause__
     assert isinstance(fault, ValidationError) and fault.error_count() <= 8

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from baton.router.chat_prompt import ChatPrompt
 from baton.router.chat_template import ChatTemplate
 from baton.router.openai_schema import ChatRequest
+from baton.router.parsing import decoded, shaped
 from baton.router.tool_calls import FORMS, Calling
-from baton.router.validation import parse
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest
 
@@ -46,7 +46,7 @@ def prompt_of(source: str | None, setting: ToolCalls = "auto") -> ChatPrompt:
 
 
 def request(**fields: Any) -> ChatRequest:
-    return parse(orjson.dumps({"model": "m", "messages": [ASKED], **fields}), ChatRequest)
+    return shaped(decoded(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest)
 
 
 def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, Calling | None]:
@@ -179,7 +179,9 @@ def test_any_tools_and_messages_are_a_prompt_or_a_refusal(
         "tool_choice": data.draw(st.sampled_from([None, "auto", "none", "required"])),
     }
     try:
-        text, calling = text_of(PROMPTS[name], parse(json.dumps(body).encode(), ChatRequest))
+        text, calling = text_of(
+            PROMPTS[name], shaped(decoded(json.dumps(body).encode()), ChatRequest)
+        )
     except InvalidRequest as error:
         assert error.field, str(error)
         assert len(str(error)) < 600

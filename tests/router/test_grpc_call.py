@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from baton.proto import client_pb2
 from baton.router import grpc_call
 from baton.router.grpc_call import Call
+from baton.router.turns import Turns
 from baton.router.validation import Validator
 
 GENERATE = "/baton.client.v1.Inference/Generate"
@@ -44,7 +45,7 @@ class Context:
 
 
 def call_of(context: Any, longest_s: float = 60.0) -> Call:
-    return Call(context, "req-1", {"a": "b"}, longest_s)
+    return Call(context, "req-1", {"a": "b"}, longest_s, Turns())
 
 
 @pytest.mark.parametrize(("left_s", "allowed_s"), [(None, 60.0), (5.0, 4.99), (600.0, 60.0)])
@@ -99,7 +100,7 @@ async def test_what_is_no_message_is_refused(grpc_router: Any, raw: bytes, word:
 async def test_a_message_that_does_not_come(
     grpc_router: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Call.read, "__defaults__", (0.1,))
+    monkeypatch.setattr(Call.read, "__defaults__", (0.1, None))
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,

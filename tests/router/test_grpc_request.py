@@ -15,15 +15,14 @@ from baton.proto import client_pb2
 from baton.router import grpc_request
 from baton.router.chat_template import ChatTemplate
 from baton.router.generation_request import GenerationRequest
-from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing_of
+from baton.router.grpc_request import MOST_MESSAGES, detokenizing_of, generation_of, tokenizing_of
 from baton.router.openai_schema import (
-    MAX_MESSAGES,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from baton.router.validation import Limits, Validator, parse
+from baton.router.validation import Limits, Validator
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.byte_tokenizer import ByteTokenizer
 
@@ -77,8 +76,9 @@ def message_of(body: dict[str, Any], shape: type[Any] = client_pb2.GenerateReque
 async def by_http(body: dict[str, Any], limits: Limits = LIMITS) -> GenerationRequest:
     raw = orjson.dumps({"model": "m", **body})
     if "messages" in body:
-        return await VALIDATOR.chat(parse(raw, ChatRequest), limits)
-    return await VALIDATOR.completion(parse(raw, CompletionRequest), limits)
+        return await VALIDATOR.chat(await VALIDATOR.parsed(raw, ChatRequest), limits)
+    asked = await VALIDATOR.parsed(raw, CompletionRequest)
+    return await VALIDATOR.completion(asked, limits)
 
 
 async def by_grpc(body: dict[str, Any], limits: Limits = LIMITS) -> GenerationRequest:
@@ -321,25 +321,41 @@ async def test_fields_that_are_not_known_are_refused_wherever_they_stand() -> No
         await generation_of(sent, VALIDATOR, LIMITS)
 
 
-async def test_very_many_values_are_refused_before_they_are_read(
+async def test_very_many_values_are_refused_before_they_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    many = message(model="m", messages=[client_pb2.Message()] * (MAX_MESSAGES + 1))
-    with pytest.raises(InvalidRequest, match="over 65536 others"):
-        await generation_of(many, VALIDATOR, LIMITS)
-    monkeypatch.setattr(grpc_request, "MOST_VALUES", 100)
-    with pytest.raises(InvalidRequest, match="over 100 values"):
-        await generation_of(message(model="m", prompt_tokens=[1] * 101), VALIDATOR, LIMITS)
-    biased = message(model="m", prompt="a", logit_bias={n: 1.0 for n in range(101)})
-    with pytest.raises(InvalidRequest, match="over 100 values"):
-        await generation_of(biased, VALIDATOR, LIMITS)
+    many = message(model="m", messages=[client_pb2.Message()] * (MOST_MESSAGES + 1))
+    few = message(model="m", messages=[client_pb2.Message(role="user", content="a")])
+    few.messages[0].tool_calls.add()
+    biased = message(model="m", prompt="a", logit_bias=dict.fromkeys(range(1025), 1.0))
+    monkeypatch.setattr(grpc_request, "MOST_TOKEN_VALUES", 100)
+    for sent, word, field in (
+        (many, f"over {MOST_MESSAGES} others", None),
+        (biased, "give at most 1024 tokens", "logit_bias"),
+        (message(model="m", prompt_tokens=[1] * 101), "over 100 values", "prompt_tokens"),
+    ):
+        with pytest.raises(InvalidRequest, match=word) as refused:
+            await generation_of(sent, VALIDATOR, LIMITS)
+        assert refused.value.field == field
+    monkeypatch.setattr(grpc_request, "MOST_MESSAGES", 2)  # the call's function would be the third
+    few.messages[0].tool_calls[0].function.name = "f"
+    with pytest.raises(InvalidRequest, match="over 2 others"):
+        await generation_of(few, VALIDATOR, LIMITS)
+
+
+async def test_as_many_tokens_are_biased_as_by_http() -> None:
+    with pytest.raises(InvalidRequest) as http:
+        await by_http({"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}})
+    with pytest.raises(InvalidRequest) as grpc:
+        await by_grpc({"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}})
+    assert str(grpc.value) == str(http.value) and grpc.value.field == http.value.field
 
 
 async def tokens(body: dict[str, Any]) -> tuple[list[int], list[int]]:
     """By HTTP and by gRPC; the first error, if both raise it."""
-    http = parse(orjson.dumps(body), TokenizeRequest)
+    http = await VALIDATOR.parsed(orjson.dumps(body), TokenizeRequest)
     sent = message_of(body, client_pb2.TokenizeRequest)
-    grpc = tokenizing_of(sent)
+    grpc = await tokenizing_of(sent, VALIDATOR.turns)
     return await VALIDATOR.tokens(http, ROOMY), await VALIDATOR.tokens(grpc, ROOMY)
 
 
@@ -363,19 +379,21 @@ async def test_tokenizing_takes_one_source() -> None:
         client_pb2.TokenizeRequest(prompt="a", messages=[client_pb2.Message(role="user")]),
     ):
         with pytest.raises(InvalidRequest, match="either prompt or messages"):
-            await VALIDATOR.tokens(tokenizing_of(sent), LIMITS)
+            await VALIDATOR.tokens(await tokenizing_of(sent, VALIDATOR.turns), LIMITS)
     with pytest.raises(NotFound):
         sent = client_pb2.TokenizeRequest(prompt="a", model="other")
-        await VALIDATOR.tokens(tokenizing_of(sent), LIMITS)
+        await VALIDATOR.tokens(await tokenizing_of(sent, VALIDATOR.turns), LIMITS)
 
 
-def test_detokenizing_means_the_same() -> None:
-    sent = client_pb2.DetokenizeRequest(tokens=b"abc")
-    assert VALIDATOR.text(detokenizing_of(sent), LIMITS) == "abc"
-    assert VALIDATOR.text(detokenizing_of(client_pb2.DetokenizeRequest()), LIMITS) == ""
-    http = parse(b'{"tokens": []}', DetokenizeRequest)
-    assert VALIDATOR.text(http, LIMITS) == ""
+async def text_of(sent: client_pb2.DetokenizeRequest) -> str:
+    return await VALIDATOR.text(await detokenizing_of(sent, VALIDATOR.turns), LIMITS)
+
+
+async def test_detokenizing_means_the_same() -> None:
+    assert await text_of(client_pb2.DetokenizeRequest(tokens=b"abc")) == "abc"
+    assert await text_of(client_pb2.DetokenizeRequest()) == ""
+    http = await VALIDATOR.parsed(b'{"tokens": []}', DetokenizeRequest)
+    assert await VALIDATOR.text(http, LIMITS) == ""
     with pytest.raises(InvalidRequest) as refused:
-        wrong = client_pb2.DetokenizeRequest(tokens=[1, 200])
-        VALIDATOR.text(detokenizing_of(wrong), LIMITS)
+        await text_of(client_pb2.DetokenizeRequest(tokens=[1, 200]))
     assert refused.value.field == "tokens[1]"

@@ -9,7 +9,7 @@ import pytest
 
 from baton.router.openai_schema import CompletionRequest
 from baton.router.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
-from baton.router.validation import Limits, Validator, parse
+from baton.router.validation import Limits, Validator
 from baton.runtime.errors import ModelError
 
 
@@ -64,5 +64,7 @@ async def test_a_request_that_says_so_wins(
         defaults=SamplingDefaults(temperature=0.5, top_k=7),
     )
     body = orjson.dumps({"model": "m", "prompt": "ab", **asked})
-    made = await validator.completion(parse(body, CompletionRequest), Limits(100, 256))
+    made = await validator.completion(
+        await validator.parsed(body, CompletionRequest), Limits(100, 256)
+    )
     assert (made.sampling.temperature, made.sampling.top_k) == wanted

@@ -11,13 +11,7 @@ from baton.router.chat_template import ChatTemplate
 from baton.router.generation_request import GenerationRequest
 from baton.router.openai_schema import ChatRequest, CompletionRequest
 from baton.router.tool_calls import FORMS, Calling
-from baton.router.validation import (
-    MOST_CONTAINERS,
-    MOST_VALUES,
-    Limits,
-    Validator,
-    parse,
-)
+from baton.router.validation import Limits, Validator
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.byte_tokenizer import ByteTokenizer
 
@@ -32,12 +26,14 @@ def validator(template: str | None = TEMPLATE) -> Validator:
 
 async def complete(**fields: Any) -> GenerationRequest:
     body = orjson.dumps({"model": "m", "prompt": "ab", **fields})
-    return await validator().completion(parse(body, CompletionRequest), LIMITS)
+    made = validator()
+    return await made.completion(await made.parsed(body, CompletionRequest), LIMITS)
 
 
 async def chat(**fields: Any) -> GenerationRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return await validator().chat(parse(orjson.dumps(body), ChatRequest), LIMITS)
+    made = validator()
+    return await made.chat(await made.parsed(orjson.dumps(body), ChatRequest), LIMITS)
 
 
 async def test_defaults_of_a_completion() -> None:
@@ -159,7 +155,7 @@ async def test_token_ids_end_where_the_smaller_vocabulary_does(token: int, good:
 async def test_a_model_without_template_refuses_chats() -> None:
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     with pytest.raises(InvalidRequest, match="/v1/completions"):
-        await validator(None).chat(parse(body, ChatRequest), LIMITS)
+        await validator(None).chat(await validator().parsed(body, ChatRequest), LIMITS)
 
 
 async def test_what_may_be_called_is_told_to_the_parser() -> None:
@@ -169,7 +165,8 @@ async def test_what_may_be_called_is_told_to_the_parser() -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
     async def asked(**fields: Any) -> GenerationRequest:
-        return await made.chat(parse(orjson.dumps({**body, **fields}), ChatRequest), LIMITS)
+        raw = orjson.dumps({**body, **fields})
+        return await made.chat(await made.parsed(raw, ChatRequest), LIMITS)
 
     told = await asked(tools=tools)
     assert told.prompt == tuple(b"fguhi;")
@@ -184,60 +181,6 @@ async def test_what_may_be_called_is_told_to_the_parser() -> None:
 async def test_another_model_is_not_found() -> None:
     with pytest.raises(NotFound):
         await complete(model="x" * 1000)
-
-
-def test_complaints_name_the_deepest_place() -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text"}]}]}
-    with pytest.raises(InvalidRequest, match="missing: add it") as refused:
-        parse(orjson.dumps(body), ChatRequest)
-    assert refused.value.field == "messages[0].content[0].text"
-
-
-def completion_of(value: bytes) -> CompletionRequest:
-    return parse(b'{"model":"m","prompt":' + value + b"}", CompletionRequest)
-
-
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [
-        (b"[" + b"[]," * MOST_CONTAINERS + b"[]]", "lists and objects"),
-        (b"[" * (MOST_CONTAINERS + 1), "lists and objects"),  # legal or not: counted first
-        (b'[{"a":"[\\\\"},' + b"{}," * MOST_CONTAINERS + b"1]", "lists and objects"),
-        (b"[" + b"1," * (MOST_VALUES + 1) + b"1]", "values"),
-        (b'"' * (MOST_VALUES + 2), "values"),
-    ],
-    ids=["lists", "nested", "objects-after-an-escape", "numbers", "strings"],
-)
-def test_a_body_of_very_many_values_is_refused_unparsed(value: bytes, what: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"the body holds .* {what}"):
-        completion_of(value)
-
-
-@pytest.mark.parametrize("text", ["[{,", '\\"[', '["],{"', "\\\\"])
-def test_what_stands_in_a_string_is_not_counted(text: str) -> None:
-    prompt = text * MOST_VALUES
-    assert completion_of(orjson.dumps(prompt)).prompt == prompt
-
-
-def test_as_many_tokens_as_are_read_are_read() -> None:
-    made = completion_of(b"[" + b"1," * (MOST_VALUES - 10) + b"1]")
-    assert isinstance(made.prompt, list) and len(made.prompt) == MOST_VALUES - 9
-
-
-def test_arguments_of_calls_are_counted_before_they_are_parsed() -> None:
-    def body(calls: int, values: int) -> bytes:
-        text = "{" + ",".join(f'"k{n}":[]' for n in range(values)) + "}"
-        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
-        messages = [{"role": "assistant", "content": None, "tool_calls": [call] * calls}]
-        return orjson.dumps({"model": "m", "messages": messages})
-
-    with pytest.raises(InvalidRequest, match="arguments of calls hold over 32768") as caught:
-        parse(body(100, 5000), ChatRequest)  # 5 MB, a million values
-    assert caught.value.field == "messages"
-    assert len(parse(body(2, 500), ChatRequest).messages) == 1
-    for odd in ("x", [1], [{"tool_calls": 1}], [{"tool_calls": [{"function": {"arguments": 1}}]}]):
-        with pytest.raises(InvalidRequest):
-            parse(orjson.dumps({"model": "m", "messages": odd}), ChatRequest)
 
 
 def test_only_a_token_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
