@@ -47,9 +47,9 @@ class ChatPrompt:
         names = frozenset(tool.function.name for tool in tools)
         return tools, Calling(self._form, names, request.parallel_tool_calls is not False)
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """The prompt, open for an answer. Raises InvalidRequest naming the field that cannot be
-        told to the model."""
+    def plain(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """The messages as the template wants them. Raises InvalidRequest naming the field that
+        cannot be told to the model."""
         if self._template is None:
             raise InvalidRequest(
                 f"the model {self._model!r} has no chat template: use /v1/completions", "messages"
@@ -59,7 +59,13 @@ class ChatPrompt:
         plain = plain_messages(messages)
         if not (self._support.calls if tools else self._support.calls_alone):
             self._check_no_calls(plain)
-        return self._template.render(self._support.suited(plain), plain_tools(tools))
+        return self._support.suited(plain)
+
+    def text(self, plain: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> str:
+        """The prompt, open for an answer, of what `plain` gave. Raises InvalidRequest if the
+        template refuses it."""
+        assert self._template is not None
+        return self._template.render(plain, plain_tools(tools))
 
     def _check_tools(self) -> None:
         if not self._support.tools:

@@ -9,7 +9,7 @@ meaning. Stateless.
 from __future__ import annotations
 
 from functools import cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
@@ -27,7 +27,7 @@ def message_of(sent: bytes, shape: type[_Shape]) -> _Shape:
     """Raises InvalidRequest for what is no such message, or has over MOST_FIELDS fields."""
     try:
         if len(sent) > 2 * MOST_FIELDS:  # a field takes two bytes at least
-            _check_fields(sent, shape.DESCRIPTOR)
+            _check_fields(sent, cast(Descriptor, shape.DESCRIPTOR))
         return shape.FromString(sent)
     except (DecodeError, IndexError) as error:
         raise InvalidRequest(f"the message is no {shape.DESCRIPTOR.name}") from error

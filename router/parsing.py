@@ -18,7 +18,7 @@ from baton.router.openai_schema import NEUTRAL, Body, Generation
 from baton.runtime.errors import InvalidRequest
 
 LONGEST_NAME = 200  # characters of a field's path in an answer
-MOST_STRINGS = 1 << 17  # of a body, the names of fields too
+MOST_STRINGS = 1 << 16  # of a body, the names of fields too
 MOST_CONTAINERS = 1 << 15  # lists and objects: each costs more than a number does
 MOST_ARGUMENT_VALUES = 1 << 15  # commas and brackets in all arguments of calls
 MOST_PIECES = 4096  # parts of contents, and calls, of all messages together

@@ -122,7 +122,8 @@ class Validator:
         self, messages: Sequence[Message], limits: Limits, tools: Sequence[Tool] = ()
     ) -> list[int]:
         """The prompt's tokens for a chat; nothing is added to what the template printed."""
-        text = await self.turns.run(0, self._chat_prompt.text, messages, tools)
+        plain = await self.turns.run(0, self._chat_prompt.plain, messages, tools)
+        text = await self.turns.run(0, self._chat_prompt.text, plain, tools)
         return await self.text_tokens(text, False, "messages", limits)
 
     async def completion(

@@ -51,7 +51,7 @@ def request(**fields: Any) -> ChatRequest:
 
 def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, Calling | None]:
     tools, calling = prompt.tools(asked)
-    return prompt.text(asked.messages, tools), calling
+    return prompt.text(prompt.plain(asked.messages, tools), tools), calling
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
