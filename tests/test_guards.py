@@ -27,9 +27,9 @@ NARROWING = {
     ("router/app.py", "isinstance(error, BatonError)"): "what the handler is registered for",
     ("router/app.py", "isinstance(error, HTTPException)"): "what the handler is registered for",
     ("router/choice_text.py", "output.token is not None"): "its one caller has looked",
+    ("router/chat_prompt.py", "self._template is not None"): "`plain` has refused else",
     ("router/fleet.py", "welcome is not None"): "a link is up once it is welcomed",
     ("router/tool_calls.py", "found is not None"): "the pattern matches the empty text",
-    ("router/validation.py", "not isinstance(only, int)"): "the schema takes no mixed list",
 }
 
 # Names that hold what nobody may guess bit by bit; in files that handle secrets, other names too.
