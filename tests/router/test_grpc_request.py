@@ -343,14 +343,6 @@ async def test_very_many_values_are_refused_before_they_are_copied(
         await generation_of(few, VALIDATOR, LIMITS)
 
 
-async def test_as_many_tokens_are_biased_as_by_http() -> None:
-    with pytest.raises(InvalidRequest) as http:
-        await by_http({"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}})
-    with pytest.raises(InvalidRequest) as grpc:
-        await by_grpc({"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}})
-    assert str(grpc.value) == str(http.value) and grpc.value.field == http.value.field
-
-
 async def tokens(body: dict[str, Any]) -> tuple[list[int], list[int]]:
     """By HTTP and by gRPC; the first error, if both raise it."""
     http = await VALIDATOR.parsed(orjson.dumps(body), TokenizeRequest)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from baton.proto import client_pb2
+from baton.router.chat_template import ChatTemplate
+from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing_of
 from baton.router.turns import SHARE_S, Turns
+from baton.router.validation import Limits, Validator
+from baton.simulation.byte_tokenizer import ByteTokenizer
 
 
 class Log:
@@ -109,3 +115,23 @@ async def test_what_fails_has_taken_its_time_too() -> None:
     begun = log.turn
     assert await log.turns.run(1, log.piece("next", 0.0)) == "next"
     assert log.ran[0][0] > begun
+
+
+async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    validator = Validator("m", ByteTokenizer(), template, frozenset({7}), max_choices=4)
+    steps: list[str] = []
+
+    class Noting(Turns):
+        async def run(self, _: int, work: Any, *given: Any, **named: Any) -> Any:
+            steps.append(work.__name__)
+            return work(*given, **named)
+
+    validator.turns = Noting()
+    sent = client_pb2.GenerateRequest(
+        model="m", messages=[client_pb2.Message(role="user", content="a")]
+    )
+    await generation_of(sent, validator, Limits(max_context=50, vocab_size=200))
+    await tokenizing_of(client_pb2.TokenizeRequest(prompt="a"), validator.turns)
+    await detokenizing_of(client_pb2.DetokenizeRequest(), validator.turns)
+    assert steps == ["_sent", "shaped", "plain", "text", *["_sent", "shaped"] * 2]

@@ -9,7 +9,7 @@ import pytest
 
 from baton.router.chat_template import ChatTemplate
 from baton.router.generation_request import GenerationRequest
-from baton.router.openai_schema import ChatRequest, CompletionRequest
+from baton.router.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
 from baton.router.tool_calls import FORMS, Calling
 from baton.router.validation import Limits, Validator
 from baton.runtime.errors import InvalidRequest, NotFound
@@ -201,3 +201,25 @@ def test_only_a_token_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(InvalidRequest, match=r"prompt\[3\]: -?\d+ is no token id"):
             made.check_tokens([1, 2, 3, wrong, 900, -7], "prompt", limits)
     assert named == ["prompt[3]"] * 2
+
+
+async def test_each_step_has_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, steps = validator(), []
+    run = made.turns.run
+
+    async def note(size: int, work: Any, *given: Any, **named: Any) -> Any:
+        steps.append((work.__name__, size))
+        return await run(size, work, *given, **named)
+
+    monkeypatch.setattr(made.turns, "run", note)
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]})
+    await made.chat(await made.parsed(body, ChatRequest), LIMITS)
+    begun = ("check_counts", len(body))
+    assert steps == [begun, ("decoded", 0), ("shaped", 0), ("plain", 0), ("text", 0)]
+    steps.clear()
+    asked = await made.parsed(b'{"model":"m","prompt":[1,2]}', CompletionRequest)
+    await made.completion(asked, LIMITS)
+    assert [name for name, _ in steps] == ["check_counts", "decoded", "shaped", "check_tokens"]
+    steps.clear()
+    await made.text(await made.parsed(b'{"tokens":[1]}', DetokenizeRequest), LIMITS)
+    assert [name for name, _ in steps] == ["check_counts", "decoded", "shaped", "decode"]
