@@ -18,7 +18,7 @@ from baton.router.openai_schema import (
     CompletionRequest,
     DetokenizeRequest,
 )
-from baton.router.parsing import decoded, shaped
+from baton.router.parsing import MOST_PIECES, decoded, shaped
 from baton.runtime.errors import InvalidRequest
 
 CHAT = "/v1/chat/completions"
@@ -318,9 +318,9 @@ REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
     (CompletionRequest, {"prompt": "a", **{f"f{n}": 1 for n in range(MANY)}}),
     (ChatRequest, {"messages": [{}] * MANY}),
     (ChatRequest, {"messages": [{f"f{n}": 1 for n in range(MANY)}]}),
-    (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "image"}] * MANY}]}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "image"}] * MOST_PIECES}]}),
     (ChatRequest, {"messages": [{"role": "user", "annotations": [1] * MANY}]}),
-    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MOST_PIECES}]}),
     (ChatRequest, {"messages": [], "tools": [{}] * MANY}),
     (ChatRequest, {"messages": [], "tools": [{f"f{n}": 1 for n in range(MANY)}]}),
     (ChatRequest, {"messages": [], **tool(parameters={f"f{n}": 1 for n in range(MANY)})}),
