@@ -2,8 +2,8 @@
 bad field.
 
 Counts come before anything is made of them: the event loop waits for each of these steps, and
-what would hold it up for long is refused while it is still bytes. The bounds are such that no step
-takes over about 40 ms (docs/reliability.md). Knows no model. Stateless.
+what would hold it up for long is refused while it is still bytes. The bounds are such that a step
+takes about 50 ms at most (docs/reliability.md). Knows no model. Stateless.
 """
 
 from __future__ import annotations
