@@ -26,6 +26,7 @@ T = TypeVar("T")
 TOKEN_KEY = "x-baton-token"
 ERROR_KEY = "x-baton-error"
 MAX_MESSAGE_BYTES = 64 << 20  # a snapshot part or a long prompt; KV never travels here
+MAX_CONNECTIONS = 4096  # to one worker: of routers, and of all workers of the other role
 HANDSHAKE_S = 10  # for TLS and gRPC's own greeting; who says nothing is sent away then
 CLOSE_GRACE_S = 0.5  # for the peer to take the last messages and end its side
 
@@ -106,6 +107,7 @@ def _server_options() -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
     ]
 

@@ -1,8 +1,9 @@
-"""Connections to a worker: for how long one may say nothing."""
+"""Connections to a worker: how many there are, and for how long one may say nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -28,23 +29,27 @@ from baton.runtime.tls import Tls
 
 TOKEN = "a token"
 LIMIT_S = 20.0
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and SETTINGS
+
+
+Ends = tuple[SecurityConfig | None, SecurityConfig | None]
 
 
 @pytest.fixture(params=[True, False], ids=["TLS", "plain"])
-def ends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tls | None, Tls | None]:
+def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Ends:
     """A worker's and a router's."""
     if not request.param:
         return None, None
     authority = Authority(tmp_path / "tls")
     worker, router = (
-        Tls(SecurityConfig("on", str(files.authority), str(files.certificate), str(files.key)))
+        SecurityConfig("on", str(files.authority), str(files.certificate), str(files.key))
         for files in (authority.issue("decode-0", "127.0.0.1"), authority.issue("router", None))
     )
     return worker, router
 
 
 @asynccontextmanager
-async def served(tls: Tls | None) -> AsyncIterator[str]:
+async def served(security: SecurityConfig | None) -> AsyncIterator[str]:
     async def echo(_: Any, context: Any) -> None:
         link: ServerLink[bytes, bytes] = ServerLink(context)
         try:
@@ -56,7 +61,7 @@ async def served(tls: Tls | None) -> AsyncIterator[str]:
     server = open_server(TOKEN)
     methods = {"Echo": grpc.stream_stream_rpc_method_handler(echo)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
-    port = open_port(server, "127.0.0.1:0", tls)
+    port = open_port(server, "127.0.0.1:0", security and Tls(security))
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -67,8 +72,8 @@ async def served(tls: Tls | None) -> AsyncIterator[str]:
 class Caller:
     """A link on a connection of its own."""
 
-    def __init__(self, address: str, tls: Tls | None) -> None:
-        self._channel = open_channel(address, tls)
+    def __init__(self, address: str, security: SecurityConfig | None) -> None:
+        self._channel = open_channel(address, security and Tls(security))
         call = self._channel.stream_stream("/t/Echo")(metadata=credentials(TOKEN))
         self._link: ClientLink[bytes, bytes] = ClientLink(call)
 
@@ -85,10 +90,11 @@ class Caller:
         await self._channel.close()
 
 
-async def test_who_says_nothing_is_sent_away_and_others_do_not_notice(
-    ends: tuple[Tls | None, Tls | None], monkeypatch: pytest.MonkeyPatch
+async def test_who_says_nothing_is_sent_away_and_has_a_place_only_until_then(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
+    monkeypatch.setattr(grpc_links, "MAX_CONNECTIONS", 8)
     worker, router = ends
     async with served(worker) as address, AsyncExitStack() as closing:
         standing = Caller(address, router)
@@ -105,3 +111,51 @@ async def test_who_says_nothing_is_sent_away_and_others_do_not_notice(
         late = Caller(address, router)
         closing.push_async_callback(late.close)
         assert await late.hears() and await standing.hears()
+
+
+@asynccontextmanager
+async def greeted(address: str, security: SecurityConfig | None) -> AsyncIterator[bool]:
+    """Whether a server lets in a bare HTTP/2 connection, which ends with this block."""
+    secure = None
+    if security is not None:
+        secure = ssl.create_default_context(cafile=security.authority)
+        secure.load_cert_chain(security.certificate, security.key)
+        secure.set_alpn_protocols(["h2"])
+    host, port = address.rsplit(":", 1)
+    with suppress(ConnectionError, ssl.SSLError):  # of one that is refused
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=secure)
+        try:
+            writer.write(PREFACE)
+            let_in = len(await asyncio.wait_for(reader.read(9), LIMIT_S)) > 0
+            yield let_in
+            return
+        finally:
+            writer.transport.abort()  # a TLS close waits for its peer
+    yield False
+
+
+async def test_connections_are_bounded_and_a_place_is_given_back(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_links, "MAX_CONNECTIONS", 3)
+    worker, router = ends
+    async with served(worker) as address, AsyncExitStack() as closing:
+        standing = Caller(address, router)
+        closing.push_async_callback(standing.close)
+        assert await standing.hears()
+        for _ in range(5):  # more than there are places, one round after the other
+            async with asyncio.timeout(LIMIT_S):
+                while not await full_with_two(address, router):
+                    await asyncio.sleep(0.02)
+            assert await standing.hears()
+
+
+async def full_with_two(address: str, security: SecurityConfig | None) -> bool:
+    """Whether two more are let in, and then nobody."""
+    async with (
+        greeted(address, security) as first,
+        greeted(address, security) as second,
+        greeted(address, security) as third,
+    ):
+        assert not (first and second and third)
+        return first and second
