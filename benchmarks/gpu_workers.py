@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import importlib
 import os
 import random
 import re
@@ -75,8 +74,8 @@ def check_packages() -> None:
     """Raises Skipped where a worker would not start here."""
     try:
         check_worker_packages()  # among them NIXL, which no import here asks for
-        for module in ("baton.deploy.worker_process", "benchmarks.worker_pair"):
-            importlib.import_module(module)
+        import baton.deploy.worker_process
+        import benchmarks.worker_pair  # noqa: F401
     except Exception as error:  # grpcio and protobuf, if too old, raise errors of their own
         raise Skipped(f"workers need more, or newer, packages: {error}") from error
 

@@ -99,8 +99,9 @@ async def _held(
     stage: Stage, name: str, admin: httpx.AsyncClient
 ) -> tuple[HeldThread, float] | None:
     """Its device thread, held while it has work, and since when. One that is held with Python's
-    own lock would stop its whole process, which is another fault: then it is let go, and tried
-    again once the process has its breath back; likewise where its work was over just then."""
+    own lock, or as it waits for it, would stop its whole process, which is another fault: then it
+    is let go, and tried again once the process has its breath back; likewise where its work was
+    over just then. Who is waited for is noticed only after an answer, so it is asked twice."""
     clock = asyncio.get_running_loop().time
     (tid,) = threads(stage.cluster.pid(name), DEVICE)
     for _ in range(ATTEMPTS):
@@ -110,7 +111,7 @@ async def _held(
         works = False
         try:
             with suppress(httpx.TimeoutException):
-                works = await _works(admin, LIVES_S)
+                works = await _works(admin, LIVES_S) and await _works(admin, LIVES_S)
         finally:
             if not works:
                 held.release()
