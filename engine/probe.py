@@ -15,7 +15,7 @@ from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
 PROBE_S = 0.5  # between two probes of an idle worker
-IDLE_TIMES = 20.0  # as long as a probe took it pauses: an idle worker computes for a twentieth
+IDLE_TIMES = 8.0  # as long as a probe took it pauses: an idle worker computes for a ninth
 FAILURES = 3  # steps and probes in a row that all fail are no accident
 
 

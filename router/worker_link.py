@@ -3,7 +3,8 @@
     connecting ─▶ up ─▶ parked ─▶ up ...       parked: the link broke; for `link_grace_s` its
                    │       └────▶ connecting   requests wait for it to come back (resume by index)
                    ├─(another boot id)─▶ up    everything of the old boot is void at once
-                   └─▶ hung ─▶ up              its loop lives, but no step ends: nothing new there
+                   ├─▶ hung ─▶ up              its loop lives, but no step ends: nothing new there
+                   └─▶ quiet ─▶ up             no word for QUIET_SHARE of a silence: likewise
 
 Knows messages and time, no requests: those are the Bearer's, which is told of outputs and of
 losses and answers what it still waits for. Both ends heartbeat; silence ends a link. All state
@@ -34,6 +35,8 @@ from baton.runtime.silence import Silence
 WATCH_RETRY_S = 0.5
 SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
 RETRY_S = (0.05, 1.0)  # first and longest wait between attempts to connect
+QUIET_SHARE = 0.6  # of the silence that ends a link: what may be frozen takes no new work
+QUIET_BEATS = 2  # but a single heartbeat may be late
 STEADY_S = 1.0  # a link that was up for so long does not flap
 
 log = logs.get(__name__)
@@ -56,9 +59,9 @@ class Bearer(Protocol):
 
 
 class WorkerLink:
-    """`up` is true while the link is; `boot_id` and `welcome` are those of the last welcome.
-    `placed_tokens` and `placed_requests` count what was sent since the last load report.
-    `vocab_size` is that of the router's model."""
+    """`up` is true while the link is; `quiet`: for long nothing has come on it; `boot_id` and
+    `welcome` are those of the last welcome. `placed_tokens` and `placed_requests` count what was
+    sent since the last load report. `vocab_size` is that of the router's model."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class WorkerLink:
         self.up = False
         self.parked = False
         self.hung = False
+        self.quiet = False
         self.placed_tokens = 0
         self.placed_requests = 0
         self._pace = Pace()
@@ -103,7 +107,8 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        return self.up and not (self.hung or self.load.draining or self.load.trouble)
+        ill = self.hung or self.quiet or self.load.trouble
+        return self.up and not (ill or self.load.draining)
 
     def expected_s(self) -> float:
         """Until the end of a request that is placed there now; 0 where nobody waits."""
@@ -244,7 +249,7 @@ class WorkerLink:
             free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks
         )
         self._up_s = asyncio.get_running_loop().time()
-        self.parked = self.hung = self._silent = False
+        self.parked = self.hung = self.quiet = self._silent = False
         self.up = self._was_up = True
         metrics.LINKS.labels(self.record.role).inc()
         log.info("link up", worker_id=self.worker_id, role=self.record.role)
@@ -293,6 +298,7 @@ class WorkerLink:
         while True:
             message = await link.receive()  # bounded by _beat, which watches the silence
             silence.heard()
+            self.quiet = False
             kind = message.WhichOneof("kind")
             if kind == "outputs":
                 self._bearer.take(self, message.outputs)
@@ -320,12 +326,19 @@ class WorkerLink:
                 await link.send(message)
 
     async def _beat(self, silence: Silence) -> None:
+        config = self._config
+        quiet_s = max(QUIET_SHARE * config.link_silence_s, QUIET_BEATS * config.link_heartbeat_s)
         while True:
             if silence.left_s() <= 0:
                 self._silent = True
                 raise LinkClosed(f"{self.worker_id} has been silent too long")
+            to_quiet_s = quiet_s - silence.so_far_s()
+            if to_quiet_s <= 0 and not self.quiet:
+                log.warning("worker is quiet", worker_id=self.worker_id, seconds=quiet_s)
+            self.quiet = to_quiet_s <= 0
             self._enqueue(worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat()))
-            await silence.sleep(self._config.link_heartbeat_s)
+            pause_s = config.link_heartbeat_s
+            await silence.sleep(pause_s if self.quiet else min(pause_s, to_quiet_s))
 
     async def _watch(self, connection: Connection) -> None:
         """Feed the index while the link is up; a gap or a broken stream begins anew."""

@@ -26,6 +26,10 @@ class Silence:
         """Until the peer has been silent too long; at most 0 when it has."""
         return self._heard_s + self._limit_s - self._now_s()
 
+    def so_far_s(self) -> float:
+        """Since the last word."""
+        return self._now_s() - self._heard_s
+
     async def sleep(self, pause_s: float) -> None:
         """Sleep, but not past the limit. In parts: what happened during one that was not late
         in the end is not seen."""

@@ -88,7 +88,7 @@ def test_a_slow_engine_is_probed_seldom(pool: BlockPool) -> None:
     probe.heard(asked(probe), StepResult(((),), device_s=0.001))
     assert probe.pause_s == PROBE_S
     probe.heard(asked(probe), StepResult(((),), device_s=0.8))
-    assert probe.pause_s == pytest.approx(16.0)
+    assert probe.pause_s == pytest.approx(6.4)
 
 
 def test_what_fails_again_and_again_is_told_apart_from_an_accident(pool: BlockPool) -> None:

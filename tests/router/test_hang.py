@@ -75,6 +75,28 @@ async def test_a_silent_worker_is_left_within_three_seconds(router: Any, eventua
         assert (await answer).json()["choices"][0]["text"] == whole
 
 
+async def test_within_two_seconds_a_silent_worker_is_not_counted_as_ready(
+    router: Any, eventually: Any
+) -> None:
+    """With the default times. Its link stands for longer, and what it has stays there."""
+    async with router(config=DEFAULTS) as running:
+        worker = running.workers["decode-0"]
+        assert await running._ready()
+        worker.silent = True
+        began_s = asyncio.get_running_loop().time()
+
+        async def red() -> bool:
+            return not await running._ready()
+
+        await eventually(red)
+        assert asyncio.get_running_loop().time() - began_s < 2.0
+        answer = asyncio.create_task(running.complete(max_tokens=2))
+        await asyncio.sleep(0.3)
+        assert not worker.seen("submit")  # it waits for a worker
+        worker.silent = False
+        assert (await answer).status_code == 200 and len(worker.seen("hello")) == 1
+
+
 @pytest.mark.parametrize("alone", [True, False])
 async def test_late_tokens_of_an_old_attempt_are_refused(
     router: Any, eventually: Any, alone: bool

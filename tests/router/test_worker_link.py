@@ -302,6 +302,47 @@ async def test_a_stall_of_this_process_is_no_silence_of_the_worker(scene: Any) -
     assert made.link.up and made.link.load.free_blocks == 3 and not made.notes.losses
 
 
+def load() -> worker_pb2.WorkerMessage:
+    return worker_pb2.WorkerMessage(load=worker_pb2.Load(free_blocks=3))
+
+
+async def test_a_quiet_worker_takes_nothing_new_and_keeps_its_link(
+    scene: Any, eventually: Any
+) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0))
+    far = await made.accept()
+    assert made.link.takes_work
+    began_s = asyncio.get_running_loop().time()
+    await eventually(lambda: not made.link.takes_work)
+    assert 0.59 <= asyncio.get_running_loop().time() - began_s < 0.9
+    assert made.link.up and made.notes.losses == []
+    await far.send(load())
+    await eventually(lambda: made.link.takes_work)
+    await eventually(lambda: made.notes.losses)  # now it is silent for as long as that takes
+    assert asyncio.get_running_loop().time() - began_s > 1.5
+
+
+async def test_one_heartbeat_that_is_late_makes_nobody_quiet(scene: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.4, link_silence_s=1.0, link_grace_s=60.0))
+    far = await made.accept()
+    for _ in range(2):
+        await asyncio.sleep(0.65)  # more than the share, less than two heartbeats
+        assert made.link.takes_work
+        await far.send(load())
+        await asyncio.sleep(0.01)
+
+
+async def test_a_stall_of_this_process_makes_nobody_quiet(scene: Any) -> None:
+    made = scene(RouterConfig(link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0))
+    far = await made.accept()
+    await made.next(far, "heartbeat")
+    time.sleep(0.8)  # noqa: ASYNC251  nobody in this process can speak, nor hear
+    for _ in range(8):
+        assert made.link.takes_work
+        await asyncio.sleep(0.05)
+        await far.send(load())
+
+
 async def test_a_worker_that_never_welcomes_is_given_up(scene: Any) -> None:
     made = scene(RouterConfig(link_heartbeat_s=0.02, link_silence_s=0.1))
     async with asyncio.timeout(20):

@@ -47,3 +47,17 @@ async def test_a_word_is_not_put_into_the_future_by_a_late_sleep() -> None:
     silence.heard()
     await sleeping
     assert silence.left_s() <= 0.5
+
+
+async def test_how_long_it_lasts_is_told_without_late_sleeps_too() -> None:
+    silence = Silence(5.0)
+    assert silence.so_far_s() < 0.1
+    await silence.sleep(0.1)
+    assert silence.so_far_s() >= 0.09
+    sleeping = asyncio.create_task(silence.sleep(0.05))
+    await asyncio.sleep(0)
+    time.sleep(0.7)  # noqa: ASYNC251
+    await sleeping
+    assert silence.so_far_s() < 0.6
+    silence.heard()
+    assert silence.so_far_s() < 0.1
