@@ -74,7 +74,7 @@ def check_packages() -> None:
     """Raises Skipped where a worker would not start here."""
     try:
         check_worker_packages()  # among them NIXL, which no import here asks for
-        import baton.deploy.worker_process
+        import baton.deploy.worker_process  # noqa: F401
         import benchmarks.worker_pair  # noqa: F401
     except Exception as error:  # grpcio and protobuf, if too old, raise errors of their own
         raise Skipped(f"workers need more, or newer, packages: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -61,11 +62,14 @@ def test_equal_answers_by_handoffs_are_a_figure_that_holds(workers, monkeypatch)
     ],
 )
 def test_packages_that_workers_lack_are_told_by_name(workers, monkeypatch, error, says):
-    def fail(name):
-        raise error
+    class Failing:
+        def find_spec(self, name, path, target=None):
+            if name == "benchmarks.worker_pair":
+                raise error
 
     workers.check_packages()
-    monkeypatch.setattr(workers.importlib, "import_module", fail)
+    monkeypatch.delitem(sys.modules, "benchmarks.worker_pair")
+    monkeypatch.setattr(sys, "meta_path", [Failing(), *sys.meta_path])
     with pytest.raises(workers.Skipped, match=says):
         next(iter(workers.workers(None)))
 
