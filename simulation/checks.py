@@ -212,11 +212,12 @@ class Watch:
         give_up = handoffs._give_up
 
         def watched(group: Group, candidate: worker_pb2.Candidate, error: BatonError) -> None:
-            befallen = self.struck
+            befallen, pair = self.struck, (process.boot_id, candidate.boot_id)
             if isinstance(error, ReadFailed):
                 granter = self._world.of_boot(candidate.boot_id)
-                spoiled = (process.boot_id, candidate.boot_id) in self._spoiled
-                befallen = spoiled or not granter.machine.alive
+                befallen = pair in self._spoiled or not granter.machine.alive
+            elif befallen:  # it may take the connection for READs with it, which others need
+                self._spoiled.add(pair)
             if isinstance(error, AT_FAULT) and not befallen:
                 self.breaches.append(
                     f"{process.machine.name}: a handoff from {candidate.worker_id}, which nothing "
