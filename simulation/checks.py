@@ -103,7 +103,7 @@ class Watch:
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
         """Told of each READ as it starts."""
-        if fate.failed or fate.stuck:
+        if fate.failed or fate.stuck or fate.stale:  # its source may go
             self._spoiled.add((attempt.reader, attempt.granter))
         if attempt.summed and not fate.failed:
             self._flying[attempt.number] = (attempt, fate.stale or attempt.granter)
