@@ -251,7 +251,7 @@ class AdminServer:
         self._unbalanced = None
         try:
             return self._audit(True)
-        except Exception as error:
+        except Exception as error:  # kept for those who ask before the next check, and raised
             self._unbalanced = error
             raise
         finally:

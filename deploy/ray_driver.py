@@ -59,7 +59,7 @@ class WorkerActor:
                 return False
             launcher.tend()
             self._failed = None
-        except Exception as error:
+        except Exception as error:  # the thread's last stop: see above
             if repr(error) != repr(self._failed):
                 self._tell(f"keeping {self._name} through Ray: {error!r}; it is tried again")
             self._failed = error

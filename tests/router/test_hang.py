@@ -148,17 +148,23 @@ async def test_another_boot_of_a_worker_cannot_speak_for_the_one_before(
         assert (await answer).json()["choices"][0]["text"] == whole
 
 
+async def prompted(running: Any, eventually: Any) -> asyncio.Task[Any]:
+    """A long prompt has come to decode-0, which says nothing before its `pause_at` is None."""
+    workers, decode = running.workers, running.workers["decode-0"]
+    await eventually(lambda: all(w.seen("hello") for w in workers.values()))
+    decode.pause_at = 0
+    prompt = "the quick brown fox jumps over the lazy dog " * 20
+    answer = asyncio.create_task(running.complete(prompt=prompt, max_tokens=3))
+    await eventually(lambda: bool(decode.seen("submit")))
+    return answer
+
+
 async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(
     router: Any, eventually: Any
 ) -> None:
     async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
-        workers = running.workers
-        await eventually(lambda: all(w.seen("hello") for w in workers.values()))
-        decode = workers["decode-0"]
-        decode.pause_at = 0
-        prompt = "the quick brown fox jumps over the lazy dog " * 20
-        answer = asyncio.create_task(running.complete(prompt=prompt, max_tokens=3))
-        await eventually(lambda: bool(decode.seen("submit")))
+        workers, decode = running.workers, running.workers["decode-0"]
+        answer = await prompted(running, eventually)
         first = decode.seen("submit")[0].placement.candidates[0].worker_id
         workers[first].overdue_ms = 60_000
         await eventually(lambda: len(decode.seen("submit")) == 2)
@@ -180,13 +186,8 @@ async def test_a_prompt_does_not_wait_for_a_second_candidate_that_hangs(
 ) -> None:
     """Its decode worker tells whom it asks now: whether that one hangs by then, or later."""
     async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
-        workers = running.workers
-        await eventually(lambda: all(w.seen("hello") for w in workers.values()))
-        decode = workers["decode-0"]
-        decode.pause_at = 0
-        prompt = "the quick brown fox jumps over the lazy dog " * 20
-        answer = asyncio.create_task(running.complete(prompt=prompt, max_tokens=3))
-        await eventually(lambda: bool(decode.seen("submit")))
+        workers, decode = running.workers, running.workers["decode-0"]
+        answer = await prompted(running, eventually)
         submit = decode.seen("submit")[0]
         first, second = submit.placement.candidates
         hung = workers[second.worker_id]
