@@ -94,7 +94,8 @@ def show(score: Score, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = argparse.ArgumentParser(description="Evaluate the trained models, held out")
-    made.add_argument("--folder", type=Path, default=Path("build/models"))
+    made.add_argument("--folder", type=Path, default=Path(__file__).parent,
+                      help="of both models (those that come with the package)")  # fmt: skip
     made.add_argument("--each", type=int, default=60, help="conversations of each task")
     made.add_argument("--seed", type=int, default=1_000_000)
     made.add_argument("--json", type=Path)

@@ -132,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bar.update(shown[name], completed=done, loss=loss)
 
         train(options, note)
-    print(f"both models are in {options.folder}; measure them: python -m baton.models.evaluate")
+    measure = f"python -m baton.models.evaluate --folder {options.folder}"
+    print(f"both models are in {options.folder}; measure them: {measure}")
 
 
 def _options(arguments: Sequence[str] | None) -> Options:
