@@ -1,0 +1,162 @@
+"""A dispatcher alone, with links that only write down what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from opentelemetry.context import Context
+
+from baton.proto import worker_pb2
+from baton.router.circuits import Circuits
+from baton.router.dispatch import Dispatcher
+from baton.router.generation import Generation
+from baton.router.generation_request import GenerationRequest
+from baton.router.placement import WorkerView
+from baton.runtime.config import RouterConfig
+from baton.runtime.links import LinkClosed
+
+SCENE = RouterConfig(stream_buffer_messages=16, max_attempts=3)
+
+
+class FakeLink:
+    """`submits` and `cancels` of what it was `sent`."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.boot_id = worker_id.encode()
+        self.up = True
+        self.hung = False
+        self.placed_tokens = self.placed_requests = 0
+        self.load = worker_pb2.Load()
+        self.sent: list[worker_pb2.RouterMessage] = []
+        self.settled: list[str] = []
+        self.confirmed: list[worker_pb2.Resume] = []
+
+    def send(self, message: worker_pb2.RouterMessage) -> None:
+        if not self.up:
+            raise LinkClosed("down")
+        self.sent.append(message)
+
+    def settle(self, request_id: str) -> None:
+        self.settled.append(request_id)
+
+    def confirm(self, accepted: worker_pb2.Resume) -> None:
+        self.confirmed.append(accepted)
+
+    def submits(self) -> list[worker_pb2.Submit]:
+        return [m.submit for m in self.sent if m.WhichOneof("kind") == "submit"]
+
+    def cancels(self) -> list[tuple[str, int]]:
+        cancels = [m.cancel for m in self.sent if m.WhichOneof("kind") == "cancel"]
+        return [(cancel.request_id, cancel.attempt) for cancel in cancels]
+
+
+class FakeFleet:
+    """Workers, decode workers unless their name says "prefill"; alike but for what a test
+    changes."""
+
+    def __init__(self, *names: str) -> None:
+        self.links = {name: FakeLink(name) for name in names}
+        self.waiting = 0
+        self.total_blocks = 100
+        self.fingerprints: dict[str, str] = {}  # where they are not "f"
+        self.circuits = Circuits(random.Random(1))
+        self.expected = 0.0
+        self.vocab_size = 1000
+        self.matched = 0
+        self.known = True  # the index is rebuilt
+
+    def rebuilt(self) -> bool:
+        return self.known
+
+    def expected_s(self) -> float:
+        return self.expected
+
+    def link(self, worker_id: str) -> FakeLink | None:
+        return self.links.get(worker_id)
+
+    def of_boot(self, boot_id: bytes) -> FakeLink | None:
+        return self.links.get(boot_id.decode())
+
+    def room(self) -> int:
+        takes = [e for e in self.links.values() if e.up and not e.load.draining]
+        return sum(_role(link) == "decode" for link in takes) * max(0, 512 - self.waiting)
+
+    def match(self, views: object, tokens: Sequence[int], salt: bytes, known: object) -> None:
+        self.matched += 1  # nobody holds anything
+
+    def views(self) -> list[WorkerView]:
+        roles = {link.boot_id: _role(link) for link in self.links.values() if link.up}
+        passed_over = self.circuits.passed_over(roles, asyncio.get_running_loop().time())
+        return [
+            WorkerView(
+                link.worker_id,
+                link.boot_id,
+                _role(link),
+                "h:1",
+                (self.fingerprints.get(link.worker_id, "f"), "d", 16),
+                total_blocks=self.total_blocks,
+                free_blocks=self.total_blocks,
+                waiting=self.waiting,
+                passed_over=link.boot_id in passed_over,
+                draining=link.load.draining,
+            )
+            for link in self.links.values()
+            if link.up
+        ]
+
+
+def _role(link: FakeLink) -> str:
+    return "prefill" if link.worker_id.startswith("prefill") else "decode"
+
+
+class Scene:
+    """The dispatcher alone, with links that only write down what they are sent."""
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.fleet = FakeFleet(*(names or ("decode-0",)))
+        self.dispatcher = Dispatcher(cast(Any, self.fleet), replace(SCENE, **settings))
+        self.dispatcher.place_wait_s = 0.2
+
+    async def start(
+        self, request_id: str = "r", within_s: float = 3600, **fields: Any
+    ) -> Generation:
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        defaults: dict[str, Any] = {"max_tokens": 9, "stop_token_ids": (1,)}
+        request = GenerationRequest(
+            prompt=(5, 6, 7), sampling=worker_pb2.Sampling(seed=1), **{**defaults, **fields}
+        )
+        return await self.dispatcher.start(request, request_id, Context(), deadline_s)
+
+    def link(self, number: int = 0) -> Any:
+        return self.fleet.links[f"decode-{number}"]
+
+    def give(self, *outputs: worker_pb2.Output, number: int = 0) -> None:
+        self.dispatcher.take(self.link(number), worker_pb2.StepOutputs(outputs=outputs))
+
+    def tell(self, *outputs: worker_pb2.Output, number: int = 0, **asked: Any) -> None:
+        """Of whom a request asks now; `outputs` travel in the same message."""
+        word = worker_pb2.Asked(**{"request_id": "r", "attempt": 1, **asked})
+        message = worker_pb2.StepOutputs(outputs=outputs, asked=[word])
+        self.dispatcher.take(self.link(number), message)
+
+    async def settle_down(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def output(index: int, token: int | None = 9, **fields: Any) -> worker_pb2.Output:
+    made = worker_pb2.Output(request_id="r", attempt=1, index=index, token=token)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def failed(code: str, retryable: bool, **fields: Any) -> worker_pb2.Output:
+    made = output(0, None, end=worker_pb2.FAILED, **fields)
+    made.failure.code, made.failure.retryable = code, retryable
+    return made

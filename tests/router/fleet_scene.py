@@ -1,0 +1,114 @@
+"""A fleet over memory links, and the stubs of workers at their far ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from baton.proto import worker_pb2
+from baton.router.fleet import Fleet
+from baton.router.validation import Limits
+from baton.runtime.config import RouterConfig
+from baton.runtime.identity import cluster_key
+from baton.runtime.links import LinkClosed, memory_link
+from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+from baton.runtime.wire import ModelLimits
+
+KEY = cluster_key("k")
+CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.05)
+
+
+class Stub:
+    """A worker behind memory links: welcomes whoever connects, and keeps the far ends."""
+
+    def __init__(self, role: Role, number: int, **welcome: Any) -> None:
+        self.role, self.boot_id, self.welcome = role, bytes([number]) * 16, welcome
+        self.ends: list[Any] = []
+        self.reachable = True
+        self.feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(9)
+
+    def connect(self, address: str) -> Any:
+        return self
+
+    def link(self) -> Any:
+        if not self.reachable:
+            raise LinkClosed("unreachable")
+        ends: tuple[Any, Any] = memory_link()
+        near, far = ends
+        welcome = ModelLimits(300, 1000, "f", "d", KEY).welcome("", self.boot_id, self.role, 4, 9)
+        for name, value in self.welcome.items():
+            setattr(welcome, name, value)
+        self.ends.append(far)
+        self.greeting = asyncio.create_task(far.send(worker_pb2.WorkerMessage(welcome=welcome)))
+        return near
+
+    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
+        while True:
+            yield await self.feed.get()
+
+    async def close(self) -> None:
+        pass
+
+
+class Dialer:
+    """Finds the stub at an address."""
+
+    def __init__(self) -> None:
+        self.stubs: dict[str, Stub] = {}
+
+    def connect(self, address: str) -> Any:
+        return self.stubs[address]
+
+
+class Nobody:
+    """A Bearer whose workers come and go, and do nothing else."""
+
+    def __init__(self) -> None:
+        self.lost_workers: list[str] = []
+
+    def take(self, link: Any, outputs: Any) -> None:
+        raise AssertionError("no outputs are sent here")
+
+    def pending(self, link: Any) -> list[worker_pb2.Resume]:
+        return []
+
+    def lost(self, link: Any, request_ids: Any, reason: str) -> None:
+        self.lost_workers.append(link.worker_id)
+
+    def hung(self, link: Any) -> None:
+        raise AssertionError("nobody hangs here")
+
+
+class FleetScene:
+    """The fleet runs from the start; `add` starts a stub and announces it."""
+
+    key, config = KEY, CONFIG
+
+    def __init__(self) -> None:
+        self.registry, self.dialer, self.bearer = MemoryRegistry(), Dialer(), Nobody()
+        self.begin()
+
+    def begin(self) -> None:
+        """A fleet that knows nobody yet."""
+        self.fleet = Fleet(self.registry, self.dialer, CONFIG, KEY, Limits(1000, 300))
+        self.task = asyncio.create_task(self.fleet.run(self.bearer))
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def put(self, address: str, role: Role, number: int, **welcome: Any) -> Stub:
+        """A stub that the registry does not tell of."""
+        stub = self.dialer.stubs[address] = Stub(role, number, **welcome)
+        return stub
+
+    def add(self, name: str, number: int = 1, address: str = "", **welcome: Any) -> Stub:
+        role: Role = "prefill" if name.startswith("prefill") else "decode"
+        address = address or name
+        stub = self.put(address, role, number, **welcome)
+        self.registry.announce(WorkerRecord(name, stub.boot_id.hex(), role, address, "", "m", 1))
+        return stub
+
+    def names(self) -> list[str]:
+        return sorted(view.worker_id for view in self.fleet.views())

@@ -1,0 +1,126 @@
+"""One worker's link over memory links: the test holds their far ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import Any
+
+from baton.proto import worker_pb2
+from baton.router.radix_index import RadixIndex
+from baton.router.worker_link import WorkerLink
+from baton.runtime.config import RouterConfig
+from baton.runtime.links import LinkClosed, memory_link
+from baton.runtime.registry import WorkerRecord
+from baton.runtime.wire import ModelLimits
+
+BOOT = b"b" * 16
+CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
+LIMITS = ModelLimits(300, 40, "f", "d", b"key")
+WELCOME = worker_pb2.WorkerMessage(welcome=LIMITS.welcome("decode-0", BOOT, "decode", 4, 10))
+
+
+class MemoryDialer:
+    """Each dialled link's far end comes out of `dialled`; block events are put in `blocks`."""
+
+    def __init__(self) -> None:
+        self.dialled: asyncio.Queue[Any] = asyncio.Queue(100)
+        self.blocks: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(100)
+        self.reachable = True
+
+    def connect(self, address: str) -> MemoryConnection:
+        return MemoryConnection(self)
+
+
+class MemoryConnection:
+    def __init__(self, dialer: MemoryDialer) -> None:
+        self._dialer = dialer
+
+    def link(self) -> Any:
+        if not self._dialer.reachable:
+            raise LinkClosed("unreachable")
+        ends: tuple[Any, Any] = memory_link()
+        near, far = ends
+        self._dialer.dialled.put_nowait(far)
+        return near
+
+    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
+        while True:
+            yield await self._dialer.blocks.get()
+
+    async def close(self) -> None:
+        pass
+
+
+class Notes:
+    """A Bearer that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.outputs: list[worker_pb2.StepOutputs] = []
+        self.losses: list[tuple[list[str] | None, str]] = []
+        self.waiting: list[worker_pb2.Resume] = []
+        self.hangs = 0
+
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+        self.outputs.append(outputs)
+
+    def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
+        return self.waiting
+
+    def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
+        self.losses.append((None if request_ids is None else list(request_ids), reason))
+
+    def hung(self, link: WorkerLink) -> None:
+        self.hangs += 1
+
+
+class LinkScene:
+    """The link of `decode-0`, which runs from the start. `changes` are made to CONFIG."""
+
+    boot_id = BOOT
+
+    def __init__(self, **changes: Any) -> None:
+        config = replace(CONFIG, **changes)
+        self.dialer, self.notes, self.index = MemoryDialer(), Notes(), RadixIndex()
+        record = WorkerRecord("decode-0", BOOT.hex(), "decode", "h:1", "", "m", 1)
+        self.link = WorkerLink(
+            record, self.dialer, self.index, self.notes, config, b"r" * 16, vocab_size=300
+        )
+        self.task = asyncio.create_task(self.link.run())
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def accept(self, welcome: worker_pb2.WorkerMessage = WELCOME) -> Any:
+        """The far end of the next link, after its hello was answered."""
+        async with asyncio.timeout(20):
+            far = await self.dialer.dialled.get()
+            first = await far.receive()
+            assert first.WhichOneof("kind") == "hello"
+            self.hello = first.hello
+            await far.send(welcome)
+            while not self.link.up:
+                await asyncio.sleep(0.005)
+        return far
+
+    async def next(self, far: Any, kind: str) -> Any:
+        async with asyncio.timeout(20):
+            while True:
+                message = await far.receive()
+                if message.WhichOneof("kind") == kind:
+                    return getattr(message, kind)
+
+    @staticmethod
+    def welcome(**fields: Any) -> worker_pb2.WorkerMessage:
+        """What `decode-0` says first, with these fields changed."""
+        made = worker_pb2.WorkerMessage()
+        made.CopyFrom(WELCOME)
+        for name, value in fields.items():
+            setattr(made.welcome, name, value)
+        return made
+
+    @staticmethod
+    def submit(request_id: str) -> worker_pb2.RouterMessage:
+        return worker_pb2.RouterMessage(submit=worker_pb2.Submit(request_id=request_id))

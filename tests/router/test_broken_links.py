@@ -1,0 +1,139 @@
+"""A link that breaks: what waits for it to come back, and what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from baton.proto import worker_pb2
+from baton.runtime import metrics
+from baton.runtime.links import LinkClosed
+
+
+async def test_a_break_parks_and_a_reconnect_resumes(link_scene: Any) -> None:
+    made = link_scene(link_grace_s=20.0)
+    far = await made.accept()
+    made.notes.waiting = [worker_pb2.Resume(request_id="r", attempt=2)]
+    await far.close()
+    again = made.welcome()
+    again.welcome.lost.append("r")
+    await made.accept(again)
+    assert [resume.request_id for resume in made.hello.resume] == ["r"]
+    assert made.notes.losses == [(["r"], "the worker does not hold it any more")]
+
+
+async def test_what_ends_between_hello_and_welcome_is_cancelled(link_scene: Any) -> None:
+    """The hello has named it, and while the link is down nobody can tell the worker."""
+    made = link_scene(link_grace_s=20.0)
+    far = await made.accept()
+    open_choices = [worker_pb2.ChoiceIndex(choice=choice) for choice in (0, 1)]
+    named = [worker_pb2.Resume(request_id=n, attempt=2, next=open_choices) for n in "abcd"]
+    made.notes.waiting = named
+    await far.close()
+    async with asyncio.timeout(20):
+        far = await made.dialer.dialled.get()
+        assert len((await far.receive()).hello.resume) == 4
+        later = worker_pb2.Resume(request_id="c", attempt=3)  # the named attempt has ended
+        fewer = worker_pb2.Resume(request_id="d", attempt=2, next=open_choices[:1])
+        made.notes.waiting = [named[1], later, fewer]
+        await far.send(made.welcome())
+        cancelled, settled, beats = [], [], 0
+        while beats < 3:
+            message = await far.receive()
+            kind = message.WhichOneof("kind")
+            beats += kind == "heartbeat"
+            if kind == "cancel":
+                cancelled.append((message.cancel.request_id, list(message.cancel.choices)))
+            settled += message.settled.request_ids
+    assert cancelled == [("a", []), ("c", []), ("d", [1])] and settled == ["a", "c"]
+
+
+async def test_messages_of_a_broken_link_are_not_sent_on_the_next(link_scene: Any) -> None:
+    made = link_scene()
+    far = await made.accept()
+    await far.close()
+    made.link._outbox.put_nowait(made.submit("old"))
+    again = await made.accept()
+    made.link.send(made.submit("new"))
+    assert (await made.next(again, "submit")).request_id == "new"
+
+
+async def test_after_the_grace_everything_is_lost(link_scene: Any, eventually: Any) -> None:
+    made = link_scene()
+    far = await made.accept()
+    made.index.apply(
+        "decode-0",
+        worker_pb2.BlockEvents(
+            boot_id=made.boot_id, snapshot=True, snapshot_end=True, stored=b"i" * 16
+        ),
+    )
+    made.dialer.reachable = False
+    await far.close()
+    await eventually(lambda: made.notes.losses)
+    assert made.notes.losses[0][0] is None
+    assert made.index.match([b"i" * 16]) == {}
+    made.dialer.reachable = True
+    await made.accept()
+
+
+async def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever(link_scene: Any) -> None:
+    """Each time it comes up and breaks; the waits between grow nevertheless."""
+    made = link_scene(link_grace_s=60.0)
+    loop = asyncio.get_running_loop()
+    times = []
+    for _ in range(6):
+        far = await made.accept()
+        times.append(loop.time())
+        await far.close()
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert gaps[-1] > 0.35  # at least half of 0.8 s
+
+
+async def test_another_boot_voids_the_old_one(link_scene: Any) -> None:
+    made = link_scene(link_grace_s=20.0)
+    far = await made.accept()
+    await far.close()
+    await made.accept(made.welcome(boot_id=b"c" * 16))
+    assert made.notes.losses == [(None, "the worker was started anew")]
+    assert made.link.boot_id == b"c" * 16
+
+
+async def test_a_worker_of_another_role_voids_all_and_is_not_linked(link_scene: Any) -> None:
+    """It came back at the same address before the registry told of its new role."""
+    made = link_scene(link_grace_s=20.0)
+    far = await made.accept()
+    await far.close()
+    for _ in range(2):
+        async with asyncio.timeout(20):
+            far = await made.dialer.dialled.get()
+            await far.receive()
+            await far.send(made.welcome(boot_id=b"c" * 16, role="prefill"))
+            with pytest.raises(LinkClosed):
+                while True:
+                    await far.receive()
+        assert not made.link.up
+        assert made.link.boot_id == made.boot_id  # so that the fleet sees another
+    assert made.notes.losses[0] == (None, "the worker has taken on another role")
+    await made.accept()  # as where it has its own role again
+    assert made.link.up
+
+
+async def test_a_drained_worker_that_leaves_is_given_up_at_once(
+    link_scene: Any, eventually: Any
+) -> None:
+    """Its requests wait for no grace: it said that it would not come back."""
+    made = link_scene(link_grace_s=60.0)
+    far = await made.accept()
+    await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
+    await eventually(lambda: made.link.load.draining)
+    breaks: Any = metrics.LINK_BREAKS
+    before = breaks._value.get()
+    made.dialer.reachable = False
+    await far.close()
+    async with asyncio.timeout(5):
+        await eventually(lambda: made.notes.losses)
+    assert made.notes.losses[0][0] is None and not made.link.parked
+    assert breaks._value.get() == before  # it is no fault of the network
