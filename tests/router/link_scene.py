@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.wire import ModelLimits
+from baton.simulation.virtual_loop import run
 
 BOOT = b"b" * 16
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
@@ -73,6 +74,21 @@ class Notes:
 
     def hung(self, link: WorkerLink) -> None:
         self.hangs += 1
+
+
+def on_virtual_time(
+    story: Callable[[LinkScene], Coroutine[Any, Any, None]], **changes: Any
+) -> None:
+    """Plays `story(scene)` to its end; nothing waits, and what takes time takes exactly that."""
+
+    async def whole() -> None:
+        made = LinkScene(**changes)
+        try:
+            await story(made)
+        finally:
+            await made.end()
+
+    run(whole())
 
 
 class LinkScene:
