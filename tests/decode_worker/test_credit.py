@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from opentelemetry.context import Context
-
 from baton.decode_worker import credit
-from baton.decode_worker.sequences import Group, Request, Sequence
-from baton.proto import worker_pb2
-from baton.runtime.sampling import SamplingParams
+from baton.decode_worker.sequences import Group, Sequence
+from baton.simulation.scripted_request import scripted_request
 
 SIZE = 4
 
 
 def group(prompt: int, max_tokens: int = 100, choices: int = 1, arrived: float = 0.0) -> Group:
-    request = Request(
-        request_id="r",
-        attempt=1,
-        prompt=list(range(prompt)),
-        sampling=SamplingParams(),
-        wire_sampling=worker_pb2.Sampling(),
-        max_tokens=max_tokens,
-        stop_token_ids=frozenset(),
-        local=True,
-        candidates=[],
-        cache_salt=b"",
-        root=b"",
-        trace=Context(),
-        arrived_s=arrived,
-        arrived_wall_s=arrived,
-        emit=lambda output: None,
-    )
-    request.sequences = [Sequence(request, choice, []) for choice in range(choices)]
+    request = scripted_request(list(range(prompt)), n=choices, at_s=arrived, max_tokens=max_tokens)
     made = Group(request, request.sequences, request.prompt, [], local="placed")
     credit.promise(made, SIZE, expected_growth_tokens=8)
     return made

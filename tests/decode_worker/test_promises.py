@@ -8,16 +8,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opentelemetry.context import Context
 
 from baton.decode_worker import credit
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Request, Sequence
 from baton.engine.batch import Drawn, StepResult
 from baton.engine.blocks import BlockPool
-from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
-from baton.runtime.sampling import SamplingParams
+from baton.simulation.scripted_request import scripted_request
 
 SIZE = 4
 GROWTH = 8  # tokens that a sequence is expected to grow by
@@ -34,24 +32,13 @@ class Books:
 
     def submit(self, prompt: int, n: int = 1, max_tokens: int = 64, local: bool = True) -> Request:
         self._arrived += 1.0
-        request = Request(
-            request_id=f"r{self._arrived}",
-            attempt=1,
-            prompt=[int(self._arrived)] * prompt,
-            sampling=SamplingParams(),
-            wire_sampling=worker_pb2.Sampling(),
+        request = scripted_request(
+            [int(self._arrived)] * prompt,
+            n=n,
+            at_s=self._arrived,
             max_tokens=max_tokens,
-            stop_token_ids=frozenset(),
             local=local,
-            candidates=[],
-            cache_salt=b"",
-            root=b"root",
-            trace=Context(),
-            arrived_s=self._arrived,
-            arrived_wall_s=self._arrived,
-            emit=lambda output: None,
         )
-        request.sequences = [Sequence(request, choice, []) for choice in range(n)]
         self.scheduler.submit(request)
         return request
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from opentelemetry.context import Context
 
 from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
-from baton.decode_worker.sequences import Group, Phase, Request, Sequence
+from baton.decode_worker.sequences import Group, Phase, Request
 from baton.engine.batch import Drawn, StepResult
 from baton.engine.blocks import BlockPool, Hold
-from baton.proto import worker_pb2
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import (
@@ -21,7 +19,7 @@ from baton.runtime.errors import (
     OutOfMemory,
     Overloaded,
 )
-from baton.runtime.sampling import SamplingParams
+from baton.simulation.scripted_request import scripted_request
 
 SIZE = 4
 KEY = b"key"
@@ -50,24 +48,9 @@ class Bench:
         self, prompt: list[int], *, local: bool = True, n: int = 1, max_tokens: int = 16
     ) -> Request:
         self._clock += 1.0
-        request = Request(
-            request_id=f"r{self._clock}",
-            attempt=1,
-            prompt=prompt,
-            sampling=SamplingParams(),
-            wire_sampling=worker_pb2.Sampling(),
-            max_tokens=max_tokens,
-            stop_token_ids=frozenset(),
-            local=local,
-            candidates=[],
-            cache_salt=b"",
-            root=ROOT,
-            trace=Context(),
-            arrived_s=self._clock,
-            arrived_wall_s=self._clock,
-            emit=lambda output: None,
+        request = scripted_request(
+            prompt, n=n, at_s=self._clock, max_tokens=max_tokens, local=local, root=ROOT
         )
-        request.sequences = [Sequence(request, choice, []) for choice in range(n)]
         self.scheduler.submit(request)
         return request
 

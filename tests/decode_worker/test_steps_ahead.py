@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from opentelemetry.context import Context
 
 from baton.decode_worker.scheduler import DecodeScheduler, StepOutcome, StepPlan
 from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.engine.batch import Drawn, StepResult
 from baton.engine.blocks import BlockPool, Hold
-from baton.proto import worker_pb2
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
+from baton.simulation.scripted_request import scripted_request
 
 SIZE = 4
 KEY = b"key"
@@ -42,24 +41,15 @@ class Bench:
         **params: float,
     ) -> Request:
         self._clock += 1.0
-        request = Request(
-            request_id=f"r{self._clock}",
-            attempt=1,
-            prompt=prompt,
-            sampling=SamplingParams(**params),  # type: ignore[arg-type]
-            wire_sampling=worker_pb2.Sampling(),
+        request = scripted_request(
+            prompt,
+            n=n,
+            at_s=self._clock,
             max_tokens=max_tokens,
-            stop_token_ids=frozenset(),
             local=local,
-            candidates=[],
-            cache_salt=b"",
             root=ROOT,
-            trace=Context(),
-            arrived_s=self._clock,
-            arrived_wall_s=self._clock,
-            emit=lambda output: None,
+            sampling=SamplingParams(**params),  # type: ignore[arg-type]
         )
-        request.sequences = [Sequence(request, choice, []) for choice in range(n)]
         self.scheduler.submit(request)
         self.scheduler.admit()
         return request

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from opentelemetry.context import Context
 
 from baton.decode_worker import credit
-from baton.decode_worker.sequences import Group, Request, Sequence
+from baton.decode_worker.sequences import Group
 from baton.decode_worker.waiting_line import SHUT_OUT_S, WaitingLine
 from baton.engine.blocks import BlockPool, Hold
-from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
-from baton.runtime.sampling import SamplingParams
+from baton.simulation.scripted_request import scripted_request
 
 SIZE = 4
 
@@ -20,24 +18,9 @@ SIZE = 4
 def group(
     prompt: int = 8, arrived: float = 0.0, max_tokens: int = 8, n: int = 1, local: bool = True
 ) -> Group:
-    request = Request(
-        request_id="r",
-        attempt=1,
-        prompt=list(range(prompt)),
-        sampling=SamplingParams(),
-        wire_sampling=worker_pb2.Sampling(),
-        max_tokens=max_tokens,
-        stop_token_ids=frozenset(),
-        local=local,
-        candidates=[],
-        cache_salt=b"",
-        root=b"",
-        trace=Context(),
-        arrived_s=arrived,
-        arrived_wall_s=arrived,
-        emit=lambda output: None,
+    request = scripted_request(
+        list(range(prompt)), n=n, at_s=arrived, max_tokens=max_tokens, local=local
     )
-    request.sequences = [Sequence(request, choice, []) for choice in range(n)]
     made = Group(request, request.sequences, request.prompt, [], "placed" if local else None)
     credit.promise(made, SIZE, expected_growth_tokens=8)
     return made

@@ -9,8 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from baton.deploy.authority import Authority
@@ -18,11 +16,8 @@ from baton.runtime import grpc_links
 from baton.runtime.config import SecurityConfig
 from baton.runtime.grpc_links import (
     ClientLink,
-    ServerLink,
     credentials,
     open_channel,
-    open_port,
-    open_server,
 )
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls
@@ -48,27 +43,6 @@ def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Ends:
     return worker, router
 
 
-@asynccontextmanager
-async def served(security: SecurityConfig | None) -> AsyncIterator[str]:
-    async def echo(_: Any, context: Any) -> None:
-        link: ServerLink[bytes, bytes] = ServerLink(context)
-        try:
-            while True:
-                await link.send(await link.receive())
-        except LinkClosed:
-            await link.close()
-
-    server = open_server(TOKEN)
-    methods = {"Echo": grpc.stream_stream_rpc_method_handler(echo)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
-    port = open_port(server, "127.0.0.1:0", security and Tls(security))
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
 class Caller:
     """A link on a connection of its own."""
 
@@ -91,12 +65,12 @@ class Caller:
 
 
 async def test_who_says_nothing_is_sent_away_and_has_a_place_only_until_then(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
     monkeypatch.setattr(grpc_links, "MAX_CONNECTIONS", 8)
     worker, router = ends
-    async with served(worker) as address, AsyncExitStack() as closing:
+    async with served(TOKEN, worker and Tls(worker)) as address, AsyncExitStack() as closing:
         standing = Caller(address, router)
         closing.push_async_callback(standing.close)
         assert await standing.hears()
@@ -135,11 +109,11 @@ async def greeted(address: str, security: SecurityConfig | None) -> AsyncIterato
 
 
 async def test_connections_are_bounded_and_a_place_is_given_back(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_links, "MAX_CONNECTIONS", 3)
     worker, router = ends
-    async with served(worker) as address, AsyncExitStack() as closing:
+    async with served(TOKEN, worker and Tls(worker)) as address, AsyncExitStack() as closing:
         standing = Caller(address, router)
         closing.push_async_callback(standing.close)
         assert await standing.hears()

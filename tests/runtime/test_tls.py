@@ -6,8 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +23,6 @@ from baton.runtime.config import SecurityConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.grpc_links import (
     ClientLink,
-    ServerLink,
     credentials,
     open_channel,
     open_port,
@@ -65,29 +63,6 @@ def party(tmp_path: Path) -> Party:
     return Party(tmp_path / "tls")
 
 
-@asynccontextmanager
-async def served(tls: Tls | None, host: str = "127.0.0.1") -> AsyncIterator[str]:
-    """The address of a server with /t/Echo, a stream of bytes."""
-
-    async def echo(_: Any, context: Any) -> None:
-        link: ServerLink[bytes, bytes] = ServerLink(context)
-        try:
-            while True:
-                await link.send(await link.receive())
-        except LinkClosed:
-            await link.close()
-
-    server = open_server(TOKEN)
-    methods = {"Echo": grpc.stream_stream_rpc_method_handler(echo)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
-    port = open_port(server, f"{host}:0", tls)
-    await server.start()
-    try:
-        yield f"{host}:{port}"
-    finally:
-        await server.stop(None)
-
-
 def link_on(channel: grpc.aio.Channel, token: str = TOKEN) -> ClientLink[bytes, bytes]:
     return ClientLink(channel.stream_stream("/t/Echo")(metadata=credentials(token)))
 
@@ -111,15 +86,17 @@ async def asked(address: str, tls: Tls | None, token: str = TOKEN) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0"])
-async def test_both_sides_with_certificates_of_one_authority(tmp_path: Path, host: str) -> None:
+async def test_both_sides_with_certificates_of_one_authority(
+    served: Any, tmp_path: Path, host: str
+) -> None:
     party = Party(tmp_path / "tls", host)
-    async with served(Tls(party.worker), host) as address:
+    async with served(TOKEN, Tls(party.worker), host) as address:
         assert await asked(address, Tls(party.router)) == "word"
         assert await asked(address, Tls(party.worker)) == "word"  # a worker calls, too
 
 
-async def test_a_certificate_is_no_token(party: Party) -> None:
-    async with served(Tls(party.worker)) as address:
+async def test_a_certificate_is_no_token(served: Any, party: Party) -> None:
+    async with served(TOKEN, Tls(party.worker)) as address:
         for token in ("", "guessed"):
             assert "UNAUTHENTICATED" in await asked(address, Tls(party.router), token)
 
@@ -153,11 +130,11 @@ def by(own: SecurityConfig, trusted: str) -> Channels:
 
 @pytest.mark.parametrize("caller", [plain, without_certificate, of_another_authority, ended])
 async def test_who_is_not_let_in_and_that_others_do_not_notice(
-    party: Party, tmp_path: Path, caller: Callable[[Party, Path], Channels]
+    served: Any, party: Party, tmp_path: Path, caller: Callable[[Party, Path], Channels]
 ) -> None:
     refused = caller(party, tmp_path)
     async with (
-        served(Tls(party.worker)) as address,
+        served(TOKEN, Tls(party.worker)) as address,
         open_channel(address, Tls(party.router)) as channel,
     ):
         standing = link_on(channel)
@@ -174,15 +151,15 @@ async def test_who_is_not_let_in_and_that_others_do_not_notice(
 
 
 async def test_a_server_that_cannot_prove_itself_is_not_called(
-    party: Party, tmp_path: Path
+    served: Any, party: Party, tmp_path: Path
 ) -> None:
     stranger, elsewhere = Party(tmp_path / "other"), issued(party.authority, "d", "10.1.1.1")
     may_only_call = party.router
     for security in (stranger.worker, elsewhere, may_only_call):
-        async with served(Tls(security)) as address:
+        async with served(TOKEN, Tls(security)) as address:
             answer = await asked(address, Tls(party.router))
             assert answer.startswith("UNAVAILABLE") and "security.authority" in answer
-    async with served(None) as address:
+    async with served(TOKEN, None) as address:
         answer = await asked(address, Tls(party.router))
         assert answer.startswith("UNAVAILABLE") and "security.tls is the same" in answer
 
@@ -216,24 +193,26 @@ def handshake(address: str, own: SecurityConfig) -> tuple[str | None, datetime]:
         return secured.version(), x509.load_der_x509_certificate(shown).not_valid_after_utc
 
 
-async def test_the_newest_tls_is_spoken(party: Party) -> None:
-    async with served(Tls(party.worker)) as address:
+async def test_the_newest_tls_is_spoken(served: Any, party: Party) -> None:
+    async with served(TOKEN, Tls(party.worker)) as address:
         version, _ = await asyncio.to_thread(handshake, address, party.router)
     assert version == "TLSv1.3"
 
 
-async def test_a_certificate_may_bear_a_name_instead_of_addresses(party: Party) -> None:
+async def test_a_certificate_may_bear_a_name_instead_of_addresses(
+    served: Any, party: Party
+) -> None:
     named = issued(party.authority, "any", "workers.baton")
-    async with served(Tls(named)) as address:
+    async with served(TOKEN, Tls(named)) as address:
         assert "Hostname" in await asked(address, Tls(party.router))
         by_name = replace(party.router, server_name="workers.baton")
         assert await asked(address, Tls(by_name)) == "word"
 
 
-async def test_a_renewed_certificate_is_taken_without_a_break(tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_taken_without_a_break(served: Any, tmp_path: Path) -> None:
     party = Party(tmp_path / "tls", ahead=-LIFE * 0.75)
     worker, router = Tls(party.worker), Tls(party.router)
-    async with served(worker) as address, open_channel(address, router) as channel:
+    async with served(TOKEN, worker) as address, open_channel(address, router) as channel:
         standing = link_on(channel)
         await standing.send(b"old")
         assert await standing.receive() == b"old"
@@ -260,12 +239,12 @@ def replaced(file: Path, content: bytes) -> None:
 
 
 async def test_what_cannot_be_read_anew_is_said_once_and_the_old_one_serves_on(
-    party: Party, tmp_path: Path
+    served: Any, party: Party, tmp_path: Path
 ) -> None:
     worker, router = Tls(party.worker), Tls(party.router)
     good, stranger = Path(party.worker.certificate), Party(tmp_path / "other")
     whole, wrong = contents(good, Path(stranger.worker.certificate))
-    async with served(worker) as address:
+    async with served(TOKEN, worker) as address:
         with capture_logs() as logged:
             for content in (b"half a file", wrong):
                 replaced(good, content)
@@ -338,10 +317,12 @@ def test_what_has_nothing_to_do_with_certificates_stays_as_it_is(detail: str) ->
     assert advice(detail) == detail
 
 
-async def test_errors_of_single_calls_tell_it_too(party: Party, tmp_path: Path) -> None:
+async def test_errors_of_single_calls_tell_it_too(
+    served: Any, party: Party, tmp_path: Path
+) -> None:
     stranger = Party(tmp_path / "other")
     async with (
-        served(Tls(party.worker)) as address,
+        served(TOKEN, Tls(party.worker)) as address,
         open_channel(address, Tls(stranger.router)) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
