@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # tests import no module beside them; their scenes come from here
 import dispatch_scene  # noqa: E402
 from fleet_scene import FleetScene  # noqa: E402
-from link_scene import LinkScene, on_virtual_time  # noqa: E402
+from link_scene import LinkScene  # noqa: E402
 
 TEMPLATES = HERE / "templates"
 TOKEN = "a secret of the test"
@@ -285,21 +285,6 @@ async def fleet_scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FleetSce
 
 
 @pytest.fixture
-async def link_scene() -> AsyncIterator[Callable[..., LinkScene]]:
+def link_scene() -> type[LinkScene]:
     """`link_scene(link_grace_s=60.0)`: one worker's link; the test holds its far end."""
-    made: list[LinkScene] = []
-
-    def make(**changes: Any) -> LinkScene:
-        made.append(LinkScene(**changes))
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.end()
-
-
-@pytest.fixture
-def link_story() -> Callable[..., None]:
-    """`link_story(story, link_grace_s=60.0)`: plays `await story(scene)` on virtual time, with
-    one worker's link as `link_scene` makes it."""
-    return on_virtual_time
+    return LinkScene

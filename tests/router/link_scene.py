@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.wire import ModelLimits
-from baton.simulation.virtual_loop import run
 
 BOOT = b"b" * 16
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
@@ -76,23 +75,8 @@ class Notes:
         self.hangs += 1
 
 
-def on_virtual_time(
-    story: Callable[[LinkScene], Coroutine[Any, Any, None]], **changes: Any
-) -> None:
-    """Plays `story(scene)` to its end; nothing waits, and what takes time takes exactly that."""
-
-    async def whole() -> None:
-        made = LinkScene(**changes)
-        try:
-            await story(made)
-        finally:
-            await made.end()
-
-    run(whole())
-
-
 class LinkScene:
-    """The link of `decode-0`, which runs from the start. `changes` are made to CONFIG."""
+    """The link of `decode-0`, which runs until its loop is closed. `changes` are made to CONFIG."""
 
     boot_id = BOOT
 
@@ -104,10 +88,6 @@ class LinkScene:
             record, self.dialer, self.index, self.notes, config, b"r" * 16, vocab_size=300
         )
         self.task = asyncio.create_task(self.link.run())
-
-    async def end(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
 
     async def accept(self, welcome: worker_pb2.WorkerMessage = WELCOME) -> Any:
         """The far end of the next link, after its hello was answered."""

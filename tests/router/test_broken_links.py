@@ -11,8 +11,10 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.links import LinkClosed
+from baton.simulation.virtual_time import on_virtual_time
 
 
+@on_virtual_time
 async def test_a_break_parks_and_a_reconnect_resumes(link_scene: Any) -> None:
     made = link_scene(link_grace_s=20.0)
     far = await made.accept()
@@ -25,6 +27,7 @@ async def test_a_break_parks_and_a_reconnect_resumes(link_scene: Any) -> None:
     assert made.notes.losses == [(["r"], "the worker does not hold it any more")]
 
 
+@on_virtual_time
 async def test_what_ends_between_hello_and_welcome_is_cancelled(link_scene: Any) -> None:
     """The hello has named it, and while the link is down nobody can tell the worker."""
     made = link_scene(link_grace_s=20.0)
@@ -51,6 +54,7 @@ async def test_what_ends_between_hello_and_welcome_is_cancelled(link_scene: Any)
     assert cancelled == [("a", []), ("c", []), ("d", [1])] and settled == ["a", "c"]
 
 
+@on_virtual_time
 async def test_messages_of_a_broken_link_are_not_sent_on_the_next(link_scene: Any) -> None:
     made = link_scene()
     far = await made.accept()
@@ -61,6 +65,7 @@ async def test_messages_of_a_broken_link_are_not_sent_on_the_next(link_scene: An
     assert (await made.next(again, "submit")).request_id == "new"
 
 
+@on_virtual_time
 async def test_after_the_grace_everything_is_lost(link_scene: Any, eventually: Any) -> None:
     made = link_scene()
     far = await made.accept()
@@ -79,21 +84,21 @@ async def test_after_the_grace_everything_is_lost(link_scene: Any, eventually: A
     await made.accept()
 
 
-def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever(link_story: Any) -> None:
+@on_virtual_time
+async def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever(link_scene: Any) -> None:
     """Each time it comes up and breaks; the waits between grow nevertheless."""
-
-    async def story(made: Any) -> None:
-        times = []
-        for _ in range(6):
-            far = await made.accept()
-            times.append(asyncio.get_running_loop().time())
-            await far.close()
-        gaps = [after - before for before, after in itertools.pairwise(times)]
-        assert 0.4 < gaps[-1] < 0.81  # the fifth wait, of 0.8 s at the most and half of it
-
-    link_story(story, link_grace_s=60.0)
+    made = link_scene(link_grace_s=60.0)
+    loop = asyncio.get_running_loop()
+    times = []
+    for _ in range(6):
+        far = await made.accept()
+        times.append(loop.time())
+        await far.close()
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert 0.4 < gaps[-1] < 0.81  # the fifth wait, of 0.8 s at the most and half of it
 
 
+@on_virtual_time
 async def test_another_boot_voids_the_old_one(link_scene: Any) -> None:
     made = link_scene(link_grace_s=20.0)
     far = await made.accept()
@@ -103,6 +108,7 @@ async def test_another_boot_voids_the_old_one(link_scene: Any) -> None:
     assert made.link.boot_id == b"c" * 16
 
 
+@on_virtual_time
 async def test_a_worker_of_another_role_voids_all_and_is_not_linked(link_scene: Any) -> None:
     """It came back at the same address before the registry told of its new role."""
     made = link_scene(link_grace_s=20.0)
@@ -123,6 +129,7 @@ async def test_a_worker_of_another_role_voids_all_and_is_not_linked(link_scene: 
     assert made.link.up
 
 
+@on_virtual_time
 async def test_a_drained_worker_that_leaves_is_given_up_at_once(
     link_scene: Any, eventually: Any
 ) -> None:

@@ -14,6 +14,7 @@ from baton.proto import worker_pb2
 from baton.router.deadline import deadline_of, until
 from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
+from baton.simulation.virtual_time import on_virtual_time
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,7 @@ async def test_the_longest_life_is_a_setting(router: Any, fast_config: Any) -> N
         assert (await running.complete()).status_code == 504
 
 
+@on_virtual_time
 async def test_a_deadline_ends_a_request_under_way(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     generation = await scene.start(within_s=0.1)
@@ -192,6 +194,7 @@ async def test_a_deadline_ends_a_request_under_way(scene_of: Any, output: Any) -
     assert 0 < submit.deadline_ms <= 100
 
 
+@on_virtual_time
 async def test_a_deadline_ends_the_wait_for_a_first_worker(scene_of: Any) -> None:
     scene = scene_of()
     scene.dispatcher.place_wait_s = 20
@@ -203,6 +206,7 @@ async def test_a_deadline_ends_the_wait_for_a_first_worker(scene_of: Any) -> Non
     assert len(scene.dispatcher) == 0 and not scene.link().sent
 
 
+@on_virtual_time
 async def test_a_deadline_ends_the_wait_between_two_attempts(scene_of: Any) -> None:
     scene = scene_of()
     scene.dispatcher.place_wait_s = 20
@@ -216,6 +220,7 @@ async def test_a_deadline_ends_the_wait_between_two_attempts(scene_of: Any) -> N
     assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_a_deadline_ends_the_wait_for_a_turn_to_be_moved(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0)
     loop = asyncio.get_running_loop()
@@ -248,6 +253,7 @@ def moved(scene: Any) -> list[str]:
     return sorted(submit.request_id for submit in submits if submit.attempt == 2)
 
 
+@on_virtual_time
 async def test_a_later_attempt_is_told_what_is_left_of_the_time(scene_of: Any) -> None:
     scene = scene_of("decode-0", "decode-1")
     await scene.start(within_s=5)
@@ -260,6 +266,7 @@ async def test_a_later_attempt_is_told_what_is_left_of_the_time(scene_of: Any) -
     await scene.dispatcher.close()
 
 
+@on_virtual_time
 async def test_an_end_before_the_deadline_leaves_no_timer(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     generation = await scene.start()

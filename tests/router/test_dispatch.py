@@ -18,6 +18,7 @@ from baton.runtime.errors import (
     Overloaded,
     Unavailable,
 )
+from baton.simulation.virtual_time import on_virtual_time
 
 PROMPT = (5, 6, 7)
 
@@ -26,6 +27,7 @@ async def texts(generation: Generation) -> list[tuple[int | None, str | None]]:
     return [(each.token, each.finish) for each in await generation.next()]
 
 
+@on_virtual_time
 async def test_a_submission_carries_everything(scene_of: Any) -> None:
     scene = scene_of()
     await scene.start(choices=2, cache_salt=b"s")
@@ -37,6 +39,7 @@ async def test_a_submission_carries_everything(scene_of: Any) -> None:
     assert scene.link().placed_requests == 1
 
 
+@on_virtual_time
 async def test_only_the_next_index_of_the_current_attempt_counts(
     scene_of: Any, output: Any
 ) -> None:
@@ -49,6 +52,7 @@ async def test_only_the_next_index_of_the_current_attempt_counts(
     assert [each[0] for each in await texts(generation)] == [10, 16]
 
 
+@on_virtual_time
 async def test_the_end_comes_once(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     generation = await scene.start()
@@ -59,12 +63,14 @@ async def test_the_end_comes_once(scene_of: Any, output: Any) -> None:
     assert scene.link().settled == ["r"] and not scene.link().cancels()
 
 
+@on_virtual_time
 async def test_late_ends_of_unknown_requests_are_settled(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     scene.give(output(3, None, end=worker_pb2.CANCELLED, request_id="gone"))
     assert scene.link().settled == ["gone"]
 
 
+@on_virtual_time
 async def test_cancel_is_told_in_the_same_tick(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     generation = await scene.start()
@@ -75,6 +81,7 @@ async def test_cancel_is_told_in_the_same_tick(scene_of: Any, output: Any) -> No
         await generation.next()
 
 
+@on_virtual_time
 async def test_a_loss_goes_on_with_the_accepted_tokens(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "decode-1")
     generation = await scene.start()
@@ -90,6 +97,7 @@ async def test_a_loss_goes_on_with_the_accepted_tokens(scene_of: Any, output: An
     assert [each[0] for each in await texts(generation)] == [10, 11, 13]
 
 
+@on_virtual_time
 async def test_what_is_on_a_hung_worker_goes_elsewhere_and_is_cancelled_there(
     scene_of: Any, output: Any
 ) -> None:
@@ -107,6 +115,7 @@ async def test_what_is_on_a_hung_worker_goes_elsewhere_and_is_cancelled_there(
     assert [each[0] for each in await texts(generation)] == [10, 12]
 
 
+@on_virtual_time
 async def test_parts_of_a_request_that_has_failed_are_not_placed_again(
     scene_of: Any, output: Any
 ) -> None:
@@ -123,6 +132,7 @@ async def test_parts_of_a_request_that_has_failed_are_not_placed_again(
     assert len(scene.link().submits()) == 3
 
 
+@on_virtual_time
 async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with(
     scene_of: Any, output: Any
 ) -> None:
@@ -144,6 +154,7 @@ async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with(
     assert not scene.link(1).submits() and len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_every_choice_stays_once_one_has_begun(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "other kernels"}
@@ -155,6 +166,7 @@ async def test_every_choice_stays_once_one_has_begun(scene_of: Any, output: Any)
     assert not scene.link(1).submits() and len(scene.link(2).submits()) == 2
 
 
+@on_virtual_time
 async def test_an_answer_that_has_not_begun_may_go_anywhere(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "g", "decode-2": "f"}
@@ -172,6 +184,7 @@ async def test_an_answer_that_has_not_begun_may_go_anywhere(scene_of: Any, outpu
     await scene.dispatcher.close()
 
 
+@on_virtual_time
 async def test_an_end_that_was_lost_is_known_by_the_tokens(scene_of: Any, output: Any) -> None:
     for last, finish in ((1, "stop"), (12, "length")):
         scene = scene_of()
@@ -182,6 +195,7 @@ async def test_an_end_that_was_lost_is_known_by_the_tokens(scene_of: Any, output
         assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_choices_that_have_begun_are_placed_one_by_one(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     await scene.start(choices=3)
@@ -196,6 +210,7 @@ async def test_choices_that_have_begun_are_placed_one_by_one(scene_of: Any, outp
     assert [list(submit.choices[0].accepted) for submit in again] == [[], [10]]
 
 
+@on_virtual_time
 async def test_choices_that_have_not_begun_stay_together(scene_of: Any, failed: Any) -> None:
     scene = scene_of()
     await scene.start(choices=3)
@@ -206,6 +221,7 @@ async def test_choices_that_have_not_begun_stay_together(scene_of: Any, failed: 
     assert (again.request_id, again.attempt, len(again.choices)) == ("r", 2, 3)
 
 
+@on_virtual_time
 async def test_a_resume_names_open_choices_and_their_next_index(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     generation = await scene.start(choices=3)
@@ -216,6 +232,7 @@ async def test_a_resume_names_open_choices_and_their_next_index(scene_of: Any, o
     assert [(entry.choice, entry.index) for entry in resume.next] == [(1, 1)]
 
 
+@on_virtual_time
 async def test_a_stop_string_cancels_one_choice_and_with_the_last_the_request(
     scene_of: Any, output: Any
 ) -> None:
@@ -242,6 +259,7 @@ async def test_a_stop_string_cancels_one_choice_and_with_the_last_the_request(
         ("NoSuchClass", BatonError),
     ],
 )
+@on_virtual_time
 async def test_a_final_failure_ends_the_request(
     code: str, kind: type[BatonError], scene_of: Any, failed: Any
 ) -> None:
@@ -253,6 +271,7 @@ async def test_a_final_failure_ends_the_request(
     assert not scene.link(1).submits() and len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_attempts_end(scene_of: Any, failed: Any) -> None:
     scene = scene_of()
     generation = await scene.start()
@@ -264,6 +283,7 @@ async def test_attempts_end(scene_of: Any, failed: Any) -> None:
     assert [submit.attempt for submit in scene.link().submits()] == [1, 2, 3]
 
 
+@on_virtual_time
 async def test_a_worker_that_gives_up_is_left(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "decode-1")
     await scene.start()
@@ -272,6 +292,7 @@ async def test_a_worker_that_gives_up_is_left(scene_of: Any, output: Any) -> Non
     assert [submit.attempt for submit in scene.link(1).submits()] == [2]
 
 
+@on_virtual_time
 async def test_refusals_before_any_worker_hears(scene_of: Any) -> None:
     scene = scene_of()
     scene.fleet.waiting = 10_000
@@ -286,6 +307,7 @@ async def test_refusals_before_any_worker_hears(scene_of: Any) -> None:
     assert not scene.link().sent and len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_a_worker_that_appears_in_time_is_used(scene_of: Any) -> None:
     scene = scene_of()
     scene.dispatcher.place_wait_s = 20
@@ -297,6 +319,7 @@ async def test_a_worker_that_appears_in_time_is_used(scene_of: Any) -> None:
     assert len(scene.link().submits()) == 1
 
 
+@on_virtual_time
 async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing(scene_of: Any) -> None:
     scene = scene_of()
     scene.dispatcher.place_wait_s = 20
@@ -311,6 +334,7 @@ async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing(scene
     assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker(scene_of: Any) -> None:
     scene = scene_of()
     scene.link().up = False
@@ -323,6 +347,7 @@ async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker(sce
     assert len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_close_ends_everything(scene_of: Any) -> None:
     scene = scene_of()
     generation = await scene.start()
@@ -331,6 +356,7 @@ async def test_close_ends_everything(scene_of: Any) -> None:
         await generation.next()
 
 
+@on_virtual_time
 async def test_a_request_that_would_miss_its_deadline_is_refused_at_once(
     scene_of: Any, failed: Any
 ) -> None:
@@ -347,6 +373,7 @@ async def test_a_request_that_would_miss_its_deadline_is_refused_at_once(
     scene.dispatcher.cancel(generation)
 
 
+@on_virtual_time
 async def test_what_goes_wrong_in_a_move_is_told_at_once(
     scene_of: Any, output: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +397,7 @@ async def test_what_goes_wrong_in_a_move_is_told_at_once(
 
 
 @pytest.mark.parametrize("top", [False, True])
+@on_virtual_time
 async def test_a_token_that_the_model_does_not_have_is_a_failure_of_its_worker(
     top: bool, scene_of: Any, output: Any
 ) -> None:

@@ -10,8 +10,10 @@ import pytest
 from baton.proto import worker_pb2
 from baton.router.circuits import STRIKES
 from baton.runtime.errors import BatonError, OutOfMemory, Overloaded
+from baton.simulation.virtual_time import on_virtual_time
 
 
+@on_virtual_time
 async def test_a_worker_that_fails_everything_is_not_asked_again_and_again(
     scene_of: Any, output: Any, failed: Any
 ) -> None:
@@ -41,6 +43,7 @@ def held(scene: Any, number: int, request_id: str, attempt: int) -> bool:
     }
 
 
+@on_virtual_time
 async def test_busy_and_draining_workers_are_no_outliers(scene_of: Any, failed: Any) -> None:
     scene = scene_of("decode-0", "decode-1", "decode-2")
     for code in ("Overloaded", "Draining", "InvalidRequest"):
@@ -69,6 +72,7 @@ def failures(scene: Any, among: int, failed: Any) -> list[str]:
     return failing
 
 
+@on_virtual_time
 async def test_a_fleet_that_fails_everything_is_not_stormed(scene_of: Any, failed: Any) -> None:
     """Of 200 requests that fail wherever they are, a fifth is moved in all; the others end at
     once with the time to wait."""
@@ -91,6 +95,7 @@ async def test_a_fleet_that_fails_everything_is_not_stormed(scene_of: Any, faile
     assert Overloaded in kinds
 
 
+@on_virtual_time
 async def test_a_burst_of_losses_is_paced_and_none_is_refused(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "decode-1")
     generations = [await scene.start(f"r{number}") for number in range(100)]
@@ -116,6 +121,7 @@ async def test_a_burst_of_losses_is_paced_and_none_is_refused(scene_of: Any, out
     await scene.dispatcher.close()
 
 
+@on_virtual_time
 async def test_a_client_that_leaves_gives_its_turn_back(scene_of: Any) -> None:
     scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0)
     first, second = await scene.start("a"), await scene.start("b")
@@ -136,6 +142,7 @@ def strikes(scene: Any, name: str) -> float:
     return 0.0 if circuit is None else float(circuit.strikes)
 
 
+@on_virtual_time
 async def test_no_memory_is_a_workers_fault_once_another_one_has_some(
     scene_of: Any, output: Any, failed: Any
 ) -> None:
@@ -150,6 +157,7 @@ async def test_no_memory_is_a_workers_fault_once_another_one_has_some(
     scene.dispatcher.cancel(generation)
 
 
+@on_virtual_time
 async def test_what_no_worker_has_memory_for_is_the_requests_own_fault(
     scene_of: Any, failed: Any
 ) -> None:
@@ -168,6 +176,7 @@ async def test_what_no_worker_has_memory_for_is_the_requests_own_fault(
     assert [strikes(scene, f"decode-{number}") for number in range(3)] == [0, 0, 0]
 
 
+@on_virtual_time
 async def test_what_no_worker_has_memory_for_takes_no_moves_from_others(
     scene_of: Any, output: Any, failed: Any
 ) -> None:
@@ -197,6 +206,7 @@ async def test_what_no_worker_has_memory_for_takes_no_moves_from_others(
     assert generation.over and generation.error is None
 
 
+@on_virtual_time
 async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     scene.fleet.circuits.failed(b"prefill-1", 0.0)
@@ -218,6 +228,7 @@ async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, o
     ) == {b"prefill-0"}
 
 
+@on_virtual_time
 async def test_an_accusation_counts_though_the_end_comes_with_it(
     scene_of: Any, output: Any
 ) -> None:
@@ -230,6 +241,7 @@ async def test_an_accusation_counts_though_the_end_comes_with_it(
     assert strikes(scene, "prefill-0") == 1 and strikes(scene, "prefill-1") == 0.5  # who served
 
 
+@on_virtual_time
 async def test_a_worker_accuses_none_but_those_that_it_was_to_ask(scene_of: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", placement="disaggregated")
     generation = await scene.start()
@@ -241,6 +253,7 @@ async def test_a_worker_accuses_none_but_those_that_it_was_to_ask(scene_of: Any)
     scene.dispatcher.cancel(generation)
 
 
+@on_virtual_time
 async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again(
     scene_of: Any, failed: Any
 ) -> None:
@@ -254,6 +267,7 @@ async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again(
     scene.dispatcher.cancel(generation)
 
 
+@on_virtual_time
 async def test_a_half_open_circuit_is_probed_by_who_turns_to_it(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", "prefill-1", "prefill-2", placement="disaggregated")
     now_s, circuits = asyncio.get_running_loop().time(), scene.fleet.circuits
@@ -269,6 +283,7 @@ async def test_a_half_open_circuit_is_probed_by_who_turns_to_it(scene_of: Any, o
 FELLOWS = {b"prefill-0": "prefill", b"prefill-1": "prefill"}
 
 
+@on_virtual_time
 async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, failed: Any) -> None:
     """Each move finds its new worker full: it is given back, so that the next one may try."""
     scene = scene_of("decode-0", "decode-1", "decode-2", move_floor=1, move_share=0.0)
@@ -289,6 +304,7 @@ async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, faile
 
 
 @pytest.mark.parametrize("last", ["Overloaded", "EngineError"])
+@on_virtual_time
 async def test_a_fleet_that_is_full_is_not_asked_without_end(
     scene_of: Any, failed: Any, last: str
 ) -> None:

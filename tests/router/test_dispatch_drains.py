@@ -10,10 +10,12 @@ import pytest
 
 from baton.router.generation import Generation
 from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
+from baton.simulation.virtual_time import on_virtual_time
 
 Drained = Callable[..., Awaitable[tuple[Any, Generation]]]
 
 
+@on_virtual_time
 async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failure(
     scene_of: Any, output: Any, failed: Any
 ) -> None:
@@ -43,6 +45,7 @@ async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failur
     assert generation.over and isinstance(generation.error, EngineError)
 
 
+@on_virtual_time
 async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once(
     scene_of: Any, failed: Any
 ) -> None:
@@ -55,6 +58,7 @@ async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once(
     assert len(scene.link(0).submits()) == 1 and len(scene.link(1).submits()) == 2
 
 
+@on_virtual_time
 async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures(scene_of: Any) -> None:
     scene = scene_of("decode-0", "decode-1")
     generation = await scene.start()
@@ -117,6 +121,7 @@ async def test_what_was_handed_back_waits_no_longer_than_its_deadline(
     assert len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_a_placement_whose_prefill_workers_have_left_is_made_anew_without_them(
     scene_of: Any, failed: Any
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
+from baton.simulation.virtual_time import on_virtual_time
 
 DEFAULTS = RouterConfig(port=0)
 
@@ -208,6 +209,7 @@ async def test_a_prompt_does_not_wait_for_a_second_candidate_that_hangs(
         assert (await answer).status_code == 200
 
 
+@on_virtual_time
 async def test_whose_outputs_come_waits_for_no_prefill_worker(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()

@@ -14,6 +14,7 @@ import tokenizers
 
 from baton.proto import worker_pb2
 from baton.router.generation import Generation, OutputToken
+from baton.simulation.virtual_time import on_virtual_time
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"
 STOP = "dog and"
@@ -201,6 +202,7 @@ async def test_a_sampled_request_without_a_seed_goes_on_as_it_began(
         assert len({submit.sampling.seed for submit in other}) == 2  # each its own
 
 
+@on_virtual_time
 async def test_what_was_accepted_is_confirmed_now_and_then(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     scene.dispatcher.confirm_weight = 10

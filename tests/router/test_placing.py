@@ -13,6 +13,7 @@ from baton.runtime.errors import Overloaded
 from baton.runtime.identity import chain
 from baton.runtime.links import LinkClosed
 from baton.simulation.scripted_worker import ScriptedWorker
+from baton.simulation.virtual_time import on_virtual_time
 
 
 async def test_a_prompt_is_hashed_once_and_not_before_there_is_a_worker(
@@ -51,6 +52,7 @@ async def test_a_prompt_is_hashed_once_and_not_before_there_is_a_worker(
         assert hashed == [answer.json()["usage"]["prompt_tokens"]]
 
 
+@on_virtual_time
 async def test_what_a_full_fleet_refuses_is_not_looked_at(scene_of: Any) -> None:
     scene = scene_of()
     scene.fleet.waiting = 512
@@ -62,6 +64,7 @@ async def test_what_a_full_fleet_refuses_is_not_looked_at(scene_of: Any) -> None
     assert scene.fleet.matched == 1
 
 
+@on_virtual_time
 async def test_what_was_hashed_is_kept_until_it_is_placed(
     scene_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

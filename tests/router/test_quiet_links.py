@@ -6,12 +6,18 @@ import asyncio
 from typing import Any
 
 from baton.proto import worker_pb2
+from baton.simulation.virtual_time import on_virtual_time, stand_still
 
 
 def load() -> worker_pb2.WorkerMessage:
     return worker_pb2.WorkerMessage(load=worker_pb2.Load(free_blocks=3))
 
 
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@on_virtual_time
 async def test_a_hang_is_told_once_and_ends(link_scene: Any, eventually: Any) -> None:
     made = link_scene()
     far = await made.accept()
@@ -25,89 +31,73 @@ async def test_a_hang_is_told_once_and_ends(link_scene: Any, eventually: Any) ->
     assert made.link.up and made.notes.losses == []
 
 
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
+@on_virtual_time
+async def test_after_a_silence_there_is_no_grace(link_scene: Any, eventually: Any) -> None:
+    made = link_scene(link_heartbeat_s=0.1, link_silence_s=0.15, link_grace_s=60.0)
+    await made.accept()
+    began_s = now_s()
+    await eventually(lambda: made.notes.losses)
+    assert made.notes.losses[0] == (None, "decode-0 has been silent too long")
+    assert 0.14 < now_s() - began_s < 0.2 and not made.link.up
+    await asyncio.sleep(0.1)
+    assert not made.link.parked
 
 
-def stand_still(seconds: float) -> None:
-    """Nobody in this process can speak, nor hear, and its timers are late."""
-    loop: Any = asyncio.get_running_loop()
-    loop.world_s += seconds
+@on_virtual_time
+async def test_silence_is_a_break(link_scene: Any, eventually: Any) -> None:
+    made = link_scene(link_silence_s=0.2, link_grace_s=0.05)
+    await made.accept()
+    await eventually(lambda: made.notes.losses)
 
 
-def test_after_a_silence_there_is_no_grace(link_story: Any, eventually: Any) -> None:
-    async def story(made: Any) -> None:
-        await made.accept()
-        began_s = now_s()
-        await eventually(lambda: made.notes.losses)
-        assert made.notes.losses[0] == (None, "decode-0 has been silent too long")
-        assert 0.14 < now_s() - began_s < 0.2 and not made.link.up
-        await asyncio.sleep(0.1)
-        assert not made.link.parked
-
-    link_story(story, link_heartbeat_s=0.1, link_silence_s=0.15, link_grace_s=60.0)
-
-
-def test_silence_is_a_break(link_story: Any, eventually: Any) -> None:
-    async def story(made: Any) -> None:
-        await made.accept()
-        await eventually(lambda: made.notes.losses)
-
-    link_story(story, link_silence_s=0.2, link_grace_s=0.05)
-
-
-def test_a_stall_of_this_process_is_no_silence_of_the_worker(link_story: Any) -> None:
-    async def story(made: Any) -> None:
-        far = await made.accept()
-        await made.next(far, "heartbeat")
-        stand_still(0.8)
-        for _ in range(8):
-            await asyncio.sleep(0.05)
-            await far.send(load())
-        assert made.link.up and made.link.load.free_blocks == 3 and not made.notes.losses
-
-    link_story(story, link_heartbeat_s=0.05, link_silence_s=0.5, link_grace_s=60.0)
-
-
-def test_a_quiet_worker_takes_nothing_new_and_keeps_its_link(
-    link_story: Any, eventually: Any
-) -> None:
-    async def story(made: Any) -> None:
-        far = await made.accept()
-        assert made.link.takes_work
-        began_s = now_s()
-        await eventually(lambda: not made.link.takes_work)
-        assert 0.59 <= now_s() - began_s < 0.63
-        assert made.link.up and made.notes.losses == []
+@on_virtual_time
+async def test_a_stall_of_this_process_is_no_silence_of_the_worker(link_scene: Any) -> None:
+    made = link_scene(link_heartbeat_s=0.05, link_silence_s=0.5, link_grace_s=60.0)
+    far = await made.accept()
+    await made.next(far, "heartbeat")
+    stand_still(0.8)
+    for _ in range(8):
+        await asyncio.sleep(0.05)
         await far.send(load())
-        await eventually(lambda: made.link.takes_work)
-        again_s = now_s()
-        await eventually(lambda: made.notes.losses)  # silent for as long as that takes
-        assert 0.97 < now_s() - again_s < 1.03
-
-    link_story(story, link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0)
+    assert made.link.up and made.link.load.free_blocks == 3 and not made.notes.losses
 
 
-def test_one_heartbeat_that_is_late_makes_nobody_quiet(link_story: Any) -> None:
-    async def story(made: Any) -> None:
-        far = await made.accept()
-        for _ in range(2):
-            await asyncio.sleep(0.75)  # more than the share, less than two heartbeats
-            assert made.link.takes_work
-            await far.send(load())
-            await asyncio.sleep(0.01)
+@on_virtual_time
+async def test_a_quiet_worker_takes_nothing_new_and_keeps_its_link(
+    link_scene: Any, eventually: Any
+) -> None:
+    made = link_scene(link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0)
+    far = await made.accept()
+    assert made.link.takes_work
+    began_s = now_s()
+    await eventually(lambda: not made.link.takes_work)
+    assert 0.59 <= now_s() - began_s < 0.63
+    assert made.link.up and made.notes.losses == []
+    await far.send(load())
+    await eventually(lambda: made.link.takes_work)
+    again_s = now_s()
+    await eventually(lambda: made.notes.losses)  # now it is silent for as long as that takes
+    assert 0.97 < now_s() - again_s < 1.03
 
-    link_story(story, link_heartbeat_s=0.4, link_silence_s=1.0, link_grace_s=60.0)
+
+@on_virtual_time
+async def test_one_heartbeat_that_is_late_makes_nobody_quiet(link_scene: Any) -> None:
+    made = link_scene(link_heartbeat_s=0.4, link_silence_s=1.0, link_grace_s=60.0)
+    far = await made.accept()
+    for _ in range(2):
+        await asyncio.sleep(0.75)  # more than the share, less than two heartbeats
+        assert made.link.takes_work
+        await far.send(load())
+        await asyncio.sleep(0.01)
 
 
-def test_a_stall_of_this_process_makes_nobody_quiet(link_story: Any) -> None:
-    async def story(made: Any) -> None:
-        far = await made.accept()
-        await made.next(far, "heartbeat")
-        stand_still(0.8)
-        for _ in range(8):
-            assert made.link.takes_work
-            await asyncio.sleep(0.05)
-            await far.send(load())
-
-    link_story(story, link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0)
+@on_virtual_time
+async def test_a_stall_of_this_process_makes_nobody_quiet(link_scene: Any) -> None:
+    made = link_scene(link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0)
+    far = await made.accept()
+    await made.next(far, "heartbeat")
+    stand_still(0.8)
+    for _ in range(8):
+        assert made.link.takes_work
+        await asyncio.sleep(0.05)
+        await far.send(load())

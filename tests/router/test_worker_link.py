@@ -10,8 +10,10 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
 from baton.runtime.links import LinkClosed
+from baton.simulation.virtual_time import on_virtual_time
 
 
+@on_virtual_time
 async def test_nothing_is_sent_before_the_welcome(link_scene: Any) -> None:
     made = link_scene()
     with pytest.raises(LinkClosed):
@@ -22,6 +24,7 @@ async def test_nothing_is_sent_before_the_welcome(link_scene: Any) -> None:
     assert (await made.next(far, "submit")).request_id == "r"
 
 
+@on_virtual_time
 async def test_outputs_and_load_are_passed_on(link_scene: Any, eventually: Any) -> None:
     made = link_scene()
     far = await made.accept()
@@ -33,6 +36,7 @@ async def test_outputs_and_load_are_passed_on(link_scene: Any, eventually: Any) 
     assert made.link.placed_tokens == 0
 
 
+@on_virtual_time
 async def test_heartbeats_go_down_without_traffic(link_scene: Any) -> None:
     made = link_scene()
     far = await made.accept()
@@ -40,6 +44,7 @@ async def test_heartbeats_go_down_without_traffic(link_scene: Any) -> None:
         await made.next(far, "heartbeat")
 
 
+@on_virtual_time
 async def test_settled_goes_before_a_later_submit(link_scene: Any) -> None:
     made = link_scene()
     far = await made.accept()
@@ -52,6 +57,7 @@ async def test_settled_goes_before_a_later_submit(link_scene: Any) -> None:
     assert "settled" in kinds and kinds.index("settled") < kinds.index("submit")
 
 
+@on_virtual_time
 async def test_settled_goes_with_a_heartbeat_at_the_latest(link_scene: Any) -> None:
     made = link_scene()
     far = await made.accept()
@@ -59,6 +65,7 @@ async def test_settled_goes_with_a_heartbeat_at_the_latest(link_scene: Any) -> N
     assert list((await made.next(far, "settled")).request_ids) == ["a"]
 
 
+@on_virtual_time
 async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each(
     link_scene: Any,
 ) -> None:
@@ -71,6 +78,7 @@ async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each(
     assert [(e.request_id, e.attempt) for e in settled.accepted] == [("a", 2), ("b", 1)]
 
 
+@on_virtual_time
 async def test_a_worker_that_never_welcomes_is_given_up(link_scene: Any) -> None:
     made = link_scene(link_silence_s=0.1)
     async with asyncio.timeout(20):
@@ -79,6 +87,7 @@ async def test_a_worker_that_never_welcomes_is_given_up(link_scene: Any) -> None
     assert first is not second and not made.link.up
 
 
+@on_virtual_time
 async def test_another_first_message_is_refused(link_scene: Any) -> None:
     made = link_scene()
     async with asyncio.timeout(20):
@@ -88,6 +97,7 @@ async def test_another_first_message_is_refused(link_scene: Any) -> None:
     assert not made.link.up
 
 
+@on_virtual_time
 async def test_block_events_of_another_boot_are_not_taken(link_scene: Any, eventually: Any) -> None:
     made = link_scene()
     await made.accept()
@@ -103,6 +113,7 @@ async def test_block_events_of_another_boot_are_not_taken(link_scene: Any, event
     assert made.link.up  # the link does not suffer from it
 
 
+@on_virtual_time
 async def test_a_worker_that_does_not_read_is_noticed(link_scene: Any) -> None:
     made = link_scene(link_queue=4)
     await made.accept()
@@ -111,6 +122,7 @@ async def test_a_worker_that_does_not_read_is_noticed(link_scene: Any) -> None:
             made.link.send(made.submit("r"))
 
 
+@on_virtual_time
 async def test_the_end_tells_the_bearer(link_scene: Any) -> None:
     made = link_scene()
     await made.accept()

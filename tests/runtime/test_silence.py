@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from baton.runtime.silence import Silence
+from baton.simulation.virtual_time import on_virtual_time, stand_still
 
 
+@on_virtual_time
 async def test_it_ends_after_its_limit_and_begins_anew_with_each_word() -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -17,9 +18,10 @@ async def test_it_ends_after_its_limit_and_begins_anew_with_each_word() -> None:
     silence.heard()
     while silence.left_s() > 0:
         await silence.sleep(0.05)
-    assert loop.time() - began_s >= 0.29
+    assert 0.299 < loop.time() - began_s < 0.301
 
 
+@on_virtual_time
 async def test_a_sleep_ends_at_the_limit_at_the_latest() -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -27,37 +29,40 @@ async def test_a_sleep_ends_at_the_limit_at_the_latest() -> None:
     async with asyncio.timeout(20):
         while silence.left_s() > 0:
             await silence.sleep(3600)
-    assert loop.time() - began_s >= 0.09
+    assert 0.099 < loop.time() - began_s < 0.101
 
 
+@on_virtual_time
 async def test_what_its_sleep_is_late_by_does_not_count() -> None:
     silence = Silence(0.5)
     sleeping = asyncio.create_task(silence.sleep(0.05))
     await asyncio.sleep(0)
-    time.sleep(0.7)  # noqa: ASYNC251
+    stand_still(0.7)
     await sleeping
-    assert 0 < silence.left_s() <= 0.5
+    assert 0.44 < silence.left_s() < 0.46  # the sleep itself does
 
 
+@on_virtual_time
 async def test_a_word_is_not_put_into_the_future_by_a_late_sleep() -> None:
     silence = Silence(0.5)
     sleeping = asyncio.create_task(silence.sleep(0.05))
     await asyncio.sleep(0)
-    time.sleep(0.3)  # noqa: ASYNC251
+    stand_still(0.3)
     silence.heard()
     await sleeping
     assert silence.left_s() <= 0.5
 
 
+@on_virtual_time
 async def test_how_long_it_lasts_is_told_without_late_sleeps_too() -> None:
     silence = Silence(5.0)
-    assert silence.so_far_s() < 0.1
+    assert silence.so_far_s() < 0.01
     await silence.sleep(0.1)
-    assert silence.so_far_s() >= 0.09
+    assert 0.09 < silence.so_far_s() < 0.11
     sleeping = asyncio.create_task(silence.sleep(0.05))
     await asyncio.sleep(0)
-    time.sleep(0.7)  # noqa: ASYNC251
+    stand_still(0.7)
     await sleeping
-    assert silence.so_far_s() < 0.6
+    assert 0.14 < silence.so_far_s() < 0.16
     silence.heard()
     assert silence.so_far_s() < 0.1

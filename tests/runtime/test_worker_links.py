@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from baton.proto import worker_pb2
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.worker_links import serve_link
+from baton.simulation.virtual_time import on_virtual_time, stand_still
 
 
 class Handler:
@@ -51,6 +51,7 @@ def start(  # type: ignore[no-untyped-def]
     return near, asyncio.create_task(serving)
 
 
+@on_virtual_time
 async def test_welcome_then_load_then_outputs() -> None:
     handler = Handler()
     link, task = start(handler)
@@ -66,6 +67,7 @@ async def test_welcome_then_load_then_outputs() -> None:
     assert handler.detached == 1
 
 
+@on_virtual_time
 async def test_a_stream_without_hello_is_closed_and_attaches_nothing() -> None:
     handler = Handler()
     link, task = start(handler)
@@ -76,6 +78,7 @@ async def test_a_stream_without_hello_is_closed_and_attaches_nothing() -> None:
     assert handler.hellos == [] and handler.detached == 0
 
 
+@on_virtual_time
 async def test_a_stream_that_says_nothing_is_dropped() -> None:
     handler = Handler()
     _, task = start(handler, silence_s=0.05)
@@ -83,6 +86,7 @@ async def test_a_stream_that_says_nothing_is_dropped() -> None:
     assert handler.hellos == []
 
 
+@on_virtual_time
 async def test_silence_detaches_once() -> None:
     handler = Handler()
     link, task = start(handler, silence_s=0.2)
@@ -95,12 +99,13 @@ async def test_silence_detaches_once() -> None:
     assert handler.detached == 1
 
 
+@on_virtual_time
 async def test_a_stall_of_this_process_is_no_silence_of_the_router() -> None:
     handler = Handler()
     link, task = start(handler, silence_s=0.5)
     await link.send(HELLO)
     await asyncio.sleep(0.05)
-    time.sleep(0.8)  # noqa: ASYNC251  nobody in this process can speak, nor hear
+    stand_still(0.8)
     for _ in range(4):
         await asyncio.sleep(0.05)
         await link.send(BEAT)
@@ -109,6 +114,7 @@ async def test_a_stall_of_this_process_is_no_silence_of_the_router() -> None:
     await asyncio.wait_for(task, 5)
 
 
+@on_virtual_time
 async def test_heartbeats_are_not_passed_on_and_requests_are() -> None:
     handler = Handler()
     link, task = start(handler)
@@ -125,6 +131,7 @@ async def test_heartbeats_are_not_passed_on_and_requests_are() -> None:
     assert handler.detached == 1
 
 
+@on_virtual_time
 async def test_a_drain_is_told_at_once_and_before_what_it_refuses() -> None:
     handler = Handler()
     link, task = start(handler, silence_s=600, heartbeat_s=500)
@@ -145,6 +152,7 @@ async def test_a_drain_is_told_at_once_and_before_what_it_refuses() -> None:
     await asyncio.wait_for(task, 5)
 
 
+@on_virtual_time
 async def test_a_router_that_comes_during_a_drain_is_told_first() -> None:
     handler = Handler()
     handler.draining.set()
