@@ -1,14 +1,18 @@
-"""What tests of several folders share: a real OTLP collector in this process."""
+"""What tests of several folders share: a real OTLP collector in this process, and a fair watch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from baton.runtime.silence import Silence
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -44,3 +48,26 @@ def collector() -> Iterator[tuple[Collector, str]]:
     server.start()
     yield servicer, f"127.0.0.1:{port}"
     server.stop(None).wait(10)
+
+
+@asynccontextmanager
+async def watch() -> AsyncIterator[Callable[[], float]]:
+    silence = Silence(float("inf"))
+
+    async def keep() -> None:
+        while True:
+            await silence.sleep(0.01)
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield silence.so_far_s
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+@pytest.fixture
+def fair_watch() -> Callable[[], AbstractAsyncContextManager[Callable[[], float]]]:
+    """`async with fair_watch() as so_far_s`: the seconds in which this process had its turn. What
+    its sleeps are late by, on a machine that others use too, does not count."""
+    return watch

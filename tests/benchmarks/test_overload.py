@@ -80,7 +80,7 @@ async def test_what_a_status_counts_as(refusal: Any, status: int, timed: int, un
         await client.complete(seen)
     assert (seen.statuses, seen.good, seen.asked) == ({status: 1}, 0, 1)
     assert (len(seen.refused_grpc_ms), seen.without_retry_after) == (timed, untold)
-    assert all(20 <= took_ms < 1000 for took_ms in seen.refused_grpc_ms)
+    assert all(20 <= took_ms < 5000 for took_ms in seen.refused_grpc_ms)  # its deadline
 
 
 async def test_a_deadline_that_passes_is_not_a_refusal() -> None:

@@ -110,7 +110,7 @@ async def test_a_deadline_ends_the_wait_for_the_index(
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         assert await ask(running, stub, 0.3) == "late"
-        assert 0.2 < loop.time() - started_s < 3
+        assert 0.2 < loop.time() - started_s < 20  # the index would take sixty
         worker.tells_blocks = True
         await eventually(lambda: ready(running))
         assert not worker.seen("submit")
