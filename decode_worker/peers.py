@@ -122,6 +122,9 @@ class RegisteredPeers:
                 if self._peers.get(boot_id) is peer:
                     self.forget(boot_id)
                 raise
+            finally:
+                if boot_id not in self._peers:  # forgotten meanwhile: it connected for nobody
+                    self._mover.forget(boot_id)
             if self._peers.get(boot_id) is peer:
                 self._forget_predecessors(peer)
                 self._forget_departed()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from baton.decode_worker.sequences import Word
 from baton.proto import worker_pb2
 from baton.runtime import logs
-from baton.runtime.errors import BatonError, InvalidRequest
+from baton.runtime.errors import BatonError, EngineError, InvalidRequest
 from baton.runtime.links import LinkClosed
 
 log = logs.get(__name__)
@@ -30,8 +30,7 @@ ENDED_KEPT = 4096  # ended requests per router that it has not settled
 @dataclass(slots=True)
 class _Log:
     """The outputs of one request that its router may not have, in order; `open_choices` have not
-    ended. `asked`: what was last
-    told of whom it asks, if anything was."""
+    ended. `asked`: what was last told of whom it asks, if anything was."""
 
     attempt: int
     open_choices: set[int]
@@ -179,6 +178,12 @@ class RouterSession:
             self._refuse(submit, emit, error)
         except (ValueError, TypeError, OverflowError) as error:
             self._refuse(submit, emit, InvalidRequest(f"submit: {error}"))
+        except Exception as error:  # of what should be impossible: one request ends, not all
+            log.exception("a request could not be taken", request_id=request_id)
+            self._drop(request_id)  # what was begun of it
+            self._logs[request_id] = entry
+            failure = EngineError(f"the worker could not take it: {type(error).__name__}")
+            self._refuse(submit, emit, failure)
 
     def _refuse(
         self,

@@ -22,6 +22,7 @@ RETRY_S = 0.05  # between two tries of one request, and two looks for room
 AT_ONCE = 8  # tried in one turn of the loop: each may take a millisecond of it
 SPACING_S = 0.005  # between such turns: other requests' tokens pass
 STOPPING = "the router stops: ask again"
+TOO_SMALL = "no worker that could hold this request is left: ask again, or start one"
 
 
 class PlacingLine:
@@ -32,7 +33,8 @@ class PlacingLine:
 
     async def place(self, submission: Submission, wait_s: float, handed_back: bool = False) -> None:
         """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
-        requests at once, but not one whose tokens a client has seen."""
+        requests at once, but not one that a worker has had: nor is that one to blame where the
+        workers that are left are too small for it."""
         deadline_s = submission.generation.deadline_s
         until_s = _now() + wait_s
         error: BatonError | None = None
@@ -44,9 +46,9 @@ class PlacingLine:
             error = self._placer.try_place(submission)
             if error is None:
                 return
-            hopeless = isinstance(error, InvalidRequest) or (
-                isinstance(error, Overloaded) and submission.attempt == 1
-            )
+            if isinstance(error, InvalidRequest) and submission.attempt > 1:
+                error = Unavailable(TOO_SMALL)
+            hopeless = isinstance(error, InvalidRequest | Overloaded) and submission.attempt == 1
             if hopeless or (_now() >= until_s and not handed_back):
                 raise error
             if _now() >= until_s:

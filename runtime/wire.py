@@ -70,7 +70,7 @@ def sampling_params(message: worker_pb2.Sampling, vocab_size: int) -> SamplingPa
         raise InvalidRequest(f"top_logprobs is {top}, over {MAX_LOGPROBS}", field="top_logprobs")
     return SamplingParams(
         temperature=message.temperature,
-        top_k=message.top_k,
+        top_k=min(message.top_k, vocab_size),  # a device counts in 32 bits; of all is of none
         top_p=message.top_p,
         min_p=message.min_p,
         repetition_penalty=message.repetition_penalty,

@@ -20,6 +20,7 @@ from baton.engine.blocks import BlockPool
 from baton.kv_transfer import greeting
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
+from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
 from baton.runtime.grpc_links import open_channel, open_server
@@ -323,6 +324,29 @@ async def test_a_first_contact_that_fails_when_nobody_waits_is_begun_anew(
             await asyncio.sleep(0.001)
     await scene.open(b"1" * 16)
     assert scene.peer.greetings == 2
+
+
+async def test_a_peer_forgotten_while_it_is_connected_to_leaves_no_connection(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate, connect = asyncio.Event(), asyncio.Event(), scene.mover.connect
+
+    async def slowly(pool: PeerPool) -> None:
+        begun.set()
+        await gate.wait()
+        await connect(pool)
+
+    monkeypatch.setattr(scene.mover, "connect", slowly)
+    opening = asyncio.create_task(scene.open(b"1" * 16))
+    async with asyncio.timeout(20):
+        await begun.wait()
+    scene.peers.forget(b"1" * 16)  # another has answered at its address
+    gate.set()
+    with pytest.raises(Unavailable, match="lost while it was greeted"):
+        await opening
+    with pytest.raises(ReadFailed, match="is not connected"):
+        scene.mover.peer(b"1" * 16)
+    await scene.open(b"1" * 16)
 
 
 async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:

@@ -22,13 +22,15 @@ class Work:
     def __init__(self) -> None:
         self.emit: dict[tuple[str, int], Emit] = {}
         self.cancelled: list[tuple[str | int | list[int], ...]] = []
-        self.refuse = False
+        self.refuse = self.stumbles = False
         self.sessions = RouterSessions(self.submit, self.cancel, grace_s=0.05)
 
     def submit(self, submit: worker_pb2.Submit, emit: Emit) -> None:
         if self.refuse:
             raise InvalidRequest("max_tokens is 0", field="max_tokens")
         self.emit[submit.request_id, submit.attempt] = emit
+        if self.stumbles:
+            raise RuntimeError("this cannot be")
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int]) -> None:
         named = (sorted(choices),) if choices else ()
@@ -262,6 +264,20 @@ async def test_a_refused_submit_ends_every_choice_with_its_reason() -> None:
     assert [o.choice for o in outputs] == [0, 1, 2]
     assert {o.failure.code for o in outputs} == {"InvalidRequest"}
     assert {o.end for o in outputs} == {worker_pb2.FAILED}
+
+
+async def test_a_submit_that_goes_wrong_in_an_unknown_way_ends_alone_and_at_once() -> None:
+    work = Work()
+    session, _ = work.sessions.attach(hello())
+    session.receive(submit("a"))
+    work.stumbles = True
+    session.receive(submit("b", choices=2))
+    assert work.cancelled == [("b", 1)]  # what had begun
+    outputs = (await session.outputs()).outputs
+    assert [(o.choice, o.end) for o in outputs] == [(c, worker_pb2.FAILED) for c in (0, 1)]
+    assert {(o.failure.code, o.failure.retryable) for o in outputs} == {("EngineError", True)}
+    work.token("a", 0)
+    assert await indices(session) == [0]
 
 
 async def test_cancel_needs_the_current_attempt() -> None:

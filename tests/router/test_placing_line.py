@@ -120,21 +120,33 @@ async def test_every_wait_has_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "attempt"), [(InvalidRequest("too long"), 2), (Overloaded("full"), 1)]
+    "error", [InvalidRequest("too long"), Overloaded("full")], ids=["invalid", "full"]
 )
-async def test_what_no_wait_can_help_is_told_at_once(error: BatonError, attempt: int) -> None:
+async def test_what_no_wait_can_help_is_told_at_once(error: BatonError) -> None:
     fakes = Fakes(error)
     with pytest.raises(type(error)):
-        await line_of(fakes).place(submission("r", attempt=attempt), 60)
+        await line_of(fakes).place(submission("r"), 60)
     assert len(fakes.tried) == 1
 
 
-async def test_who_has_begun_waits_for_a_full_fleet() -> None:
-    fakes = Fakes(Overloaded("full"))
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("too long"), Overloaded("full")], ids=["too small", "full"]
+)
+async def test_who_has_begun_waits_for_a_fleet_that_is_full_or_too_small(
+    error: BatonError,
+) -> None:
+    """A worker that could hold it was there, and is being started anew."""
+    fakes = Fakes(error)
     task = asyncio.create_task(line_of(fakes).place(submission("r", attempt=2), 60))
     await asyncio.sleep(2 * RETRY_S)
     fakes.space = 1
     await wait_all([task])
+
+
+async def test_who_has_begun_is_not_told_that_his_request_was_wrong() -> None:
+    line = line_of(Fakes(InvalidRequest("too long")))
+    with pytest.raises(Unavailable, match="no worker that could hold this request is left"):
+        await line.place(submission("r", attempt=2), 0.1)
 
 
 async def test_who_is_woken_looks_whether_he_may_wait_on() -> None:
