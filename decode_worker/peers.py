@@ -26,6 +26,9 @@ from baton.runtime import logs, waits
 from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.registry import Registry
 
+AGAIN_S = 0.1  # for who was waited for in vain the last time: the next candidate is asked
+IN_VAIN_KEPT = 256
+
 log = logs.get(__name__)
 
 
@@ -57,7 +60,8 @@ class RegisteredPeers:
     """One connection per peer address and boot id, made by `dial`.
 
     A candidate is a name: where a peer is, the registry says. Nothing is sent to an address,
-    the token least of all, that only a message has named. `patience_s`: for a first contact."""
+    the token least of all, that only a message has named. `patience_s`: for a first contact; once
+    one has failed, or took longer, nobody waits so long again before one has gone well."""
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class RegisteredPeers:
         self._first_contact = first_contact
         self._mover = mover
         self._patience_s = patience_s
+        self._in_vain: dict[bytes, None] = {}  # boot ids that were waited for, the oldest first
         self._peers: dict[bytes, _Peer] = {}
         self._closing: set[asyncio.Future[None]] = set()
 
@@ -84,9 +89,13 @@ class RegisteredPeers:
         if peer is None:
             self._check_registered(candidate)
             peer = self._begin(candidate)
-        if not await waits.over(peer.greeting, self._patience_s):
+        patience_s = self._patience_s
+        if boot_id in self._in_vain:
+            patience_s = min(AGAIN_S, patience_s)
+        if not await waits.over(peer.greeting, patience_s):
+            self._note_in_vain(boot_id)
             raise Unavailable(
-                f"first contact with worker {candidate.worker_id} takes over {self._patience_s:g} s"
+                f"first contact with worker {candidate.worker_id} takes over {patience_s:g} s"
             )
         if is_first and not peer.greeting.cancelled():
             peer.greeting.result()
@@ -119,12 +128,14 @@ class RegisteredPeers:
             except Exception as error:  # told to who began it, if he still waits
                 if not isinstance(error, BatonError):
                     log.exception("a greeting stumbled")
+                self._note_in_vain(boot_id)
                 if self._peers.get(boot_id) is peer:
                     self.forget(boot_id)
                 raise
             finally:
                 if boot_id not in self._peers:  # forgotten meanwhile: it connected for nobody
                     self._mover.forget(boot_id)
+            self._in_vain.pop(boot_id, None)
             if self._peers.get(boot_id) is peer:
                 self._forget_predecessors(peer)
                 self._forget_departed()
@@ -133,6 +144,11 @@ class RegisteredPeers:
         peer.greeting.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._peers[boot_id] = peer
         return peer
+
+    def _note_in_vain(self, boot_id: bytes) -> None:
+        self._in_vain[boot_id] = None
+        if len(self._in_vain) > IN_VAIN_KEPT:
+            del self._in_vain[next(iter(self._in_vain))]
 
     def _check_registered(self, candidate: worker_pb2.Candidate) -> None:
         named = (candidate.worker_id, candidate.boot_id.hex(), candidate.address)

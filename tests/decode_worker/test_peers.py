@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from baton.decode_worker import peer_calls
+from baton.decode_worker import peer_calls, peers
 from baton.decode_worker.first_contact import FirstContact
 from baton.decode_worker.peer_calls import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
@@ -299,7 +299,7 @@ async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
     assert loop.time() - begun < 5  # not one after the other, nor a READ's ten seconds
     for error in done:
         assert isinstance(error, Unavailable) and "takes over 0.2 s" in str(error)
-    with pytest.raises(Unavailable, match="takes over 0.2 s"):  # who comes later, likewise
+    with pytest.raises(Unavailable, match="takes over 0.1 s"):  # who comes later waits less
         await scene.open(b"1" * 16)
     assert scene.peer.exchange.stuck == 1 and scene.known() == {b"1" * 16}
     scene.peer.exchange.release_stuck()
@@ -347,6 +347,38 @@ async def test_a_peer_forgotten_while_it_is_connected_to_leaves_no_connection(
     with pytest.raises(ReadFailed, match="is not connected"):
         scene.mover.peer(b"1" * 16)
     await scene.open(b"1" * 16)
+
+
+async def test_whom_a_greeting_did_not_reach_costs_later_requests_little_until_one_does(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a link that is down: each request would else wait for each such candidate."""
+    monkeypatch.setattr(peer_calls, "GREETING_TIMEOUT_S", 0.5)
+    scene.peer.gate.clear()
+    with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
+        await scene.open(b"1" * 16)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="takes over 0.1 s"):
+            await scene.open(b"1" * 16)
+    assert loop.time() - begun < 0.45  # not for the greeting's time
+    scene.peer.gate.set()
+    await asyncio.wait({scene.peers._peers[b"1" * 16].greeting}, timeout=20)
+    await scene.open(b"1" * 16)
+    assert scene.peers._in_vain == {}
+
+
+async def test_who_was_not_reached_is_remembered_within_bounds(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "IN_VAIN_KEPT", 2)
+    for life in (b"1" * 16, b"2" * 16, b"3" * 16):
+        scene.register(life)
+        scene.peer.restart(b"x" * 16)  # so that each greeting fails
+        with pytest.raises(Unavailable, match="has restarted"):
+            await scene.open(life)
+    assert list(scene.peers._in_vain) == [b"2" * 16, b"3" * 16]
 
 
 async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:
