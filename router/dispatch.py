@@ -23,6 +23,7 @@ from baton.router.fleet import Fleet
 from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
 from baton.router.move_budget import MoveBudget
+from baton.router.move_turns import MoveTurns
 from baton.router.placing import Placer
 from baton.router.placing_line import STOPPING, PlacingLine
 from baton.router.submission import Submission, ended_before_loss, output_token
@@ -42,7 +43,6 @@ from baton.runtime.errors import (
 )
 
 PLACE_WAIT_S = 15.0  # for a worker to appear: longer than a worker's restart
-TURN_RETRY_S = 0.05  # of the budget of moves
 CONFIRM_WEIGHT = 128  # some 20 KB in the worker
 BUSY_PAUSE_S = 0.25  # before a request that a client sees the tokens of asks a full worker again
 
@@ -66,6 +66,7 @@ class Dispatcher:
         self._line = PlacingLine(self._placer)
         self._budget = MoveBudget(config.move_share, config.move_floor)
         self._submissions: dict[str, Submission] = {}
+        self._turns = MoveTurns(self._budget, lambda: len(self._submissions))
         self._placing: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -88,6 +89,7 @@ class Dispatcher:
         )
         submission = Submission(request_id, generation, set(range(request.choices)), context)
         self._submissions[request_id] = submission
+        self._turns.look()  # of more that is being served, more may be moved
         try:
             await self._line.place(submission, self.place_wait_s)
         except BaseException:
@@ -318,7 +320,7 @@ class Dispatcher:
         if drained or isinstance(error, Overloaded):  # who is full has failed nobody
             self._got_on(submission)
         elif submission.move is not None:
-            self._budget.failed(submission.move, _now(), short=isinstance(error, OutOfMemory))
+            self._turns.failed(submission.move, short=isinstance(error, OutOfMemory))
             submission.move = None
         if not drained and submission.failures >= self._config.max_attempts:
             metrics.MOVES_REFUSED.labels("attempts").inc()
@@ -362,19 +364,16 @@ class Dispatcher:
 
     async def _take_turn(self, submission: Submission, *, short: bool) -> None:
         """Wait until the budget has room for one move more. Raises Overloaded if it is used up."""
-        while submission.move is None:
-            try:
-                submission.move = self._budget.take(len(self._submissions), _now(), short=short)
-            except Overloaded:
-                metrics.MOVES_REFUSED.labels("budget").inc()
-                raise
-            if submission.move is None:
-                await asyncio.sleep(TURN_RETRY_S)
+        try:
+            submission.move = await self._turns.take(short=short)
+        except Overloaded:
+            metrics.MOVES_REFUSED.labels("budget").inc()
+            raise
 
     def _got_on(self, submission: Submission) -> None:
         if submission.move is not None:
-            self._budget.got_on(submission.move)
-            submission.move = None
+            move, submission.move = submission.move, None
+            self._turns.got_on(move)
 
     def _withdraw(self, submission: Submission) -> None:
         self._submissions.pop(submission.wire_id, None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 from baton.runtime.errors import Overloaded
 
@@ -30,7 +31,8 @@ class Move:
 
 
 class MoveBudget:
-    """Whoever takes a move tells its end once, by `got_on` or `failed`."""
+    """Whoever takes a move tells its end once, by `got_on` or `failed`. Asking again before an end
+    is told, `change_s`, or more are being served, gives the same answer."""
 
     def __init__(self, share: float, floor: int) -> None:
         self._share = share
@@ -44,9 +46,9 @@ class MoveBudget:
         return max(self._floor, int(self._share * active))
 
     def take(self, active: int, now_s: float, *, short: bool = False) -> Move | None:
-        """A move, or None: others are under way, ask again soon. `short`: it is moved because a
-        worker had no memory for it. Raises Overloaded, with the time until it can be otherwise,
-        if moves that failed like that, or otherwise, have used the budget up."""
+        """A move, or None: others are under way, ask when one has ended. `short`: it is moved
+        because a worker had no memory for it. Raises Overloaded, with the time until it can be
+        otherwise, if moves that failed like that, or otherwise, have used the budget up."""
         self._forget(now_s)
         limit, failed = self.limit(active), self._failed[short]
         if len(failed) >= limit:
@@ -70,6 +72,12 @@ class MoveBudget:
         """Its new worker has failed it too; `short`: has no memory for it either."""
         self._under_way.pop(move, None)
         self._failed[short].append(now_s + HOLD_S)
+
+    def change_s(self) -> float | None:
+        """When it next forgets something by itself; None: it counts nothing."""
+        oldest = [failed[0] for failed in self._failed.values() if failed]
+        oldest += [move.lapses_s for move in islice(self._under_way, 1)]
+        return min(oldest, default=None)
 
     def _forget(self, now_s: float) -> None:
         for failed in self._failed.values():
