@@ -29,7 +29,7 @@ from baton.router.placing_line import STOPPING, PlacingLine
 from baton.router.submission import Submission, ended_before_loss, output_token
 from baton.router.worker_link import WorkerLink
 from baton.runtime import logs, metrics
-from baton.runtime.config import RouterConfig
+from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.errors import (
     BatonError,
     Cancelled,
@@ -58,11 +58,11 @@ class Dispatcher:
     place_wait_s = PLACE_WAIT_S
     confirm_weight = CONFIRM_WEIGHT
 
-    def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
+    def __init__(self, fleet: Fleet, config: RouterConfig, step: StepConfig) -> None:
         self._config = config
         self._fleet = fleet
         self._circuits = fleet.circuits
-        self._placer = Placer(fleet, config)
+        self._placer = Placer(fleet, config, step.expected_growth_tokens)
         self._line = PlacingLine(self._placer)
         self._budget = MoveBudget(config.move_share, config.move_floor)
         self._submissions: dict[str, Submission] = {}

@@ -201,6 +201,7 @@ class Fleet:
                     role=welcome.role,
                     address=link.record.address,
                     shape=_shape(welcome),
+                    max_context=welcome.max_context,
                     running=load.running,
                     waiting=load.waiting,
                     free_blocks=load.free_blocks,
@@ -258,10 +259,11 @@ class Fleet:
         return min((link.expected_s() for link in decoders), default=0.0)
 
     def limits(self) -> Limits:
-        """What every linked worker can take; the model's own limits while none is linked."""
+        """What the linked decode workers can take; the model's own limits while none is linked."""
         welcomes = [link.welcome for link in self._links.values() if link.up and link.welcome]
-        contexts = [welcome.max_context for welcome in welcomes]
-        return replace(self._limits, max_context=min([self._limits.max_context, *contexts]))
+        own = self._limits.max_context
+        contexts = [min(own, e.max_context) for e in welcomes if e.role == "decode"] or [own]
+        return replace(self._limits, max_context=max(contexts), common_context=min(contexts))
 
     @property
     def vocab_size(self) -> int:

@@ -42,6 +42,7 @@ class WorkerView:
     role: str
     address: str
     shape: Shape
+    max_context: int = 1 << 24  # tokens of prompt and output
     held_blocks: int = 0
     running: int = 0
     waiting: int = 0
@@ -69,12 +70,15 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is to be placed: prompt and accepted tokens, and the output that may still come.
-    `numbers` are those that the accepted tokens were computed with, None where there are none:
-    other workers would go on with another answer, and are none for this request."""
+    """What is to be placed: prompt and accepted tokens, the output that is expected beyond them
+    (`step.expected_growth_tokens` at most), and `most_tokens`, the prompt with all output that a
+    sequence may have: the numbers that a decode worker counts. `numbers` are those that the
+    accepted tokens were computed with, None where there are none: other workers would go on with
+    another answer, and are none for this request."""
 
     tokens: int
     output_tokens: int
+    most_tokens: int
     sequences: int = 1
     avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request; a last resort
     left: frozenset[bytes] = frozenset()  # of prefill workers that were not there any more
@@ -96,7 +100,8 @@ def open_decoders(
     """The decode workers that could take it, or why there is none: Unavailable (none is there),
     Overloaded (on each of them `max_waiting` requests wait for credit), InvalidRequest (larger
     than any pool). Errors are values here, not raised. Looks at nothing that they hold."""
-    decoders = [e for e in workers if e.role == "decode" and not e.draining]
+    known = [worker for worker in workers if worker.role == "decode"]
+    decoders = [worker for worker in known if not worker.draining]
     if not decoders:
         return Unavailable("no decode worker is there: start one, or wait for its start")
     if need.numbers is not None:
@@ -106,14 +111,9 @@ def open_decoders(
                 "no decode worker is left that computes as the one that began this answer "
                 f"(fingerprint {need.numbers[0]}, KV in {need.numbers[1]}): ask again, or start one"
             )
-    fitting = [worker for worker in decoders if _blocks(need, worker) <= worker.total_blocks]
+    fitting = [worker for worker in decoders if _holds(need, worker)]
     if not fitting:
-        largest = max(worker.total_blocks * worker.block_size for worker in decoders)
-        return InvalidRequest(
-            f"the prompt of {need.tokens} tokens does not fit the largest KV pool "
-            f"({largest} tokens): shorten it, or start a worker with a larger pool",
-            "prompt",
-        )
+        return _too_large(need, known)
     open_ = [
         worker
         for worker in _trusted(fitting)
@@ -134,9 +134,8 @@ def place(
     """The cheapest placement on one of the `decoders`, which are open and of the `workers`."""
     decode = min(decoders, key=lambda worker: (worker.boot_id in need.avoid, *_cost(need, worker)))
     there = [e for e in workers if not e.draining and e.boot_id not in need.left]
-    prefills = _trusted(
-        [worker for worker in there if worker.role == "prefill" and worker.shape == decode.shape]
-    )
+    like = [e for e in there if e.role == "prefill" and e.shape == decode.shape]
+    prefills = _trusted([worker for worker in like if _computes(need, worker)])
     if _stays_local(need, decode, prefills, mode, local_prefill_tokens):
         return Placement(decode, (), local=True)
     ranked = sorted(
@@ -173,8 +172,38 @@ def _uncached(need: Need, worker: WorkerView) -> int:
     return need.tokens - min(worker.held_tokens, need.tokens - 1)
 
 
-def _blocks(need: Need, worker: WorkerView) -> int:
-    return -(-(need.tokens + 1) // worker.block_size)
+def _holds(need: Need, worker: WorkerView) -> bool:
+    """Whether a decode worker takes it, however long it waits: as its own line counts, by the
+    longest that one sequence may become, and by the credit of all."""
+    size = worker.block_size
+    grown = _blocks(need.tokens + need.output_tokens, size)
+    credit = grown + (need.sequences - 1) * (grown - need.tokens // size)  # full blocks are shared
+    wanted = max(credit, _blocks(need.most_tokens, size))
+    return wanted <= worker.total_blocks and need.most_tokens <= worker.max_context
+
+
+def _computes(need: Need, worker: WorkerView) -> bool:
+    """Whether a prefill worker has room for all of the tokens."""
+    blocks = _blocks(need.tokens, worker.block_size)
+    return blocks <= worker.total_blocks and need.tokens <= worker.max_context
+
+
+def _blocks(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+def _too_large(need: Need, decoders: Sequence[WorkerView]) -> BatonError:
+    if any(_holds(need, worker) for worker in decoders):
+        return Unavailable("no decode worker whose KV pool is large enough takes work: ask again")
+    largest = max(min(e.total_blocks * e.block_size, e.max_context) for e in decoders)
+    asked = f"of {need.most_tokens} tokens of prompt and output"
+    if need.sequences > 1:
+        asked = f"of {need.sequences} choices {asked} each"
+    return InvalidRequest(
+        f"a request {asked} does not fit the largest KV pool ({largest} tokens): shorten the "
+        "prompt, lower max_tokens or n, or start a worker with a larger pool",
+        "prompt" if need.tokens >= largest else "max_tokens",
+    )
 
 
 def _cost(need: Need, worker: WorkerView) -> tuple[float, str]:

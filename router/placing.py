@@ -16,17 +16,19 @@ from baton.router.submission import Submission, build_submit
 from baton.router.worker_link import WorkerLink
 from baton.runtime import metrics, tracing
 from baton.runtime.config import RouterConfig
-from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
+from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable, WorkerLost
 from baton.runtime.links import LinkClosed
 
 HOPE = 0.8  # of the time to its deadline, what a request is expected to take at most
-EXPECTED_OUTPUT_TOKENS = 256  # placement does not reserve more than this for an unknown output
 
 
 class Placer:
-    def __init__(self, fleet: Fleet, config: RouterConfig) -> None:
+    """`growth_tokens` of output are expected of a sequence, as decode workers expect them."""
+
+    def __init__(self, fleet: Fleet, config: RouterConfig, growth_tokens: int) -> None:
         self._fleet = fleet
         self._config = config
+        self._growth_tokens = growth_tokens
 
     def check_hope(self, deadline_s: float) -> None:
         """Raises Overloaded if a new request would most likely miss its deadline: in the line
@@ -50,27 +52,34 @@ class Placer:
         are only looked at once there is a worker for them."""
         if not self._fleet.rebuilt():
             return Unavailable(UNTOLD)
-        request = submission.generation.request
         started_s = time.perf_counter()
-        need = Need(
-            tokens=submission.length,
-            output_tokens=min(request.max_tokens, EXPECTED_OUTPUT_TOKENS),
-            sequences=len(submission.choices),
-            avoid=submission.avoid,
-            left=submission.left,
-            numbers=submission.generation.numbers if submission.generation.begun else None,
-        )
+        need = self._need(submission)
         views = self._fleet.views()
         open_ = open_decoders(need, views, self._config.max_waiting)
+        if isinstance(open_, InvalidRequest) and submission.attempt > 1:
+            return Unavailable(f"no worker is left that it fits: {open_}")  # one may come back
         if isinstance(open_, BatonError):
             return open_
-        known = submission.identities
-        self._fleet.match(views, submission.tokens(), request.cache_salt, known)
+        salt, known = submission.generation.request.cache_salt, submission.identities
+        self._fleet.match(views, submission.tokens(), salt, known)
         placement = place(
             need, views, open_, self._config.placement, self._config.local_prefill_tokens
         )
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
         return self._submit(submission, placement, need.tokens)
+
+    def _need(self, submission: Submission) -> Need:
+        generation = submission.generation
+        most_tokens = len(generation.request.prompt) + generation.request.max_tokens
+        return Need(
+            tokens=submission.length,
+            output_tokens=min(most_tokens - submission.length, self._growth_tokens),
+            most_tokens=most_tokens,
+            sequences=len(submission.choices),
+            avoid=submission.avoid,
+            left=submission.left,
+            numbers=generation.numbers if generation.begun else None,
+        )
 
     def _submit(
         self, submission: Submission, placement: Placement, tokens: int

@@ -75,7 +75,7 @@ async def serve_router(
             key,
             Limits(card.max_context, card.vocab_size),
         )
-        dispatcher = Dispatcher(fleet, config.router)
+        dispatcher = Dispatcher(fleet, config.router, config.step)
         router = Router(
             config=config.router,
             model=card.name,

@@ -40,10 +40,12 @@ _Shape = TypeVar("_Shape", bound=Body)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the workers can take, in tokens, now."""
+    """What the workers can take, in tokens, now: `max_context` the largest of them, and
+    `common_context` each of them (0: as much)."""
 
     max_context: int
     vocab_size: int
+    common_context: int = 0
 
 
 def _said(given: _Number | None, unsaid: _Number) -> _Number:
@@ -165,7 +167,9 @@ class Validator:
     def _room(
         self, prompt: Sequence[int], asked: int | None, field: str, source: str, limits: Limits
     ) -> int:
-        """Output tokens that fit beside the prompt. Raises InvalidRequest if `asked` do not."""
+        """Output tokens for who asks for no number: as many as fit beside the prompt on each
+        worker, so that any of them can take the request; else on the largest. Raises
+        InvalidRequest if `asked` do not fit there."""
         if not prompt:
             raise InvalidRequest(f"{source} is empty: give at least one token", source)
         room = limits.max_context - len(prompt)
@@ -181,7 +185,8 @@ class Validator:
                 f"has room for {room}: lower it",
                 field,
             )
-        return room
+        anywhere = (limits.common_context or limits.max_context) - len(prompt)
+        return anywhere if anywhere > 0 else room
 
     def _finish(
         self,

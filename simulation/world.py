@@ -189,7 +189,7 @@ class World:
             Limits(limits.max_context, limits.vocab_size),
             boot_id=self.dice.randbytes(16),
         )
-        dispatcher = Dispatcher(fleet, router)
+        dispatcher = Dispatcher(fleet, router, self.config.step)
         dispatcher.confirm_weight = 1  # answers are short here
         self.network.listen(machine, {})
         task = machine.spawn(fleet.run(dispatcher), "fleet")

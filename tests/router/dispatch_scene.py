@@ -16,7 +16,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.generation import Generation
 from baton.router.generation_request import GenerationRequest
 from baton.router.placement import WorkerView
-from baton.runtime.config import RouterConfig
+from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.links import LinkClosed
 
 SCENE = RouterConfig(stream_buffer_messages=16, max_attempts=3)
@@ -119,7 +119,8 @@ class Scene:
 
     def __init__(self, *names: str, **settings: Any) -> None:
         self.fleet = FakeFleet(*(names or ("decode-0",)))
-        self.dispatcher = Dispatcher(cast(Any, self.fleet), replace(SCENE, **settings))
+        config = replace(SCENE, **settings)
+        self.dispatcher = Dispatcher(cast(Any, self.fleet), config, StepConfig())
         self.dispatcher.place_wait_s = 0.2
 
     async def start(

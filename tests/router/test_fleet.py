@@ -194,12 +194,14 @@ async def test_a_worker_of_slow_steps_is_passed_over(
     await eventually(lambda: gauge.labels("open")._value.get() == 1)
 
 
-async def test_limits_are_those_of_the_smallest(fleet_scene: Any, eventually: Any) -> None:
-    assert fleet_scene.fleet.limits() == Limits(1000, 300)
+async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(
+    fleet_scene: Any, eventually: Any
+) -> None:
+    assert fleet_scene.fleet.limits() == Limits(1000, 300, 1000)
     fleet_scene.add("decode-0", max_context=500)
-    fleet_scene.add("decode-1", 2, max_context=2000)
+    fleet_scene.add("decode-1", 2, max_context=800)
     await eventually(lambda: len(fleet_scene.names()) == 2)
-    assert fleet_scene.fleet.limits() == Limits(500, 300)
+    assert fleet_scene.fleet.limits() == Limits(800, 300, 500)
 
 
 async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(

@@ -35,7 +35,7 @@ def placed(found: Placement | BatonError) -> Placement:
     return found
 
 
-NEED = Need(tokens=1000, output_tokens=100)
+NEED = Need(tokens=1000, output_tokens=100, most_tokens=1100)
 D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("prefill-1")
 
 

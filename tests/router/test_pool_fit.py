@@ -1,0 +1,223 @@
+"""Pools of unlike sizes: what fits where is counted as the workers count it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.context import Context
+
+from baton.decode_worker import credit
+from baton.decode_worker.sequences import Group, Request, Sequence
+from baton.decode_worker.waiting_line import WaitingLine
+from baton.engine.blocks import BlockPool
+from baton.proto import worker_pb2
+from baton.router.chat_template import ChatTemplate
+from baton.router.openai_schema import ChatRequest, CompletionRequest
+from baton.router.placement import Need, WorkerView, open_decoders, place
+from baton.router.validation import Limits, Validator
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
+from baton.runtime.sampling import SamplingParams
+from baton.simulation.byte_tokenizer import ByteTokenizer
+
+SIZE = 4
+
+
+def view(name: str, blocks: int, **fields: Any) -> WorkerView:
+    shape = ("f", "float32", SIZE)
+    made = WorkerView(name, name.encode(), name.split("-")[0], "h:1", shape, total_blocks=blocks)
+    return replace(made, free_blocks=blocks, **fields)
+
+
+def taken_by_a_worker(
+    blocks: int, prompt: int, max_tokens: int, accepted: int, choices: int, growth: int
+) -> bool:
+    """Whether a decode worker's own line lets it in."""
+    request = Request(
+        request_id="r",
+        attempt=1,
+        prompt=[0] * prompt,
+        sampling=SamplingParams(),
+        wire_sampling=worker_pb2.Sampling(),
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(),
+        local=True,
+        candidates=[],
+        cache_salt=b"",
+        root=b"",
+        trace=Context(),
+        arrived_s=0.0,
+        arrived_wall_s=0.0,
+        emit=lambda output: None,
+    )
+    request.sequences = [Sequence(request, n, [0] * accepted) for n in range(choices)]
+    group = Group(request, request.sequences, [0] * (prompt + accepted), [], "placed")
+    credit.promise(group, SIZE, growth)
+    try:
+        WaitingLine(BlockPool(blocks, SIZE), StepConfig()).join(group)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def need(
+    prompt: int, max_tokens: int, accepted: int = 0, choices: int = 1, growth: int = 128
+) -> Need:
+    left = max_tokens - accepted
+    return Need(prompt + accepted, min(left, growth), prompt + max_tokens, sequences=choices)
+
+
+@given(
+    blocks=st.integers(1, 40),
+    prompt=st.integers(1, 60),
+    max_tokens=st.integers(1, 80),
+    accepted=st.integers(0, 79),
+    choices=st.integers(1, 8),
+    growth=st.integers(1, 60),
+)
+def test_a_request_is_placed_where_its_worker_would_take_it_and_nowhere_else(
+    blocks: int, prompt: int, max_tokens: int, accepted: int, choices: int, growth: int
+) -> None:
+    accepted = min(accepted, max_tokens - 1) if choices == 1 else 0
+    wanted = need(prompt, max_tokens, accepted, choices, growth)
+    found = open_decoders(wanted, [view("decode-0", blocks)])
+    takes = taken_by_a_worker(blocks, prompt, max_tokens, accepted, choices, growth)
+    assert isinstance(found, list) == takes
+    if not takes:
+        assert isinstance(found, InvalidRequest)
+
+
+SMALL, LARGE = view("decode-0", 8), view("decode-1", 64)
+
+
+def decoders(wanted: Need, *workers: WorkerView) -> list[str]:
+    found = open_decoders(wanted, workers)
+    assert isinstance(found, list), found
+    return [worker.worker_id for worker in found]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where"),
+    [
+        (need(8, 24), ["decode-0", "decode-1"]),
+        (need(8, 25), ["decode-1"]),  # the prompt would fit the small one
+        (need(8, 8, choices=3), ["decode-0", "decode-1"]),  # 2 shared, 2 of each
+        (need(9, 8, choices=3), ["decode-1"]),  # 3 of each beside 2 shared
+        (need(8, 8, choices=4), ["decode-1"]),
+    ],
+)
+def test_output_and_choices_count(wanted: Need, where: list[str]) -> None:
+    assert decoders(wanted, SMALL, LARGE) == where
+
+
+def test_what_the_worker_says_of_its_context_counts() -> None:
+    short = replace(LARGE, max_context=30)
+    assert decoders(need(8, 22), short) == ["decode-1"]
+    found = open_decoders(need(8, 23), [short])
+    assert isinstance(found, InvalidRequest) and "largest KV pool (30 tokens)" in str(found)
+
+
+def test_who_is_too_large_for_all_is_told_what_to_lower() -> None:
+    longest = open_decoders(need(8, 300), [SMALL, LARGE])
+    assert isinstance(longest, InvalidRequest) and longest.field == "max_tokens"
+    assert "308 tokens of prompt and output" in str(longest) and "(256 tokens)" in str(longest)
+    prompt = open_decoders(need(300, 8), [SMALL, LARGE])
+    assert isinstance(prompt, InvalidRequest) and prompt.field == "prompt"
+    many = open_decoders(need(8, 100, choices=8), [SMALL, LARGE])
+    assert isinstance(many, InvalidRequest) and "of 8 choices of 108 tokens" in str(many)
+
+
+def test_a_full_or_absent_larger_pool_is_no_reason_to_say_never() -> None:
+    wanted = need(8, 100)
+    assert isinstance(open_decoders(wanted, [SMALL, replace(LARGE, waiting=512)]), Overloaded)
+    away = open_decoders(wanted, [SMALL, replace(LARGE, draining=True)])
+    assert isinstance(away, Unavailable) and "large enough" in str(away)
+
+
+def test_a_prefill_worker_that_cannot_hold_the_prompt_is_no_candidate() -> None:
+    tiny, short = view("prefill-0", 5), view("prefill-1", 64, max_context=20)
+    roomy = view("prefill-2", 64)
+    for wanted, names in (
+        (need(20, 8), ["prefill-0", "prefill-1", "prefill-2"]),
+        (need(21, 8), ["prefill-2"]),
+    ):
+        found = place(wanted, [LARGE, tiny, short, roomy], [LARGE], "disaggregated", 0)
+        assert [worker.worker_id for worker in found.candidates] == names
+    alone = place(need(21, 8), [LARGE, tiny, short], [LARGE], "disaggregated", 0)
+    assert alone.local and not alone.candidates
+
+
+def unlike(scene: Any) -> None:
+    """decode-0 has 32 tokens of room, decode-1 has 1600."""
+    sizes = {"decode-0": 2, "decode-1": 100}
+    views = scene.fleet.views
+    scene.fleet.views = lambda: [replace(e, total_blocks=sizes[e.worker_id]) for e in views()]
+
+
+async def test_the_router_counts_them_and_a_small_worker_hears_nothing(scene_of: Any) -> None:
+    scene = scene_of("decode-0", "decode-1")
+    unlike(scene)
+    await scene.start("long", max_tokens=30)
+    assert not scene.link(0).submits() and len(scene.link(1).submits()) == 1
+    with pytest.raises(InvalidRequest) as refused:
+        await scene.start("longer", max_tokens=2000)
+    assert refused.value.field == "max_tokens"
+    await scene.dispatcher.close()
+
+
+async def test_who_has_lost_the_only_large_worker_waits_for_it(scene_of: Any) -> None:
+    """It was let in, so it is not called too large where only smaller ones are left."""
+    scene = scene_of("decode-0", "decode-1")
+    unlike(scene)
+    generation = await scene.start(max_tokens=30)
+    large = scene.link(1)
+    for comes_back in (True, False):
+        large.up = False
+        large.sent.clear()
+        scene.dispatcher.lost(large, None, "dead")
+        await asyncio.sleep(0.08)
+        assert not generation.over and not scene.link(0).submits()
+        if comes_back:
+            large.up = True
+            async with asyncio.timeout(2):
+                while not large.submits():
+                    await asyncio.sleep(0.01)
+    with pytest.raises(Unavailable, match="no worker is left that it fits"):
+        async with asyncio.timeout(2):
+            await generation.next()
+    await scene.dispatcher.close()
+
+
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+VALIDATOR = Validator("m", ByteTokenizer(), TEMPLATE, frozenset({7}), max_choices=4)
+
+
+async def length(limits: Limits, **fields: Any) -> int:
+    """Of the output of a completion of 20 tokens."""
+    body = orjson.dumps({"model": "m", "prompt": [1] * 20, **fields})
+    made = await VALIDATOR.completion(await VALIDATOR.parsed(body, CompletionRequest), limits)
+    return made.max_tokens
+
+
+async def test_who_asks_for_a_number_may_use_the_largest_pool() -> None:
+    limits = Limits(max_context=200, vocab_size=300, common_context=30)
+    assert await length(limits, max_tokens=180) == 180
+    with pytest.raises(InvalidRequest, match="room for 180"):
+        await length(limits, max_tokens=181)
+
+
+async def test_who_asks_for_none_stays_where_any_worker_can_take_it() -> None:
+    assert await length(Limits(200, 300, common_context=30)) == 10
+    assert await length(Limits(200, 300, common_context=20)) == 16  # OpenAI's default
+    assert await length(Limits(30, 300)) == 10
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    chat = await VALIDATOR.parsed(body, ChatRequest)
+    for common, total in ((100, 100), (1, 500)):
+        made = await VALIDATOR.chat(chat, Limits(500, 300, common_context=common))
+        assert len(made.prompt) + made.max_tokens == total
