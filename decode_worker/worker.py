@@ -100,7 +100,7 @@ class DecodeWorker:
             wake=self._wake.set,
         )
         self.draining = asyncio.Event()
-        self.feed = BlockFeed(boot_id, pool.identities)
+        self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
 
     # -- what a router link calls -------------------------------------------------------------
 

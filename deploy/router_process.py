@@ -34,7 +34,7 @@ def run_router(
     """
     telemetry = config.telemetry
     logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
-    tracing.setup("router", telemetry.otlp_endpoint)
+    tracing.setup("router", telemetry.otlp_endpoint, telemetry.span_queue)
     raise_limit()
 
     def ready(address: str) -> None:

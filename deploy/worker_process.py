@@ -79,7 +79,7 @@ def run_worker(
     """Serve until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
-    tracing.setup(worker_id, config.telemetry.otlp_endpoint)
+    tracing.setup(worker_id, config.telemetry.otlp_endpoint, config.telemetry.span_queue)
     check_worker_id(worker_id)
     # before the model: they may have to be refused
     registry = DirectoryRegistry(registry_folder, secret=token)
@@ -179,8 +179,9 @@ class WorkerProcess:
         sizes = engine.pool.blocks, config.pool.block_size
         pool = BlockPool(*sizes, config.pool.tenant_share)
         await first_step(engine, pool)
-        read_threads = config.handoff.read_threads if boot.role == "decode" else 1
-        mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
+        handoff, blocks = config.handoff, local_pool(engine.pool)
+        read_threads = handoff.read_threads if boot.role == "decode" else 1
+        mover = NixlMover(blocks, boot.boot_id, read_threads, handoff.piece_queue)
         below = Below(boot, engine, pool, mover, model_limits(boot, engine))
         served = decode_role(below) if boot.role == "decode" else prefill_role(below)
         record = await _listen(boot, served.server, admin_address, patience_s)

@@ -131,7 +131,7 @@ def prefill_role(below: Below) -> Served:
 
 
 def _server(boot: Boot, worker: DecodeWorker | PrefillWorker) -> grpc.aio.Server:
-    server = open_server(boot.token)
+    server = open_server(boot.token, boot.config.worker.max_connections)
     service = WorkerService(worker, worker.feed, boot.config.router)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     return server

@@ -28,7 +28,6 @@ from baton.runtime.links import Link, LinkClosed
 
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
-SUM_QUEUE_OFFERS = 64
 MOST_DEADLINE_MS = 86_400_000  # the longest that a request may live
 LAST_WORD_S = 0.2  # to tell a reader why its handoff ends
 
@@ -179,7 +178,7 @@ class _Handoff:
         self._verify = config.verify
         self._cache = sums
         self._sending = asyncio.Lock()
-        self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(SUM_QUEUE_OFFERS)
+        self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(config.offer_queue)
         self._closed = asyncio.Event()
         self._offered = 0
         self._failure: Exception | None = None

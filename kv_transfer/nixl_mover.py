@@ -20,11 +20,12 @@ from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.piece_queue import PieceQueue
 from baton.kv_transfer.pieces import PiecewiseRead, blocks_each, cut
+from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
 CONNECT_TIMEOUT_S = 5.0
-MAX_PIECES = 1 << 16  # of READs that wait for an agent
+PIECE_QUEUE = HandoffConfig().piece_queue
 MAX_CHECKSUM_CALLS = 64  # waiting or running; one more waits on the event loop
 
 
@@ -77,15 +78,23 @@ class NixlMover:
 
     kind = KIND
 
-    def __init__(self, pool: LocalPool, boot_id: bytes, read_threads: int = 1) -> None:
+    def __init__(
+        self,
+        pool: LocalPool,
+        boot_id: bytes,
+        read_threads: int = 1,
+        piece_queue: int = PIECE_QUEUE,
+    ) -> None:
         """Where a READ is a copy by this host (CMA, TCP), several threads copy and sum faster
         than one. Peers read through the first agent; the others only read. Into a device's
-        memory one thread reads: it copies nothing itself."""
+        memory one thread reads: it copies nothing itself. `piece_queue` pieces wait for a thread
+        at most, or those of one READ."""
         self.slabs = pool.slabs
         self._pool = pool
         if pool.memory != DRAM:
             read_threads = 1
         self._boot_id = boot_id
+        self._most_pieces = piece_queue
         names = [boot_id.hex(), *(f"{boot_id.hex()}-{n}" for n in range(1, read_threads))]
         self._pieces = PieceQueue()
         self._agents = [
@@ -187,7 +196,7 @@ class NixlMover:
         step = blocks_each(self._pool)
         pieces = cut(boot_id, remote, local, step, None if seeds is None else landed, ended)
         read.pieces = pieces[0].read
-        if len(self._pieces) + len(pieces) > MAX_PIECES:
+        if len(self._pieces) and len(self._pieces) + len(pieces) > self._most_pieces:
             read.end(ReadFailed("the mover has too many READs waiting"))
             return read
         self._pieces.add(pieces)

@@ -92,7 +92,7 @@ class PrefillWorker:
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
         self.draining = asyncio.Event()
-        self.feed = BlockFeed(boot_id, pool.identities)
+        self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
 
     async def serve_handoff(self, link: GranterLink) -> None:
         """Serve one handoff stream; returns when the handoff is over, however long after its

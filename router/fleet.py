@@ -59,7 +59,7 @@ class Fleet:
         self._misfits: dict[str, str] = {}  # likewise
         self._followed_s: float | None = None  # since when, on the loop's clock
         self._rebuilt = False
-        self.index = RadixIndex()
+        self.index = RadixIndex(config.index_blocks)
         self.circuits = Circuits(random.Random(self._boot_id))
 
     async def run(self, bearer: Bearer) -> None:

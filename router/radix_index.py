@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.proto import worker_pb2
+from baton.runtime.config import RouterConfig
 from baton.runtime.identity import IDENTITY_BYTES
 
-CAPACITY_BLOCKS = 4 << 20  # some 130 bytes each
+CAPACITY_BLOCKS = RouterConfig().index_blocks  # some 130 bytes each
 SWEEP_BLOCKS = 20_000  # looked at by one call of `sweep`: a few milliseconds
 
 

@@ -40,7 +40,7 @@ from baton.runtime.identity import cluster_key
 from baton.runtime.registry import Registry
 
 TOLD_S = 5  # for streams that are cut off to take their last event
-BACKLOG = 1024
+BACKLOG = RouterConfig().backlog
 KEEP_ALIVE_S = 30
 
 log = logs.get(__name__)
@@ -65,7 +65,7 @@ async def serve_router(
     card = read_card(model_folder, model_name)
     template = template_of(card)
     tokenizer = HfTokenizer(card.tokenizer_file, config.router.tokenizer_queue)
-    listener = bind(config.router.host, config.router.port)
+    listener = bind(config.router.host, config.router.port, config.router.backlog)
     try:
         key = cluster_key(token)
         fleet = Fleet(
@@ -227,8 +227,9 @@ def check_exposure(config: RouterConfig) -> None:
         )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError naming the port and the remedy."""
+def bind(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
+    """A listening socket, at which `backlog` connections may wait. Raises ConfigError naming the
+    port and the remedy."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -239,7 +240,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
+        listener.listen(backlog)
         listener.setblocking(False)
     except OSError as error:
         listener.close()

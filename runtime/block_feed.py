@@ -10,17 +10,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from baton.proto import worker_pb2
+from baton.runtime.config import WorkerConfig
 from baton.runtime.identity import IDENTITY_BYTES
 
-WATCHER_MESSAGES = 1024
+EVENT_QUEUE = WorkerConfig().event_queue
 SNAPSHOT_PART = 65_536  # identities per message: 1 MiB
 
 
 class BlockFeed:
-    """One per worker. `publish` and `watch` run on the same event loop."""
+    """One per worker; `most` messages wait for one watcher. `publish` and `watch` run on the same
+    event loop."""
 
-    def __init__(self, boot_id: bytes, snapshot: Callable[[], Sequence[bytes]]) -> None:
+    def __init__(
+        self, boot_id: bytes, snapshot: Callable[[], Sequence[bytes]], most: int = EVENT_QUEUE
+    ) -> None:
         self._boot_id = boot_id
+        self._most = most
         self._snapshot = snapshot
         self._sequence = 0
         self._watchers: dict[asyncio.Queue[worker_pb2.BlockEvents], None] = {}  # first come first
@@ -45,7 +50,7 @@ class BlockFeed:
 
     async def watch(self) -> AsyncIterator[worker_pb2.BlockEvents]:
         """A snapshot in parts, then deltas, for ever; a new snapshot after falling behind."""
-        queue: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(WATCHER_MESSAGES)
+        queue: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(self._most)
         self._watchers[queue] = None
         try:
             for part in self._snapshot_parts():

@@ -32,9 +32,11 @@ class RouterConfig:
     max_body_bytes: int = 8 << 20
     max_requests: int = 1024  # admission tickets; one more is answered 503
     max_connections: int = 4096  # of clients; one more is answered 503
+    backlog: int = 1024  # connections that the system keeps until they are taken
     max_waiting: int = 512  # requests that wait on one decode worker; one more goes elsewhere
     tokenizer_queue: int = 256  # prompts that wait for a tokenizer thread; one more is answered 503
     link_queue: int = 8192  # messages to a worker that does not read; one more goes elsewhere
+    index_blocks: int = 4 << 20  # of workers, that it remembers; what is stored beyond is not found
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
     model_sampling: bool = True  # temperature and so on as the model's files have them
@@ -83,6 +85,8 @@ class HandoffConfig:
     window_bytes: int = 128 << 20  # and their bytes; what is posted of them is far less
     read_bytes: int = 64 << 20  # of one READ, at most; a block at least
     read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
+    piece_queue: int = 1 << 16  # pieces of READs that wait for a thread; a READ more is tried again
+    offer_queue: int = 64  # computed chunks of a handoff without sums; the next one waits
     read_timeout_s: float = 5.0  # for a READ under way without a piece that lands
     verify: bool = True  # off only in experiments: a wrong block is then used
     preflight_floor_gbps: float = 0.05  # GB/s; a slower pair is marked degraded
@@ -94,6 +98,7 @@ class TelemetryConfig:
     log_folder: str = ""  # of `baton serve`; empty: in the instance's folder, and gone with it
     log_bytes: int = 64 << 20  # of one process; a longer log becomes its .1, and begins anew
     otlp_endpoint: str = ""  # empty: no export
+    span_queue: int = 8192  # spans that wait to be exported; the newest beyond are dropped
     log_prompts: bool = False
 
 
@@ -106,6 +111,8 @@ class WorkerConfig:
     threads: int = 0  # 0: torch's own choice
     dtype: Dtype = "auto"
     max_context: int = 0  # tokens; 0: the model's own
+    max_connections: int = 4096  # of routers and of other workers; one more is closed
+    event_queue: int = 1024  # messages about blocks, for one router; behind, it gets all anew
     quantization: Quantization = "none"  # of weights that are stored plainly
     deterministic: bool = False  # a sequence's tokens do not depend on batch, chunks or cache
     drain_s: float = 10.0  # told to stop, it finishes what it has for so long, then hands it back
@@ -145,9 +152,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.max_body_bytes": (1 << 10, 1 << 30),
     "router.max_requests": (1, 1 << 20),
     "router.max_connections": (1, 1 << 20),
+    "router.backlog": (1, 65535),
     "router.max_waiting": (1, 1 << 20),
     "router.tokenizer_queue": (1, 1 << 20),
     "router.link_queue": (16, 1 << 20),
+    "router.index_blocks": (1 << 10, 1 << 30),
     "router.max_choices": (1, 128),
     "router.stream_buffer_messages": (16, 1 << 20),
     "router.leave_s": (0, 300),
@@ -166,6 +175,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "worker.admin_port": (0, 65535),
     "worker.threads": (0, 1024),
     "worker.max_context": (0, 1 << 24),
+    "worker.max_connections": (16, 1 << 20),
+    "worker.event_queue": (16, 1 << 20),
     "worker.drain_s": (0, 3600),
     "worker.failing_s": (1, 3600),
     "pool.block_size": (1, 256),
@@ -187,9 +198,12 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "handoff.window_bytes": (1 << 16, 1 << 40),
     "handoff.read_bytes": (1 << 10, 1 << 40),
     "handoff.read_threads": (1, 64),
+    "handoff.piece_queue": (1, 1 << 24),
+    "handoff.offer_queue": (1, 1 << 16),
     "handoff.read_timeout_s": (0.05, 600),
     "handoff.preflight_floor_gbps": (0, 10_000),
     "telemetry.log_bytes": (1 << 16, 1 << 40),
+    "telemetry.span_queue": (512, 1 << 20),
 }
 
 

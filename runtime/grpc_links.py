@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 import grpc.aio
 
+from baton.runtime.config import WorkerConfig
 from baton.runtime.errors import BatonError, ConfigError, Incompatible, Unavailable, by_code
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls, advice
@@ -26,7 +27,7 @@ T = TypeVar("T")
 TOKEN_KEY = "x-baton-token"
 ERROR_KEY = "x-baton-error"
 MAX_MESSAGE_BYTES = 64 << 20  # a snapshot part or a long prompt; KV never travels here
-MAX_CONNECTIONS = 4096  # to one worker: of routers, and of all workers of the other role
+MAX_CONNECTIONS = WorkerConfig().max_connections
 HANDSHAKE_S = 10  # for TLS and gRPC's own greeting; who says nothing is sent away then
 CLOSE_GRACE_S = 0.5  # for the peer to take the last messages and end its side
 
@@ -97,17 +98,19 @@ def _refusal(handler: grpc.RpcMethodHandler[A, B]) -> grpc.RpcMethodHandler[A, B
     return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-def open_server(token: str) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[TokenCheck(token)], options=_server_options())
+def open_server(token: str, max_connections: int = MAX_CONNECTIONS) -> grpc.aio.Server:
+    """`max_connections`: of routers, and of all workers of the other role."""
+    options = _server_options(max_connections)
+    return grpc.aio.server(interceptors=[TokenCheck(token)], options=options)
 
 
-def _server_options() -> list[tuple[str, int]]:
+def _server_options(max_connections: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.so_reuseport", 0),
-        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
     ]
 

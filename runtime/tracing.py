@@ -22,13 +22,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from baton.runtime.config import TelemetryConfig
+
 Attribute = str | bool | int | float
 
 REQUEST = "request"  # the root: a request's whole life in the router
 PHASES: Final = ("queue", "prefill", "chunk", "handoff", "fetch", "decode")
 QUEUE, PREFILL, CHUNK, HANDOFF, FETCH, DECODE = PHASES
 
-_QUEUE_SPANS = 8192
+_QUEUE_SPANS = TelemetryConfig().span_queue
 _EXPORT_TIMEOUT_S = 5.0
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -41,9 +43,10 @@ class _State:
     tracer: trace.Tracer | None = None
 
 
-def setup(service: str, endpoint: str = "") -> None:
+def setup(service: str, endpoint: str = "", queue_spans: int = _QUEUE_SPANS) -> None:
     """Export spans as `service` to an OTLP gRPC endpoint ("host:port" or "http://host:port";
-    "https://" for TLS). Empty: no spans. A second call ends the first exporter."""
+    "https://" for TLS), at most `queue_spans` waiting for it. Empty: no spans. A second call ends
+    the first exporter."""
     shutdown()
     if not endpoint:
         return
@@ -58,7 +61,7 @@ def setup(service: str, endpoint: str = "") -> None:
     provider.add_span_processor(
         BatchSpanProcessor(
             exporter,
-            max_queue_size=_QUEUE_SPANS,
+            max_queue_size=queue_spans,
             schedule_delay_millis=1000,
             export_timeout_millis=_EXPORT_TIMEOUT_S * 1000,
         )

@@ -52,9 +52,9 @@ async def pool_server() -> AsyncIterator[tuple[asyncio.subprocess.Process, PeerP
 
 
 @asynccontextmanager
-async def own_mover() -> AsyncIterator[tuple[NixlMover, np.ndarray]]:
+async def own_mover(**how: int) -> AsyncIterator[tuple[NixlMover, np.ndarray]]:
     pool = np.zeros((BLOCKS, BLOCK_BYTES), dtype=np.uint8)
-    mover = NixlMover(HostPool(pool, slabs=8), OWN, read_threads=2)
+    mover = NixlMover(HostPool(pool, slabs=8), OWN, read_threads=2, **how)
     try:
         yield mover, pool
     finally:
@@ -115,17 +115,22 @@ async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.Monke
     assert len(summing) == 2
 
 
-async def test_more_waiting_pieces_than_the_bound_are_refused(
+async def test_more_waiting_pieces_than_the_bound_are_refused_and_one_read_never_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", BLOCK_BYTES)
-    monkeypatch.setattr(nixl_mover, "MAX_PIECES", 4)
-    async with pool_server() as (_, peer), own_mover() as (mover, _):
+    async with pool_server() as (_, peer), own_mover(piece_queue=4) as (mover, _):
         await mover.connect(peer)
-        read = mover.read(peer.boot_id, range(5), range(5))
-        await ended(read)
-        with pytest.raises(ReadFailed, match="too many READs"):
-            read.landed.result()
+        with monkeypatch.context() as held:
+            held.setattr(mover._pieces, "take", lambda full=(): None)  # no thread takes any
+            alone = mover.read(peer.boot_id, range(5), range(5))
+            another = mover.read(peer.boot_id, range(5, 6), range(5, 6))
+            await ended(another)
+            with pytest.raises(ReadFailed, match="too many READs"):
+                another.landed.result()
+        mover._wake()
+        await ended(alone)
+        alone.landed.result()
         small = mover.read(peer.boot_id, range(4), range(4))
         await ended(small)
         small.landed.result()

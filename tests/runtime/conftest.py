@@ -9,13 +9,15 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.runtime.grpc_links import ServerLink, open_port, open_server
+from baton.runtime.grpc_links import MAX_CONNECTIONS, ServerLink, open_port, open_server
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls
 
 
 @asynccontextmanager
-async def echoing(token: str, tls: Tls | None, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def echoing(
+    token: str, tls: Tls | None, host: str = "127.0.0.1", most: int = MAX_CONNECTIONS
+) -> AsyncIterator[str]:
     async def echo(_: Any, context: Any) -> None:
         link: ServerLink[bytes, bytes] = ServerLink(context)
         try:
@@ -24,7 +26,7 @@ async def echoing(token: str, tls: Tls | None, host: str = "127.0.0.1") -> Async
         except LinkClosed:
             await link.close()
 
-    server = open_server(token)
+    server = open_server(token, most)
     methods = {"Echo": grpc.stream_stream_rpc_method_handler(echo)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
     port = open_port(server, f"{host}:0", tls)

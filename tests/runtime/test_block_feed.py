@@ -71,7 +71,7 @@ async def test_a_watcher_that_falls_behind_gets_a_new_snapshot() -> None:
     feed = BlockFeed(BOOT, lambda: held)
     watch = feed.watch()
     await following(watch)
-    total = block_feed.WATCHER_MESSAGES + 10
+    total = block_feed.EVENT_QUEUE + 10
     for number in range(total):
         held.append(name(number))
         feed.publish([name(number)], [])
@@ -93,7 +93,7 @@ async def test_watchers_do_not_disturb_each_other() -> None:
     slow, fast = feed.watch(), feed.watch()
     await following(slow)
     await following(fast)
-    for number in range(block_feed.WATCHER_MESSAGES + 5):
+    for number in range(block_feed.EVENT_QUEUE + 5):
         feed.publish([name(number)], [])
         assert (await following(fast)).stored == name(number)
     await slow.aclose()  # type: ignore[attr-defined]

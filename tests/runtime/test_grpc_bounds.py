@@ -68,9 +68,9 @@ async def test_who_says_nothing_is_sent_away_and_has_a_place_only_until_then(
     served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
-    monkeypatch.setattr(grpc_links, "MAX_CONNECTIONS", 8)
     worker, router = ends
-    async with served(TOKEN, worker and Tls(worker)) as address, AsyncExitStack() as closing:
+    opened = served(TOKEN, worker and Tls(worker), most=8)
+    async with opened as address, AsyncExitStack() as closing:
         standing = Caller(address, router)
         closing.push_async_callback(standing.close)
         assert await standing.hears()
@@ -108,12 +108,10 @@ async def greeted(address: str, security: SecurityConfig | None) -> AsyncIterato
     yield False
 
 
-async def test_connections_are_bounded_and_a_place_is_given_back(
-    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_links, "MAX_CONNECTIONS", 3)
+async def test_connections_are_bounded_and_a_place_is_given_back(served: Any, ends: Ends) -> None:
     worker, router = ends
-    async with served(TOKEN, worker and Tls(worker)) as address, AsyncExitStack() as closing:
+    opened = served(TOKEN, worker and Tls(worker), most=3)
+    async with opened as address, AsyncExitStack() as closing:
         standing = Caller(address, router)
         closing.push_async_callback(standing.close)
         assert await standing.hears()
