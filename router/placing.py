@@ -16,7 +16,7 @@ from baton.router.submission import Submission, build_submit
 from baton.router.worker_link import WorkerLink
 from baton.runtime import metrics, tracing
 from baton.runtime.config import RouterConfig
-from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable, WorkerLost
+from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
 from baton.runtime.links import LinkClosed
 
 HOPE = 0.8  # of the time to its deadline, what a request is expected to take at most
@@ -56,8 +56,6 @@ class Placer:
         need = self._need(submission)
         views = self._fleet.views()
         open_ = open_decoders(need, views, self._config.max_waiting)
-        if isinstance(open_, InvalidRequest) and submission.attempt > 1:
-            return Unavailable(f"no worker is left that it fits: {open_}")  # one may come back
         if isinstance(open_, BatonError):
             return open_
         salt, known = submission.generation.request.cache_salt, submission.identities

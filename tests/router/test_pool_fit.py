@@ -188,7 +188,7 @@ async def test_who_has_lost_the_only_large_worker_waits_for_it(scene_of: Any) ->
             async with asyncio.timeout(2):
                 while not large.submits():
                     await asyncio.sleep(0.01)
-    with pytest.raises(Unavailable, match="no worker is left that it fits"):
+    with pytest.raises(Unavailable, match="no worker that could hold this request"):
         async with asyncio.timeout(2):
             await generation.next()
     await scene.dispatcher.close()
