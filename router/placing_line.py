@@ -11,7 +11,7 @@ the placer and submissions; the dispatcher says who waits, and for how long. Own
 from __future__ import annotations
 
 import asyncio
-from itertools import islice, takewhile
+from itertools import islice
 
 from baton.router.deadline import passed
 from baton.router.placing import Placer
@@ -19,7 +19,8 @@ from baton.router.submission import Submission
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
 RETRY_S = 0.05  # between two tries of one request, and two looks for room
-AT_ONCE = 8  # tried in one turn of the loop: each may take a millisecond of it
+AT_ONCE = 8  # tried in one turn of the loop
+TOKENS_AT_ONCE = 1 << 15  # of theirs, unless one alone has more: 8k take a millisecond of it
 SPACING_S = 0.005  # between such turns: other requests' tokens pass
 STOPPING = "the router stops: ask again"
 TOO_SMALL = "no worker that could hold this request is left: ask again, or start one"
@@ -28,7 +29,8 @@ TOO_SMALL = "no worker that could hold this request is left: ask again, or start
 class PlacingLine:
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._waiting: dict[asyncio.Future[None], float] = {}  # not before, in order
+        # in order: not before which time, and how many tokens are then handed over
+        self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def place(self, submission: Submission, wait_s: float, handed_back: bool = False) -> None:
@@ -56,18 +58,18 @@ class PlacingLine:
                     "a worker stopped and handed the request back, and in router.handed_back_s "
                     f"({wait_s:g} s) no other could take it: {error}"
                 )
-            await self._turn(min(until_s, deadline_s))
+            await self._turn(submission.length, min(until_s, deadline_s))
 
     def wake(self) -> None:
         """All who wait look at once, whether they may wait on."""
         for turn in list(self._waiting):
             self._call(turn)
 
-    async def _turn(self, until_s: float) -> None:
+    async def _turn(self, tokens: int, until_s: float) -> None:
         """Wait for a try when there is room; until then at most."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        self._waiting[turn] = loop.time() + RETRY_S
+        self._waiting[turn] = loop.time() + RETRY_S, tokens
         if self._timer is None:
             self._timer = loop.call_later(RETRY_S, self._look)
         end = loop.call_at(until_s, self._call, turn)
@@ -78,11 +80,16 @@ class PlacingLine:
             self._waiting.pop(turn, None)
 
     def _look(self) -> None:
-        """Call those in front, as many as there is room for."""
+        """Call those in front, as many as there is room for, and a turn of the loop has time."""
         self._timer = None
-        soon_s = _now() + SPACING_S
-        rested = takewhile(lambda turn: self._waiting[turn] <= soon_s, self._waiting)
-        called = list(islice(rested, min(AT_ONCE, self._placer.room())))
+        soon_s, tokens = _now() + SPACING_S, 0
+        called: list[asyncio.Future[None]] = []
+        first = islice(self._waiting.items(), min(AT_ONCE, self._placer.room()))
+        for turn, (rested_s, length) in first:
+            tokens += length
+            if rested_s > soon_s or (called and tokens > TOKENS_AT_ONCE):
+                break
+            called.append(turn)
         for turn in called:
             self._call(turn)
         if self._waiting:

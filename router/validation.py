@@ -26,13 +26,14 @@ from baton.router.openai_schema import (
     TokenizeRequest,
     Tool,
 )
-from baton.router.parsing import check_counts, decoded, shaped
+from baton.router.parsing import counting, decoded, shaped
 from baton.router.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.tokenizer import Tokenizer
 from baton.router.turns import Turns
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest, NotFound
 
+_COUNTED = object()
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Number = TypeVar("_Number", int, float)
 _Shape = TypeVar("_Shape", bound=Body)
@@ -82,9 +83,14 @@ class Validator:
 
     async def parsed(self, body: bytes, shape: type[_Shape]) -> _Shape:
         """The body as `shape`. Raises InvalidRequest naming the first bad field."""
-        await self.turns.run(len(body), check_counts, shape.most_values, body)
+        await self._count(body, shape.most_values)
         found = await self.turns.run(0, decoded, body)
         return await self.turns.run(0, shaped, found, shape)
+
+    async def _count(self, body: bytes, most_values: int) -> None:
+        pieces, size = counting(most_values, body), len(body)
+        while await self.turns.run(size, next, pieces, _COUNTED) is not _COUNTED:
+            size = 0
 
     async def chat(self, request: ChatRequest, limits: Limits) -> GenerationRequest:
         self.check_model(request.model)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.router.placing_line import AT_ONCE, RETRY_S, STOPPING, PlacingLine
+from baton.router.placing_line import AT_ONCE, RETRY_S, STOPPING, TOKENS_AT_ONCE, PlacingLine
 from baton.runtime.errors import (
     BatonError,
     DeadlineExceeded,
@@ -45,10 +45,10 @@ class Fakes:
         return None
 
 
-def submission(name: str, within_s: float = 60.0, attempt: int = 1) -> Any:
+def submission(name: str, within_s: float = 60.0, attempt: int = 1, length: int = 9) -> Any:
     deadline_s = asyncio.get_running_loop().time() + within_s
     generation = SimpleNamespace(over=False, error=None, deadline_s=deadline_s)
-    return SimpleNamespace(name=name, generation=generation, attempt=attempt)
+    return SimpleNamespace(name=name, generation=generation, attempt=attempt, length=length)
 
 
 def line_of(fakes: Fakes) -> PlacingLine:
@@ -90,6 +90,25 @@ async def test_few_are_tried_in_one_turn_of_the_loop() -> None:
         await asyncio.sleep(0)
         most, before = max(most, len(fakes.placed) - before), len(fakes.placed)
     assert 0 < most <= AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("length", "at_once"),
+    [(TOKENS_AT_ONCE // 3, 3), (TOKENS_AT_ONCE - 1, 1), (10 * TOKENS_AT_ONCE, 1)],
+)
+async def test_of_long_prompts_fewer_are_tried_in_one_turn(length: int, at_once: int) -> None:
+    fakes = Fakes()
+    line = line_of(fakes)
+    names = [str(number) for number in range(6)]
+    waiting = [submission(name, length=length) for name in names]
+    tasks = [asyncio.create_task(line.place(each, 60)) for each in waiting]
+    await asyncio.sleep(0)
+    fakes.space = 1000
+    most, before = 0, 0
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        most, before = max(most, len(fakes.placed) - before), len(fakes.placed)
+    assert most == at_once and fakes.placed == names
 
 
 async def test_whom_nobody_takes_keeps_no_one_else_waiting() -> None:

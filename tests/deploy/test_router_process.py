@@ -1,0 +1,40 @@
+"""A router's process: what it does once it listens."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.deploy import router_process
+from baton.runtime.config import Config, SecurityConfig
+
+
+def test_what_the_start_has_made_is_no_more_looked_through(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept: list[int] = []
+
+    async def serve(*_: Any, ready: Any, **__: Any) -> None:
+        kept.append(gc.get_freeze_count())
+        ready("http://127.0.0.1:8000/")
+        kept.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(router_process, "serve_router", serve)
+    address = tmp_path / "address"
+    try:
+        router_process.run_router(
+            Config(security=SecurityConfig(tls="off")),
+            model_folder=tmp_path,
+            model_name="m",
+            registry_folder=tmp_path,
+            token="t",
+            address_file=address,
+        )
+    finally:
+        gc.unfreeze()
+    before, after = kept
+    assert before == 0 and after > 10_000  # modules, classes, functions
+    assert address.read_text() == "127.0.0.1:8000"
