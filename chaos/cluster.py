@@ -198,13 +198,16 @@ class Cluster:
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """One value of a process's metrics; 0 if it is not there."""
+        wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        return self.metrics(name).get(f"{metric}{{{wanted}}}" if wanted else metric, 0.0)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """All of a process, by name and labels as they are written."""
         router = name.startswith("router")
         url = self.urls[name] if router else f"http://{self.records()[name].admin_address}"
         text = httpx.get(f"{url}/metrics", timeout=10, headers=self._headers()).text
-        wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        series = f"{metric}{{{wanted}}}" if wanted else metric
-        found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
-        return float(found.group(1)) if found else 0.0
+        found = re.findall(r"^([^#].*) (\S+)$", text, re.MULTILINE)
+        return {series: float(value) for series, value in found}
 
     def total(self, metric: str, **labels: str) -> float:
         """The sum of a metric over the living decode workers."""

@@ -3,11 +3,13 @@
     python -m chaos.soak [--hours H] [--per-s R] [--folder DIR]
 
 Of each process: its own memory (without pages of files, which the system takes and gives as it
-likes), open descriptors, tasks of its loop; of each worker the blocks that are in use. Growth is
-the slope of a straight line (least squares) through the memory after warm-up, in MB an hour; with
-its error, since a short run cannot tell a small slope from noise. Exit code 1 if a process grew by
-more than 1 MB an hour, beyond twice its error, or an answer was not right; a run whose error is
-too large to tell says so. The answers are judged as in run.py.
+likes), what of it is allocated and not freed, open descriptors, tasks of its loop; of each worker
+the blocks that are in use. Growth is the slope of a straight line (least squares) through the
+memory after warm-up, in MB an hour; with its error, since a short run cannot tell a small slope
+from noise. Beside it stands that of what is allocated, in the C heap and in Python's: a leak makes
+both grow, a hole of the heap that is used for the first time only the memory. Exit code 1 if a
+process grew by more than 1 MB an hour, beyond twice its error, or an answer was not right; a run
+whose error is too large to tell says so. The answers are judged as in run.py.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ SAMPLES = 360  # in a run, at least one every 20 s
 QUIET_S = 10.0
 MB = 1e6
 IN_USE = ("used", "leased", "pinned", "quarantined")
-KINDS = {"memory_mb": "MB of its own", "descriptors": "open files", "tasks": "tasks",
-         "blocks": "blocks in use"}  # fmt: skip
+KINDS = {"memory_mb": "MB of its own", "heap_mb": "MB allocated in C",
+         "python_blocks": "blocks allocated in Python", "descriptors": "open files",
+         "tasks": "tasks", "blocks": "blocks in use"}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class Series:
     """What one process held, over the minutes of the run; one list of points for each kind."""
 
     memory_mb: list[tuple[float, float]] = field(default_factory=list)
+    heap_mb: list[tuple[float, float]] = field(default_factory=list)
+    python_blocks: list[tuple[float, float]] = field(default_factory=list)
     descriptors: list[tuple[float, float]] = field(default_factory=list)
     tasks: list[tuple[float, float]] = field(default_factory=list)
     blocks: list[tuple[float, float]] = field(default_factory=list)
@@ -54,7 +59,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """`mb_h` ± `error_mb_h` (one standard error of the slope)."""
+    """`mb_h` ± `error_mb_h` (one standard error of the slope); of other figures than MB, those."""
 
     mb_h: float
     error_mb_h: float
@@ -96,7 +101,10 @@ def sample(cluster: Cluster, minute: float, series: dict[str, Series]) -> None:
         pid, mine = cluster.pid(name), series.setdefault(name, Series())
         mine.memory_mb.append((minute, own_bytes(pid) / MB))
         mine.descriptors.append((minute, len(list(Path(f"/proc/{pid}/fd").iterdir()))))
-        mine.tasks.append((minute, cluster.metric(name, "baton_tasks")))
+        told = cluster.metrics(name)
+        mine.heap_mb.append((minute, told["baton_heap_bytes"] / MB))
+        mine.python_blocks.append((minute, told["baton_python_blocks"]))
+        mine.tasks.append((minute, told["baton_tasks"]))
         if not name.startswith("router"):
             blocks = cluster.audit(name)["blocks"]
             mine.blocks.append((minute, sum(blocks[state] for state in IN_USE)))
@@ -155,9 +163,12 @@ def tell(soak: Soak, hours: float, left: dict[str, object], folder: Path) -> int
     print(f"{hours:g} h, growth after {warm:.1f} min of warm-up; answers: {answered}")
     for (name, found), colour in zip(grown.items(), list(COLOURS) * len(grown), strict=False):
         mine = soak.series[name]
+        heap, python = growth(mine.heap_mb, warm), growth(mine.python_blocks, warm)
         print(
             f"{name:<10} {colour:<7} {mine.memory_mb[-1][1]:7.1f} MB, "
-            f"{found.mb_h:+7.2f} +- {found.error_mb_h:.2f} MB/h {found.state}; descriptors "
+            f"{found.mb_h:+7.2f} +- {found.error_mb_h:.2f} MB/h {found.state}; allocated "
+            f"{heap.mb_h:+.2f} +- {heap.error_mb_h:.2f} MB/h in C and {python.mb_h:+.0f} +- "
+            f"{python.error_mb_h:.0f} blocks/h in Python; descriptors "
             f"{mine.descriptors[0][1]:.0f} to {mine.descriptors[-1][1]:.0f}, tasks at most "
             f"{max(count for _, count in mine.tasks):.0f}"
         )

@@ -152,6 +152,8 @@ class Requests:
                 output_tokens=tokens,
                 batched_s=request.batched_wall_s,
             )
+        # They hold it: left so, its outputs would stay until Python looks for cycles.
+        request.sequences = []
 
     def _output(self, sequence: Sequence, index: int) -> worker_pb2.Output:
         request = sequence.request

@@ -6,14 +6,13 @@ The router itself is in router/; this is only how it starts. It imports no torch
 from __future__ import annotations
 
 import asyncio
-import gc
 from pathlib import Path
 
 from baton.deploy.instance import grpc_address_file, write_private
 from baton.deploy.open_files import raise_limit
 from baton.router.dialer import GrpcDialer
 from baton.router.server import serve_router
-from baton.runtime import logs, tracing
+from baton.runtime import garbage, logs, tracing
 from baton.runtime.config import Config
 from baton.runtime.registry import DirectoryRegistry
 from baton.runtime.tls import tls_of
@@ -39,7 +38,7 @@ def run_router(
     raise_limit()
 
     def ready(address: str) -> None:
-        _keep_for_ever()
+        garbage.set_apart()
         if address_file is not None:
             write_private(address_file, address.removeprefix("http://").rstrip("/"))
 
@@ -59,10 +58,3 @@ def run_router(
             dialer=GrpcDialer(token, tls_of(config.security)),
         )
     )
-
-
-def _keep_for_ever() -> None:
-    """What the start has made lives as long as the process: Python's collections, for which the
-    loop waits, look through it no more. One took 50 ms, in the midst of whatever was done."""
-    gc.collect()
-    gc.freeze()

@@ -43,7 +43,7 @@ from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.worker import PrefillWorker
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import garbage, logs, metrics, tracing
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grpc_links import open_port
@@ -158,7 +158,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._course.end)
-        metrics.TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
+        metrics.watch_process(loop)
         patience_s = 0.0
         try:
             admin_address = await self._admin.start()
@@ -184,6 +184,7 @@ class WorkerProcess:
         mover = NixlMover(blocks, boot.boot_id, read_threads, handoff.piece_queue)
         below = Below(boot, engine, pool, mover, model_limits(boot, engine))
         served = decode_role(below) if boot.role == "decode" else prefill_role(below)
+        garbage.set_apart()
         record = await _listen(boot, served.server, admin_address, patience_s)
         record = replace(record, memory=_memory_line(engine))
         self._worker = served.worker

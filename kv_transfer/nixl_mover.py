@@ -70,6 +70,7 @@ class NixlRead:
             if self.sums is not None:
                 self.sums.set_exception(failure)
         self.settled.set_result(None)
+        del self.pieces  # which hold this READ
 
 
 class NixlMover:

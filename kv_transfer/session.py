@@ -156,6 +156,7 @@ class ReaderSession:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._link.close()
+            del self._heard, self._failed  # the owner's: they hold who holds this session
 
     async def _say_closed(self) -> None:
         try:

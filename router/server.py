@@ -142,7 +142,7 @@ async def _serve(
 ) -> None:
     drain_s, leave_s = router.config.drain_s, router.config.leave_s
     loop = asyncio.get_running_loop()
-    metrics.TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
+    metrics.watch_process(loop)
 
     def leave() -> None:
         """Nobody new; who is there may finish for a while, and is told before the end."""

@@ -7,6 +7,8 @@ nothing reads one back except tests. `render` is the body of GET /metrics.
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import (
@@ -18,6 +20,8 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+
+from baton.runtime import heap
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REGISTRY = CollectorRegistry()
@@ -38,6 +42,13 @@ def show_pool(counts: Mapping[str, int]) -> None:
     """Set the pool's gauges from its counts by state; other entries, as the total, are left."""
     for state in POOL_STATES:
         POOL_BLOCKS.labels(state).set(counts[state])
+
+
+def watch_process(loop: asyncio.AbstractEventLoop) -> None:
+    """Let each reading tell what the process holds then: tasks of its loop, and memory."""
+    TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
+    HEAP_BYTES.set_function(heap.allocated_bytes)
+    PYTHON_BLOCKS.set_function(sys.getallocatedblocks)
 
 
 def _counter(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Counter:
@@ -67,6 +78,12 @@ LOG_LINES_LOST = _counter(
     "baton_log_lines_lost_total", "Log lines that could not be written when they were due."
 )
 TASKS = _gauge("baton_tasks", "Tasks of the process's event loop.")
+HEAP_BYTES = _gauge(
+    "baton_heap_bytes",
+    "Allocated from the C library and not freed; a leak makes it grow, holes of the heap do not. "
+    "0 where the C library does not tell.",
+)
+PYTHON_BLOCKS = _gauge("baton_python_blocks", "Blocks of memory that Python's objects are in.")
 
 # -- router --------------------------------------------------------------------------------
 

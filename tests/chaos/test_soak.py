@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.runtime import heap
 from chaos.soak import Growth, growth, own_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,9 +83,11 @@ def test_a_short_soak_samples_every_process(tmp_path: Path) -> None:
     for series in written["series"].values():
         assert len(series["memory_mb"]) >= 4
         assert min(figure for _, figure in series["memory_mb"]) > 10
+        assert min(figure for _, figure in series["python_blocks"]) > 100_000
+        assert heap.TOLD is (min(figure for _, figure in series["heap_mb"]) > 5)
         assert min(figure for _, figure in series["tasks"]) >= 1
         assert min(figure for _, figure in series["descriptors"]) > 5
     assert written["series"]["router"]["blocks"] == []
     assert len(written["series"]["decode-0"]["blocks"]) >= 4
-    for kind in ("memory_mb", "descriptors", "tasks", "blocks"):
+    for kind in ("memory_mb", "heap_mb", "python_blocks", "descriptors", "tasks", "blocks"):
         assert (tmp_path / f"soak-{kind}.png").read_bytes()[:4] == b"\x89PNG"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from baton.decode_worker.intake import to_request
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
-from baton.decode_worker.sequences import Group, Request
+from baton.decode_worker.sequences import Group, Request, Word
 from baton.engine.batch import Drawn
 from baton.engine.blocks import BlockPool
 from baton.proto import handoff_pb2, worker_pb2
@@ -43,6 +45,7 @@ class Bench:
         }
         submit = worker_pb2.Submit(**{**values, **fields})
         self.request: Request = to_request(submit, LIMITS, self._emit, now_s=0.0, wall_s=0.0)
+        self.sequences = list(self.request.sequences)
         self.scheduler.submit(self.request)
         self.requests.add(self.request)
 
@@ -50,7 +53,7 @@ class Bench:
         self.outputs.append(output)
 
     def draw(self, token: int, choice: int = 0) -> None:
-        self.requests.accept(self.request.sequences[choice], Drawn(choice, token))
+        self.requests.accept(self.sequences[choice], Drawn(choice, token))
 
     def fetching(self) -> Group:
         (group,) = self.scheduler.admit()
@@ -99,7 +102,7 @@ def test_nothing_follows_the_end(how: str) -> None:
     if how == "cancel":
         bench.requests.cancel(bench.request)
     elif how == "fail":
-        bench.requests.fail(bench.request.sequences[0], EngineError("x"))
+        bench.requests.fail(bench.sequences[0], EngineError("x"))
     elif how == "deadline":
         bench.requests.deadline_passed(bench.request)
     else:
@@ -146,7 +149,7 @@ def test_a_failure_says_whether_another_worker_may_continue(
 ) -> None:
     bench = Bench()
     bench.draw(10)
-    bench.requests.fail(bench.request.sequences[0], error)
+    bench.requests.fail(bench.sequences[0], error)
     assert bench.said()[1] == (1, None, worker_pb2.FAILED)
     failure = bench.outputs[1].failure
     assert (failure.code, failure.detail, failure.retryable) == (error.code, str(error), retryable)
@@ -175,7 +178,7 @@ async def test_the_deadline_of_an_ended_request_does_not_ring() -> None:
 def test_logprobs_and_cached_tokens_travel_with_the_token() -> None:
     bench = Bench()
     bench.request.cached_tokens = 4
-    (sequence,) = bench.request.sequences
+    (sequence,) = bench.sequences
     bench.requests.accept(sequence, Drawn(0, 10, -0.25, ((10, -0.25), (11, -2.0))))
     bench.draw(11)
     first, second = bench.outputs
@@ -208,7 +211,7 @@ def test_first_tokens_that_do_not_fit_are_refused_whole(
 def test_a_choice_cancelled_meanwhile_gets_no_first_token() -> None:
     bench = Bench(n=2, local=False)
     group = bench.fetching()
-    bench.requests.fail(bench.request.sequences[0], EngineError("x"))
+    bench.requests.fail(bench.sequences[0], EngineError("x"))
     bench.requests.accept_first(group, first_tokens((0, 20), (1, 21)))
     assert bench.said(0) == [(0, None, worker_pb2.FAILED)]
     assert bench.said(1) == [(0, 21, 0)]
@@ -229,6 +232,40 @@ def test_choices_that_come_to_their_own_end_are_counted() -> None:
     assert bench.requests.ended == 0
     bench.draw(99, 0)
     assert bench.requests.ended == 1
-    bench.requests.fail(bench.request.sequences[1], EngineError("broken"))
+    bench.requests.fail(bench.sequences[1], EngineError("broken"))
     bench.requests.cancel(bench.request)
     assert bench.request.ended and bench.requests.ended == 1
+
+
+class Emitter:
+    """Keeps what a request says, as a router's session does."""
+
+    def __init__(self, said: list[worker_pb2.Output]) -> None:
+        self._said = said
+
+    def __call__(self, word: Word) -> None:
+        assert isinstance(word, worker_pb2.Output)
+        self._said.append(word)
+
+
+@pytest.mark.parametrize("how", ["draw", "cancel", "fail"])
+def test_who_has_ended_holds_nothing_in_a_circle(how: str) -> None:
+    """Its outputs are freed with their last holder, not when Python looks for cycles."""
+    bench = Bench(n=2, max_tokens=1)
+    bench.request.emit = Emitter(bench.outputs)
+    emitter = weakref.ref(bench.request.emit)
+    for choice in (0, 1):
+        if how == "draw":
+            bench.draw(10, choice)
+        elif how == "cancel":
+            bench.requests.cancel(bench.request, [choice])
+        else:
+            bench.requests.fail(bench.sequences[choice], EngineError("x"))
+    assert [said.end > 0 for said in bench.outputs] == [True, True]
+    gc.disable()
+    try:
+        bench.sequences.clear()
+        del bench.request
+        assert emitter() is None
+    finally:
+        gc.enable()

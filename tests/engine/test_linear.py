@@ -2,7 +2,8 @@ import pytest
 import torch
 
 import baton.engine.linear as linear
-from baton.engine.linear import Matrix
+from baton.engine.linear import Matrix, padded_rows
+from baton.runtime import heap
 
 FLOAT32_HALF_BIT, BFLOAT16_HALF_BIT = 2**-24, 2**-8
 
@@ -33,7 +34,7 @@ def product(weight, x, bias=None):
     return exact, allowed
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 64])
+@pytest.mark.parametrize("rows", [1, 2, 5, 35, 64])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("outputs", [48, 64])
 def test_product(packing, dtype, rows, biased, outputs):
@@ -45,6 +46,28 @@ def test_product(packing, dtype, rows, biased, outputs):
         out = Matrix(weight, bias)(x)
     assert out.dtype == dtype
     assert ((out.double() - exact).abs() <= allowed).all()
+
+
+def test_few_numbers_of_rows_are_met_and_little_is_added():
+    met = {rows: padded_rows(rows) for rows in range(1, 2049)}
+    assert all(rows <= more < rows * 9 / 8 for rows, more in met.items())
+    assert all(padded_rows(more) == more for more in met.values())
+    assert len(set(met.values())) == 16 + 8 * 7
+
+
+@pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated")
+def test_a_new_number_of_rows_costs_no_memory():
+    """oneDNN keeps a kernel for each that it meets: half a MB, a thousand times."""
+    weight = torch.randn(176, 208)
+    if not linear._can_pack(weight):
+        pytest.skip("this machine does not pack")
+    matrix, x = Matrix(weight), torch.randn(128, 208)
+    for rows in range(72, 129, 8):
+        matrix(x[:rows])
+    before = heap.allocated_bytes()
+    for rows in range(65, 129):
+        assert matrix(x[:rows]).shape == (rows, 176)
+    assert heap.allocated_bytes() - before < 1 << 19
 
 
 @pytest.mark.parametrize("outputs", [48, 64])

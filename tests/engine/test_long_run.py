@@ -3,7 +3,6 @@
 400 steps by default, so that the test is short; BATON_LONG_RUN_STEPS=10000 runs them all.
 """
 
-import ctypes
 import gc
 import itertools
 import os
@@ -21,6 +20,7 @@ from baton.engine.graph_device import HostDevice
 from baton.engine.loading import build_runner
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
+from baton.runtime import heap
 
 STEPS = int(os.environ.get("BATON_LONG_RUN_STEPS", "400"))
 WARM_UP = 100
@@ -31,32 +31,16 @@ LIMIT_BYTES = 1 << 20
 GREEDY = SamplingParams(temperature=0.0)
 
 
-LIBC = ctypes.CDLL(None)
 PYTHON_BLOCK = 512  # bytes: the largest that Python's own allocator hands out
-
-
-class Heap(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
-    _fields_ = [
-        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
-        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
-        ("keepcost", ctypes.c_size_t),
-    ]
-
-
-if hasattr(LIBC, "mallinfo2"):
-    LIBC.mallinfo2.restype = Heap
 needs_glibc = pytest.mark.skipif(
-    not hasattr(LIBC, "mallinfo2"), reason="needs glibc 2.33, which tells what is allocated"
+    not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated"
 )
 
 
 def own_bytes():
     """What is allocated and not freed. Pages in memory would not do: a leak may fill holes of the
     heap that other tests have left, and a hole's first touch looks like a leak."""
-    heap = LIBC.mallinfo2()
-    return heap.uordblks + heap.hblkhd + PYTHON_BLOCK * sys.getallocatedblocks()
+    return heap.allocated_bytes() + PYTHON_BLOCK * sys.getallocatedblocks()
 
 
 def growth(run):

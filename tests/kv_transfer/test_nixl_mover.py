@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -92,6 +94,22 @@ async def test_a_read_with_seeds_brings_the_sums_of_what_landed() -> None:
         assert mover.read(peer.boot_id, [5], [1]).sums is None
         with pytest.raises(ReadFailed, match="1 seeds do not fit 2 blocks"):
             mover.read(peer.boot_id, [5, 0], [1, 62], [11])
+
+
+async def test_a_read_that_has_ended_holds_nothing_in_a_circle() -> None:
+    async with pool_server() as (_, peer), own_mover() as (mover, _):
+        await mover.connect(peer)
+        read = mover.read(peer.boot_id, [5, 0], [1, 62], [11, 12])
+        await ended(read)
+        watched = weakref.ref(read)
+        gc.disable()
+        try:
+            del read
+            async with asyncio.timeout(DEADLINE_S):
+                while watched() is not None:  # the agent's thread lets go of it a little later
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.MonkeyPatch) -> None:

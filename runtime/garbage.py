@@ -1,0 +1,21 @@
+"""Where Python looks for reference cycles that nobody holds: not in what a process starts with.
+
+A worker has half a million objects once its modules are loaded. Python looks through all of them
+only when a quarter as many have come and stayed, and then stands still for a tenth of a second.
+Until that day what requests leave in cycles (gRPC's calls, connections) stays in memory: it looks
+like a leak of hours. Set apart, those objects cost no more time, and the search comes as often as
+there is something to find. Knows no role; the collector's state is the process's.
+"""
+
+from __future__ import annotations
+
+import gc
+
+
+def set_apart() -> None:
+    """What lives now is never looked through again, until this is called once more: then what
+    has died of it meanwhile is freed. Takes a tenth of a second; call it before serving."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # of nothing, so that Python counts a quarter of nothing
