@@ -16,14 +16,19 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from baton.engine.linear import Linear
+from baton.engine.linear import Linear, padded_rows
 from baton.runtime.errors import ConfigError
 
 _TILE_ROWS = 64
 # Numbers of rows that are measured against all at once: kernels were seen to change at powers of
 # two, at tiles of other sizes, and between few rows and many. Small counts take part repeatedly:
-# kernels that differ may agree in most of their rounded results.
-_COUNTS = (*range(1, 34), 64, 65, 97, 127, 129, 255, 257, 511, 513)
+# kernels that differ may agree in most of their rounded results. All that a packed product is
+# ever given up to 576 rows are among them: its kernels are compiled here, and not in a step. The
+# largest come first: kernels, which stay, then lie where larger results have lain.
+_PACKED_COUNTS = {padded_rows(rows) for rows in range(34, 577)}
+_COUNTS = sorted(
+    {*range(1, 34), 65, 97, 127, 129, 255, 257, 511, 513} | _PACKED_COUNTS, reverse=True
+)
 _REPEATED_ROWS = 32
 _ROWS = 1024  # the most at once: with more, nothing is known
 _LARGE, _ROWS_OF_LARGE = 1 << 24, 256  # numbers of a matrix that takes long to measure

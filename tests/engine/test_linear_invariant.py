@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import baton.engine.linear_invariant as linear_invariant
-from baton.engine.linear import Matrix
+from baton.engine.linear import Matrix, _can_pack
 from baton.engine.linear_invariant import InvariantLinear, Ways, with_invariant_linears
+from baton.runtime import heap
 from baton.runtime.errors import ConfigError
 
 
@@ -41,6 +42,21 @@ def test_a_row_does_not_depend_on_the_others(dtype, shape):
     for count in (1, 2, 6, 31, 47, 129):
         assert torch.equal(linear(x[:count]), whole[:count])
         assert torch.equal(linear(x[-count:]), whole[-count:])
+
+
+@pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated")
+def test_no_number_of_rows_costs_memory_once_the_rows_are_measured():
+    """A worker meets its last number of rows after hours: oneDNN would keep a kernel for it."""
+    weight = torch.randn(112, 144)
+    if not _can_pack(weight):
+        pytest.skip("this machine does not pack")
+    linear = InvariantLinear(Matrix(weight), Ways())
+    x = rows(576, 144)
+    linear(x)
+    before = heap.allocated_bytes()
+    for count in range(1, 577):
+        linear(x[:count])
+    assert heap.allocated_bytes() - before < 1 << 18
 
 
 def test_a_matrix_that_keeps_rows_apart_gets_them_as_they_are():
