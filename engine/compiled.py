@@ -25,7 +25,10 @@ from baton.engine.compile_clock import watch_numba
 
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
 _SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
+_TORCH_THREADS = torch.get_num_threads()
 _THREADS = numba.get_num_threads()
+# Asking starts numba's threads, and that sets OpenMP's number of them, torch's, in this thread.
+torch.set_num_threads(_TORCH_THREADS)
 
 
 def compiled(function: Callable[..., None], *, parallel: bool = False, strict: bool = False) -> Any:

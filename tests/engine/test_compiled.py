@@ -103,6 +103,24 @@ def test_threads_are_those_of_torch(monkeypatch):
     assert numba.get_num_threads() == module._THREADS
 
 
+def test_numbas_start_leaves_torch_its_threads():
+    """Else matrices are measured, and oneDNN's kernels kept, for another number than steps have."""
+    text = (
+        "import torch; torch.set_num_threads(1); torch.get_num_threads(); "
+        "import baton.engine.compiled as made; "
+        "print(torch.get_num_threads(), made._THREADS)"
+    )
+    environment = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", text],
+        env=environment | {"NUMBA_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["1", "2"], done.stderr
+
+
 def test_an_array_lives_until_it_is_no_longer_kept():
     @numba.njit
     def addresses(size):
