@@ -31,9 +31,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
-# Their tests compute, and wait for nothing: on all cores at once. The others start processes and
-# measure how long things take: one after the other.
-COMPUTING := tests/engine tests/models tests/simulation
+# Their tests start processes: one after the other. So do those elsewhere that measure how long
+# something takes, which are marked `alone`. All others run on all cores at once.
+ALONE := tests/benchmarks tests/chaos tests/deploy tests/e2e tests/stories
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 
 # Two torch processes that spin on the same cores slow each other thirty times.
@@ -66,8 +66,9 @@ test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
 ifeq ($(TESTS),tests)
 	@result=0; \
 	$(BIN)/python -P -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile \
-	    $(COMPUTING) || result=$$?; \
-	$(BIN)/python -P -m pytest $(COMPUTING:%=--ignore=%) || result=$$?; \
+	    -m "not alone" $(ALONE:%=--ignore=%) || result=$$?; \
+	$(BIN)/python -P -m pytest $(ALONE) || result=$$?; \
+	$(BIN)/python -P -m pytest -m alone $(ALONE:%=--ignore=%) || result=$$?; \
 	exit $$result
 else
 	$(BIN)/python -P -m pytest $(TESTS)

@@ -15,6 +15,8 @@ from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.preflight import PreflightFailed
 from baton.runtime import metrics
 
+pytestmark = pytest.mark.alone
+
 OWN, PEER = b"o" * 16, b"p" * 16
 
 

@@ -27,6 +27,8 @@ from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.tls import Tls
 
+pytestmark = pytest.mark.alone
+
 OWN = b"o" * 16
 
 

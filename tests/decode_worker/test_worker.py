@@ -20,6 +20,8 @@ from baton.simulation.client import Client
 from baton.simulation.cluster import MAX_CONTEXT, VOCAB, Cluster
 from baton.simulation.virtual_steps import VirtualStep
 
+pytestmark = pytest.mark.alone
+
 HELLO = worker_pb2.RouterHello(
     router_id="router",
     boot_id=b"r" * 16,

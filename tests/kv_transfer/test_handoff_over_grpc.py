@@ -23,6 +23,8 @@ from baton.runtime.grpc_links import (
     open_server,
 )
 
+pytestmark = pytest.mark.alone
+
 OWN = [20, 3, 21, 5, 9, 30]
 THEIRS = [4, 11, 2, 7, 8, 25]
 LEASE_S = 1.0

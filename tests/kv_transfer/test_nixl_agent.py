@@ -17,6 +17,8 @@ from baton.kv_transfer.piece_queue import PieceQueue
 from baton.runtime.errors import ConfigError, ReadFailed
 from baton.simulation.scripted_nixl import ScriptedAgent
 
+pytestmark = pytest.mark.alone
+
 Made = tuple[NixlAgent, ScriptedAgent]
 
 

@@ -19,6 +19,8 @@ from baton.kv_transfer.pieces import cut
 from baton.runtime.errors import ReadFailed
 from baton.simulation.scripted_nixl import Handle, ScriptedAgent
 
+pytestmark = pytest.mark.alone
+
 BUSY, OTHER = b"B" * 16, b"O" * 16
 BLOCKS = 4
 DEADLINE_S = 30.0

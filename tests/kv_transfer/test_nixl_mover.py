@@ -27,6 +27,8 @@ from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 from baton.kv_transfer.preflight import described, first_json, measure
 from baton.runtime.errors import ReadFailed
 
+pytestmark = pytest.mark.alone
+
 pytest.importorskip("nixl")
 
 BLOCKS = 64

@@ -19,6 +19,8 @@ from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
 from baton.simulation.scripted_nixl import Handle, ScriptedAgent
 
+pytestmark = pytest.mark.alone
+
 BLOCKS = 32
 BLOCK_BYTES = 256
 ONE, OTHER = b"1" * 16, b"2" * 16

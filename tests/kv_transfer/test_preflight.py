@@ -18,6 +18,8 @@ from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
 
+pytestmark = pytest.mark.alone
+
 LOG = """
 [1] |  0..inf | zero-copy | tcp/lo |
 [1] | par self cfg#0 | remote memory read by ucp_get* into host memory from host |

@@ -14,6 +14,8 @@ from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
 
+pytestmark = pytest.mark.alone
+
 STEP_S = 0.06
 
 

@@ -16,6 +16,8 @@ import pytest
 from baton.router.choice_text import ChoiceText
 from baton.runtime.identity import tenant_of
 
+pytestmark = pytest.mark.alone
+
 
 async def test_openai_async_client(router: Any) -> None:
     async with (

@@ -16,6 +16,8 @@ from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from baton.simulation.virtual_time import on_virtual_time
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(
     ("given", "seconds"), [([], 60.0), (["2.5"], 2.5), ([" 60 "], 60.0), (["0.000001"], 1e-6)]

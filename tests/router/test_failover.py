@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 WORKERS = ("decode-0", "decode-1")
 
 

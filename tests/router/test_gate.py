@@ -17,6 +17,8 @@ from baton.router import gate
 from baton.router.gate import PROGRESS_BYTES, awaiting
 from baton.runtime.errors import InvalidRequest
 
+pytestmark = pytest.mark.alone
+
 GENERATE = "/baton.client.v1.Inference/Generate"
 LENGTH = 4 * PROGRESS_BYTES
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % LENGTH

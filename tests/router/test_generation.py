@@ -13,6 +13,8 @@ from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
 from baton.runtime.errors import Cancelled, WorkerLost
 
+pytestmark = pytest.mark.alone
+
 
 async def test_a_full_buffer_ends_the_request_after_what_was_accepted(
     scene_of: Any, output: Any

@@ -16,6 +16,8 @@ from baton.router.grpc_call import Call
 from baton.router.turns import Turns
 from baton.router.validation import Validator
 
+pytestmark = pytest.mark.alone
+
 GENERATE = "/baton.client.v1.Inference/Generate"
 MODELS = "/baton.client.v1.Inference/ListModels"
 CODE = grpc.StatusCode

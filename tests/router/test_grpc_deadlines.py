@@ -13,6 +13,8 @@ import pytest
 from baton.proto import client_pb2
 from baton.runtime import metrics
 
+pytestmark = pytest.mark.alone
+
 CODE = grpc.StatusCode
 
 

@@ -16,6 +16,8 @@ from baton.router.choice_text import ChoiceText
 from baton.router.tokenizer import HfTokenizer
 from baton.runtime import metrics
 
+pytestmark = pytest.mark.alone
+
 CODE = grpc.StatusCode
 USER = client_pb2.Message(role="user", content="hi")
 PROMPT = "the quick brown"

@@ -12,6 +12,8 @@ from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual_time import on_virtual_time
 
+pytestmark = pytest.mark.alone
+
 DEFAULTS = RouterConfig(port=0)
 
 

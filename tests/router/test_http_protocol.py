@@ -14,6 +14,8 @@ import pytest
 from baton.router import http_protocol
 from baton.router.http_protocol import HEAD_BYTES, BoundedHttp
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 async def talk(router: Any) -> AsyncIterator[Any]:

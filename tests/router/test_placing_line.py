@@ -18,6 +18,8 @@ from baton.runtime.errors import (
     Unavailable,
 )
 
+pytestmark = pytest.mark.alone
+
 NOBODY = Unavailable("nobody is there")
 
 

@@ -18,6 +18,8 @@ from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
 from baton.simulation.scripted_worker import ScriptedWorker
 
+pytestmark = pytest.mark.alone
+
 TOKEN = "a secret of the test"
 KEY = cluster_key(TOKEN)
 PROMPT = "the quick brown fox jumps over the lazy dog and the cat sleeps in the warm sun " * 4

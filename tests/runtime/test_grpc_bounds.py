@@ -22,6 +22,8 @@ from baton.runtime.grpc_links import (
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls
 
+pytestmark = pytest.mark.alone
+
 TOKEN = "a token"
 LIMIT_S = 20.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and SETTINGS

@@ -27,6 +27,8 @@ from baton.runtime.grpc_links import (
 )
 from baton.runtime.links import LinkClosed
 
+pytestmark = pytest.mark.alone
+
 TOKEN = "a token"
 LIMIT_S = 30.0
 Handler = Callable[[Any, Any], Awaitable[Any]]

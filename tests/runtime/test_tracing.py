@@ -11,6 +11,8 @@ import pytest
 
 from baton.runtime import tracing
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(autouse=True)
 def no_exporter_left() -> Iterator[None]:
