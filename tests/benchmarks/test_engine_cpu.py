@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,22 +18,12 @@ NAMED = {
 }
 
 
-def test_it_writes_its_figures(tmp_path: Path) -> None:
-    file, peer = tmp_path / "engine.json", tmp_path / "python"
+def test_it_writes_its_figures(tmp_path: Path, measured: Any) -> None:
+    peer = tmp_path / "python"
     script = Path(__file__).with_name("scripted_peer.py")
     peer.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{script}" "$@"\n')
     peer.chmod(0o755)
-    command = [sys.executable, "-m", "benchmarks.engine_cpu", "--quick", "--rounds=1"]
-    done = subprocess.run(
-        [*command, f"--json={file}", f"--openvino={peer}"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    written = json.loads(file.read_text())
-    figures = {figure["name"]: figure for figure in written["figures"]}
+    written, figures, printed = measured("engine_cpu", "--rounds=1", f"--openvino={peer}")
     assert figures.keys() >= {*NAMED, "deterministic_cost", "decode_step_ratio_bound"}
     assert all("limit" in figures[name]["beside"] for name in NAMED)
     against = {f"{kind}_vs_openvino" for kind in ("prefill", "decode_bs1", "decode_bs32")}
@@ -45,7 +34,7 @@ def test_it_writes_its_figures(tmp_path: Path) -> None:
     ran, left_out = written["notes"]
     assert ran == "openvino: kv bf16, threads 2, sequences 1, inherited none"
     assert left_out.startswith("*_vs_vllm left out: give --vllm PYTHON")
-    assert left_out in done.stdout
+    assert left_out in printed
     assert figures["rounds"]["value"] == 1
     parts = sum(figures[f"host_{part}_us"]["value"] for part in ("plan", "prepare", "commit"))
     assert parts == pytest.approx(figures["host_us_per_step_256"]["value"])

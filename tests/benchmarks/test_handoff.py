@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
-FOLDER = Path(__file__).resolve().parents[2]
 NAMED = {
     "read_efficiency",
     "handoff_overhead_ms_p50",
@@ -17,19 +12,8 @@ NAMED = {
 }
 
 
-def test_it_writes_its_figures(tmp_path: Path) -> None:
-    file = tmp_path / "handoff.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.handoff", "--quick", "--rounds=1", f"--json={file}"],
-        cwd=FOLDER,
-        env=os.environ | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    written = json.loads(file.read_text())
-    figures = {figure["name"]: figure for figure in written["figures"]}
+def test_it_writes_its_figures(measured: Any) -> None:
+    written, figures, printed = measured("handoff", "--rounds=1", timeout_s=300)
     assert figures.keys() >= NAMED
     assert all("limit" in figures[name]["beside"] for name in NAMED)
     assert figures["rounds"]["value"] == 1
@@ -38,4 +22,4 @@ def test_it_writes_its_figures(tmp_path: Path) -> None:
     assert 0 < figures["landed_ms"]["value"] <= figures["verified_ms"]["value"]
     assert figures["verified_ms"]["value"] < figures["batched_ms"]["value"]
     assert "benchmarks.handoff" in written["command"]
-    assert "read_efficiency" in done.stdout
+    assert "read_efficiency" in printed

@@ -1,0 +1,45 @@
+"""A benchmark run as a user runs it, for the tests that read what it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2]
+
+
+class Told(NamedTuple):
+    """What a benchmark wrote, the figures in it by their names, and what it printed."""
+
+    written: dict[str, Any]
+    figures: dict[str, Any]
+    printed: str
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Callable[..., Told]:
+    """`measured("handoff", "--rounds=1")`: what `python -m benchmarks.handoff --quick` tells."""
+
+    def run(name: str, *flags: str, timeout_s: float = 110.0) -> Told:
+        file = tmp_path / f"{name}.json"
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", "--quick", *flags, f"--json={file}"],
+            cwd=FOLDER,
+            env=os.environ | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        written = json.loads(file.read_text())
+        figures = {figure["name"]: figure for figure in written["figures"]}
+        return Told(written, figures, done.stdout)
+
+    return run
