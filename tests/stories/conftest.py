@@ -1,9 +1,10 @@
-"""A cluster of real workers on hash engines, closed after each test. Whatever happens in it, no
+"""A cluster of real workers on hash engines, for tests on virtual time, closed after each.
+Whatever happens in it, no
 block of a step under way is given to another: a worker that does so ends, and its test fails."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from baton.engine.blocks import Hold
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.cluster import SLABS, Cluster, Node
 from baton.simulation.hash_engine import block_bytes
+from baton.simulation.virtual_time import at_the_end
 
 BLOCK = 4
 BLOCK_BYTES = block_bytes(BLOCK, SLABS)
@@ -48,9 +50,7 @@ def watch(node: Node[Any]) -> None:
 
 
 @pytest.fixture
-async def make_cluster() -> AsyncIterator[MakeCluster]:
-    made: list[Cluster] = []
-
+def make_cluster() -> MakeCluster:
     def make(
         *,
         prefill: int = 1,
@@ -61,13 +61,11 @@ async def make_cluster() -> AsyncIterator[MakeCluster]:
         settings: Config | None = None,
     ) -> Cluster:
         cluster = Cluster(settings or config(), step_s=lambda batch: step_s)
+        at_the_end(cluster.close)
         for number in range(prefill):
             watch(cluster.add_prefill(f"prefill-{number}", prefill_blocks))
         for number in range(decode):
             watch(cluster.add_decode(f"decode-{number}", blocks))
-        made.append(cluster)
         return cluster
 
-    yield make
-    for cluster in made:
-        await cluster.close()
+    return make

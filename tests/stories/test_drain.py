@@ -13,6 +13,7 @@ from baton.proto import worker_pb2
 from baton.runtime.errors import Draining
 from baton.simulation.client import Client, Request
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 STEP_S = 0.01
@@ -28,6 +29,7 @@ def tokens(request: Request) -> int:
     return len([output for output in request.outputs if output.HasField("token")])
 
 
+@on_virtual_time
 async def test_a_decode_worker_that_drains_finishes_what_it_has(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(step_s=STEP_S)
     node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
@@ -45,6 +47,7 @@ async def test_a_decode_worker_that_drains_finishes_what_it_has(make_cluster: Ma
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_what_has_no_time_to_finish_is_handed_back_and_goes_on_elsewhere(
     make_cluster: MakeCluster,
 ) -> None:
@@ -72,6 +75,7 @@ async def test_what_has_no_time_to_finish_is_handed_back_and_goes_on_elsewhere(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_an_idle_worker_has_drained_at_once(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     async with asyncio.timeout(1):
@@ -79,6 +83,7 @@ async def test_an_idle_worker_has_drained_at_once(make_cluster: MakeCluster) -> 
         await cluster.prefill["prefill-0"].worker.drain(60.0)
 
 
+@on_virtual_time
 async def test_a_prefill_worker_waits_until_its_blocks_are_read(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(step_s=STEP_S)
     node, client = cluster.prefill["prefill-0"], Client(cluster, "decode-0")
@@ -97,6 +102,7 @@ async def test_a_prefill_worker_waits_until_its_blocks_are_read(make_cluster: Ma
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_prefill_worker_outlives_the_lease_of_a_reader_that_never_closes(
     make_cluster: MakeCluster,
 ) -> None:
@@ -119,6 +125,7 @@ async def test_a_prefill_worker_outlives_the_lease_of_a_reader_that_never_closes
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_prompt_that_a_drain_leaves_unfinished_is_prefilled_by_another(
     make_cluster: MakeCluster,
 ) -> None:

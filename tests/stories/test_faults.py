@@ -12,6 +12,7 @@ from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 
@@ -22,6 +23,7 @@ def fates(**by_number: Fate) -> Callable[[Attempt], Fate]:
 
 
 @pytest.mark.parametrize("moment_ms", range(0, 60, 4))
+@on_virtual_time
 async def test_a_killed_prefill_worker_is_replaced_by_another(
     make_cluster: MakeCluster, moment_ms: int
 ) -> None:
@@ -36,6 +38,7 @@ async def test_a_killed_prefill_worker_is_replaced_by_another(
 
 
 @pytest.mark.parametrize("moment_ms", range(0, 60, 4))
+@on_virtual_time
 async def test_with_no_prefill_worker_left_the_decode_worker_prefills(
     make_cluster: MakeCluster, moment_ms: int
 ) -> None:
@@ -49,6 +52,7 @@ async def test_with_no_prefill_worker_left_the_decode_worker_prefills(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_stuck_read_puts_its_blocks_in_quarantine_until_it_lands(
     make_cluster: MakeCluster,
 ) -> None:
@@ -62,6 +66,7 @@ async def test_a_stuck_read_puts_its_blocks_in_quarantine_until_it_lands(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_late_read_harms_nobody(make_cluster: MakeCluster) -> None:
     """The blocks of an abandoned READ are used by nobody while it may still land."""
     cluster = make_cluster(prefill=1, blocks=64)
@@ -78,6 +83,7 @@ async def test_a_late_read_harms_nobody(make_cluster: MakeCluster) -> None:
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_requests_whose_blocks_share_a_slow_link_are_not_taken_for_stuck(
     make_cluster: MakeCluster,
 ) -> None:
@@ -99,6 +105,7 @@ async def test_requests_whose_blocks_share_a_slow_link_are_not_taken_for_stuck(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_flipped_bit_is_read_again(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     cluster.exchange.decide = fates(r1=Fate(corrupt=1))
@@ -108,6 +115,7 @@ async def test_a_flipped_bit_is_read_again(make_cluster: MakeCluster) -> None:
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_pool_that_is_always_wrong_is_left_for_another(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(prefill=2)
     bad = cluster.prefill["prefill-0"].worker.boot_id
@@ -118,6 +126,7 @@ async def test_a_pool_that_is_always_wrong_is_left_for_another(make_cluster: Mak
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_silent_stream_ends_with_the_lease_on_both_sides(
     make_cluster: MakeCluster,
 ) -> None:
@@ -135,6 +144,7 @@ async def test_a_silent_stream_ends_with_the_lease_on_both_sides(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_reader_that_vanishes_leaves_no_pin_after_the_lease(
     make_cluster: MakeCluster,
 ) -> None:
@@ -153,6 +163,7 @@ async def test_a_reader_that_vanishes_leaves_no_pin_after_the_lease(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_busy_prefill_fleet_is_waited_for(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(prefill_blocks=16, step_s=0.002)
     client = Client(cluster, "decode-0")
@@ -165,6 +176,7 @@ async def test_a_busy_prefill_fleet_is_waited_for(make_cluster: MakeCluster) -> 
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_prompt_over_the_prefill_pool_is_computed_by_the_decode_worker(
     make_cluster: MakeCluster,
 ) -> None:
@@ -175,6 +187,7 @@ async def test_a_prompt_over_the_prefill_pool_is_computed_by_the_decode_worker(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_device_error_at_the_prefill_worker_is_survived(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(prefill=2)
     cluster.prefill["prefill-0"].engine.fail_steps = 1
@@ -184,6 +197,7 @@ async def test_a_device_error_at_the_prefill_worker_is_survived(make_cluster: Ma
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_sums_may_come_before_during_or_after_the_own_ones(
     make_cluster: MakeCluster,
 ) -> None:

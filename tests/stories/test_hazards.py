@@ -15,10 +15,12 @@ from baton.runtime.errors import DeviceLost, Draining, Unavailable
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
 from baton.simulation.virtual_steps import VirtualStep
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 
 
+@on_virtual_time
 async def test_a_request_cancelled_before_its_handoff_began_leaves_nothing(
     make_cluster: MakeCluster,
 ) -> None:
@@ -28,6 +30,7 @@ async def test_a_request_cancelled_before_its_handoff_began_leaves_nothing(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_blocks_that_leave_quarantine_let_a_waiting_request_in(
     make_cluster: MakeCluster,
 ) -> None:
@@ -52,6 +55,7 @@ async def test_blocks_that_leave_quarantine_let_a_waiting_request_in(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_granter_that_turns_busy_amid_a_read_harms_no_block(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +93,7 @@ async def test_a_granter_that_turns_busy_amid_a_read_harms_no_block(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_an_error_that_nobody_foresaw_ends_one_request_and_no_worker(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +115,7 @@ async def test_an_error_that_nobody_foresaw_ends_one_request_and_no_worker(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(
     make_cluster: MakeCluster,
 ) -> None:
@@ -123,6 +129,7 @@ async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_worker_that_stops_takes_nothing_and_sends_its_readers_elsewhere(
     make_cluster: MakeCluster,
 ) -> None:
@@ -141,6 +148,7 @@ async def test_a_worker_that_stops_takes_nothing_and_sends_its_readers_elsewhere
         Client(cluster, "decode-0").submit([1])
 
 
+@on_virtual_time
 async def test_a_device_that_does_not_answer_ends_its_worker_and_every_request_of_it(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from baton.engine.blocks import Hold
 from baton.runtime import metrics
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 RED_WITHIN_S = 2.0
@@ -53,6 +54,7 @@ async def turns(worker: Any, *, red: bool) -> float:
 @pytest.mark.parametrize(
     ("role", "step_s"), [("prefill", 0.002), ("decode", 0.002), ("decode", 0.08)]
 )
+@on_virtual_time
 async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
     make_cluster: MakeCluster, role: str, step_s: float
 ) -> None:
@@ -71,6 +73,7 @@ async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
     make_cluster: MakeCluster,
 ) -> None:
@@ -88,6 +91,7 @@ async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
 
 
 @ROLES
+@on_virtual_time
 async def test_steps_that_fail_are_red_until_one_ends_well(
     make_cluster: MakeCluster, role: str
 ) -> None:
@@ -102,6 +106,7 @@ async def test_steps_that_fail_are_red_until_one_ends_well(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_numbers_that_are_not_finite_are_red_if_they_are_a_probes(
     make_cluster: MakeCluster,
 ) -> None:
@@ -115,6 +120,7 @@ async def test_numbers_that_are_not_finite_are_red_if_they_are_a_probes(
 
 
 @ROLES
+@on_virtual_time
 async def test_quarantine_of_all_and_a_dead_mover_are_red(
     make_cluster: MakeCluster, role: str
 ) -> None:
@@ -128,6 +134,7 @@ async def test_quarantine_of_all_and_a_dead_mover_are_red(
     assert node.worker.load().trouble == "a thread has died"
 
 
+@on_virtual_time
 async def test_a_worker_with_more_than_it_can_do_is_not_red(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(blocks=24, step_s=0.002)
     node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
@@ -141,6 +148,7 @@ async def test_a_worker_with_more_than_it_can_do_is_not_red(make_cluster: MakeCl
 
 
 @ROLES
+@on_virtual_time
 async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
     make_cluster: MakeCluster, role: str
 ) -> None:
@@ -164,6 +172,7 @@ async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_probe_is_no_work_of_the_workers(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     node = cluster.decode["decode-0"]

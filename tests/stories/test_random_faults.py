@@ -21,6 +21,7 @@ from baton.runtime.errors import BatonError, Overloaded
 from baton.simulation.client import Client, Request
 from baton.simulation.cluster import SLABS, Cluster
 from baton.simulation.hash_engine import block_bytes
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 
@@ -180,6 +181,7 @@ async def ended(disaster: Disaster) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@on_virtual_time
 async def test_whatever_happens_every_request_ends_once_and_nothing_is_left(
     make_cluster: MakeCluster, seed: int
 ) -> None:

@@ -12,10 +12,12 @@ from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
 from baton.simulation.client import Client, Request
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 
 
+@on_virtual_time
 async def test_a_prompt_is_prefilled_there_and_decoded_here(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     request = Client(cluster, "decode-0").submit(list(range(50)), max_tokens=12)
@@ -28,6 +30,7 @@ async def test_a_prompt_is_prefilled_there_and_decoded_here(make_cluster: MakeCl
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 16, 17, 31, 32, 33, 100])
 @pytest.mark.parametrize("local", [False, True])
+@on_virtual_time
 async def test_every_prompt_length_gives_the_same_tokens(
     make_cluster: MakeCluster, length: int, local: bool
 ) -> None:
@@ -42,6 +45,7 @@ async def test_every_prompt_length_gives_the_same_tokens(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_choices_share_the_prompt_and_differ_in_their_draws(
     make_cluster: MakeCluster,
 ) -> None:
@@ -54,6 +58,7 @@ async def test_choices_share_the_prompt_and_differ_in_their_draws(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_stop_token_ends_its_choice_alone(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     client = Client(cluster, "decode-0")
@@ -68,6 +73,7 @@ async def test_a_stop_token_ends_its_choice_alone(make_cluster: MakeCluster) -> 
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_the_first_token_may_be_the_last(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     request = Client(cluster, "decode-0").submit(list(range(30)), max_tokens=1)
@@ -76,6 +82,7 @@ async def test_the_first_token_may_be_the_last(make_cluster: MakeCluster) -> Non
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_retry_continues_from_the_accepted_tokens(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(decode=2)
     whole = Client(cluster, "decode-0").submit(list(range(13)), max_tokens=10, temperature=0.8)
@@ -89,6 +96,7 @@ async def test_a_retry_continues_from_the_accepted_tokens(make_cluster: MakeClus
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_many_requests_at_once(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(prefill=2, decode=2, blocks=400)
     clients = [Client(cluster, "decode-0"), Client(cluster, "decode-1")]
@@ -102,6 +110,7 @@ async def test_many_requests_at_once(make_cluster: MakeCluster) -> None:
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_preemption_recomputes_and_changes_no_token(make_cluster: MakeCluster) -> None:
     """Nine sequences outgrow a pool that their credit let in: the youngest make room."""
     cluster = make_cluster(blocks=40, settings=None)
@@ -114,6 +123,7 @@ async def test_preemption_recomputes_and_changes_no_token(make_cluster: MakeClus
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_waiting_grants_are_taken_back_for_what_decodes(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(blocks=40)
     cluster.exchange.decide = lambda attempt: Fate(delay_s=0.02)
@@ -125,6 +135,7 @@ async def test_waiting_grants_are_taken_back_for_what_decodes(make_cluster: Make
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_prompt_over_the_pool_is_refused_at_once(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(blocks=8)
     client = Client(cluster, "decode-0")
@@ -133,6 +144,7 @@ async def test_a_prompt_over_the_pool_is_refused_at_once(make_cluster: MakeClust
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_full_queue_refuses_and_harms_nobody(make_cluster: MakeCluster) -> None:
     from baton.runtime.config import Config, PoolConfig
 
@@ -151,6 +163,7 @@ async def test_a_full_queue_refuses_and_harms_nobody(make_cluster: MakeCluster) 
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_corrupt_block_changes_tokens_when_nothing_verifies(
     make_cluster: MakeCluster,
 ) -> None:
@@ -175,6 +188,7 @@ async def test_a_corrupt_block_changes_tokens_when_nothing_verifies(
     assert tokens[False] != expected
 
 
+@on_virtual_time
 async def test_a_failed_step_fails_its_requests_and_no_other(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     client = Client(cluster, "decode-0")
@@ -189,6 +203,7 @@ async def test_a_failed_step_fails_its_requests_and_no_other(make_cluster: MakeC
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_numbers_that_are_not_finite_fail_one_request(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     client = Client(cluster, "decode-0")
@@ -203,6 +218,7 @@ async def test_numbers_that_are_not_finite_fail_one_request(make_cluster: MakeCl
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_deadline_ends_a_request_in_any_phase(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(step_s=0.02)
     request = Client(cluster, "decode-0").submit(list(range(40)), max_tokens=200, deadline_ms=150)
@@ -214,6 +230,7 @@ async def test_a_deadline_ends_a_request_in_any_phase(make_cluster: MakeCluster)
 
 @pytest.mark.parametrize("step", range(24))
 @pytest.mark.parametrize("local", [False, True])
+@on_virtual_time
 async def test_cancel_at_every_moment_leaves_nothing(
     make_cluster: MakeCluster, step: int, local: bool
 ) -> None:

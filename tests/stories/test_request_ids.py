@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from baton.runtime import logs
 from baton.runtime.errors import Overloaded
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_time import on_virtual_time
 
 TOKEN = 48_613  # of every prompt here; no log may hold it
 Events = Callable[[], list[dict[str, Any]]]
@@ -41,11 +42,7 @@ def events(capsys: pytest.CaptureFixture[str]) -> Iterator[Events]:
     root.setLevel(level)
 
 
-@pytest.fixture
-async def cluster(make_cluster: Callable[..., Cluster]) -> AsyncIterator[Cluster]:
-    made = make_cluster()
-    yield made
-    await made.quiet()
+MakeCluster = Callable[..., Cluster]
 
 
 def corrupt(cluster: Cluster) -> None:
@@ -93,13 +90,15 @@ def busy(cluster: Cluster) -> None:
         (busy, "prefill worker is busy", {"end": "refused", "level": "info"}),
     ],
 )
+@on_virtual_time
 async def test_a_failed_handoff_is_found_by_its_request_on_both_workers(
-    cluster: Cluster,
+    make_cluster: MakeCluster,
     events: Events,
     fault: Callable[[Cluster], None],
     heard: str,
     granted: dict[str, str],
 ) -> None:
+    cluster = make_cluster()
     fault(cluster)
     client = Client(cluster, "decode-0")
     request = client.submit([TOKEN] * 22)
@@ -121,8 +120,12 @@ async def test_a_failed_handoff_is_found_by_its_request_on_both_workers(
     assert ("KeyError" in str(ends)) == (fault is stray)  # with its traceback
 
 
-async def test_two_requests_under_way_are_told_apart(cluster: Cluster, events: Events) -> None:
+@on_virtual_time
+async def test_two_requests_under_way_are_told_apart(
+    make_cluster: MakeCluster, events: Events
+) -> None:
     """Every READ of the second one is spoiled; the first one has nothing to tell but its end."""
+    cluster = make_cluster()
     client = Client(cluster, "decode-0")
     first = client.submit([TOKEN] * 22)
     second = client.submit([TOKEN, *[1] * 400])
@@ -142,12 +145,15 @@ async def test_two_requests_under_way_are_told_apart(cluster: Cluster, events: E
     ]
 
 
+@on_virtual_time
 async def test_a_request_that_fails_on_its_decode_worker_is_named(
-    cluster: Cluster, events: Events
+    make_cluster: MakeCluster, events: Events
 ) -> None:
+    cluster = make_cluster()
     cluster.decode["decode-0"].engine.fail_steps = 1
     request = Client(cluster, "decode-0").submit([TOKEN] * 9, local=True, n=2)
     await request.finished()
     failed = [event for event in events() if event["event"] == "request failed"]
     assert [(e["request_id"], e["choice"]) for e in failed] == [("request-0", 0), ("request-0", 1)]
     assert {(e["code"], e["level"]) for e in failed} == {("EngineError", "error")}
+    await cluster.quiet()

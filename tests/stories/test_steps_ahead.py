@@ -17,6 +17,7 @@ from baton.runtime import metrics
 from baton.simulation.client import Client, Request
 from baton.simulation.cluster import Cluster
 from baton.simulation.hash_engine import HashEngine
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 
@@ -67,6 +68,7 @@ def recorded(engine: HashEngine) -> list[StepBatch]:
     return batches
 
 
+@on_virtual_time
 async def test_a_token_is_fed_to_the_next_step_before_the_host_has_it(
     make_cluster: MakeCluster,
 ) -> None:
@@ -81,6 +83,7 @@ async def test_a_token_is_fed_to_the_next_step_before_the_host_has_it(
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 8])
+@on_virtual_time
 async def test_nothing_is_computed_beyond_max_tokens(
     make_cluster: MakeCluster, max_tokens: int
 ) -> None:
@@ -95,6 +98,7 @@ async def test_nothing_is_computed_beyond_max_tokens(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_after_a_stop_token_the_step_under_way_is_dropped_and_then_its_block_freed(
     make_cluster: MakeCluster,
 ) -> None:
@@ -120,6 +124,7 @@ async def test_after_a_stop_token_the_step_under_way_is_dropped_and_then_its_blo
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_output_tokens_are_counted_once_each(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(step_s=STEP_S)
     client = Client(cluster, "decode-0")
@@ -138,6 +143,7 @@ async def test_output_tokens_are_counted_once_each(make_cluster: MakeCluster) ->
     assert value(metrics.TOKENS.labels("output")) - before == delivered
 
 
+@on_virtual_time
 async def test_a_cancel_with_two_steps_under_way_ends_the_work_with_them(
     make_cluster: MakeCluster,
 ) -> None:
@@ -156,6 +162,7 @@ async def test_a_cancel_with_two_steps_under_way_ends_the_work_with_them(
 
 
 @pytest.mark.parametrize("tokens", range(1, 6))
+@on_virtual_time
 async def test_a_failed_step_ends_its_requests_and_nobody_who_joins_the_next(
     make_cluster: MakeCluster, tokens: int
 ) -> None:
@@ -173,6 +180,7 @@ async def test_a_failed_step_ends_its_requests_and_nobody_who_joins_the_next(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_of_a_step_without_memory_for_a_slice_the_next_one_goes_on(
     make_cluster: MakeCluster,
 ) -> None:
@@ -194,6 +202,7 @@ async def test_of_a_step_without_memory_for_a_slice_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize("memory_tokens", [4, 5, 8, 12])
+@on_virtual_time
 async def test_a_prompt_whose_chunks_do_not_fit_is_computed_in_smaller_ones(
     make_cluster: MakeCluster, memory_tokens: int
 ) -> None:
@@ -213,6 +222,7 @@ async def test_a_prompt_whose_chunks_do_not_fit_is_computed_in_smaller_ones(
     assert value(metrics.TOKENS.labels("prompt")) - before == sum(map(len, prompts))
 
 
+@on_virtual_time
 async def test_a_prompt_of_which_not_one_block_fits_fails_alone(
     make_cluster: MakeCluster,
 ) -> None:
@@ -228,6 +238,7 @@ async def test_a_prompt_of_which_not_one_block_fits_fails_alone(
 
 
 @pytest.mark.parametrize("blocks", [24, 31, 40])
+@on_virtual_time
 async def test_preemption_waits_for_the_step_under_way_and_changes_no_token(
     make_cluster: MakeCluster, blocks: int
 ) -> None:
@@ -241,6 +252,7 @@ async def test_preemption_waits_for_the_step_under_way_and_changes_no_token(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_chunks_of_a_prompt_follow_each_other_without_a_gap(
     make_cluster: MakeCluster,
 ) -> None:
@@ -261,6 +273,7 @@ async def test_chunks_of_a_prompt_follow_each_other_without_a_gap(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_reader_that_leaves_amid_two_chunks_frees_their_blocks_with_the_second(
     make_cluster: MakeCluster,
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 MINE, THEIRS = b"m" * 32, b"t" * 32
@@ -27,6 +28,7 @@ def config(tenant_share: float) -> Config:
 
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize(("share", "kept"), [(0.5, True), (1.0, False)])
+@on_virtual_time
 async def test_a_flood_takes_its_own_prefixes_first(
     make_cluster: MakeCluster, share: float, kept: bool, local: bool
 ) -> None:
