@@ -31,9 +31,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
-# Their tests start processes: one after the other. So do those elsewhere that measure how long
-# something takes, which are marked `alone`. All others run on all cores at once.
-ALONE := tests/benchmarks tests/chaos tests/deploy tests/e2e tests/stories
+# Their tests start processes: one after the other. So are those elsewhere that measure how long
+# something takes, and are marked as such. All others run on all cores at once.
+ALONE := tests/benchmarks tests/chaos tests/deploy tests/e2e
+MARKED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 
 # Two torch processes that spin on the same cores slow each other thirty times.
@@ -68,7 +69,7 @@ ifeq ($(TESTS),tests)
 	$(BIN)/python -P -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile \
 	    -m "not alone" $(ALONE:%=--ignore=%) || result=$$?; \
 	$(BIN)/python -P -m pytest $(ALONE) || result=$$?; \
-	$(BIN)/python -P -m pytest -m alone $(ALONE:%=--ignore=%) || result=$$?; \
+	$(BIN)/python -P -m pytest -m alone $(MARKED) || result=$$?; \
 	exit $$result
 else
 	$(BIN)/python -P -m pytest $(TESTS)
