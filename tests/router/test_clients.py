@@ -152,7 +152,7 @@ async def test_admission_is_bounded(router: Any, eventually: Any, fast_config: A
         await eventually(lambda: len(worker.held) == 2)
         refused = await running.complete()
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-        assert await refused_without_a_body(running.url) < 1.0
+        assert await refused_without_a_body(running.url) < 10  # not after the sixty of a body
         worker.pause_at = None
         assert [reply.status_code for reply in await asyncio.gather(*held)] == [200, 200]
         assert (await running.complete()).status_code == 200
