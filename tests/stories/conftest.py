@@ -1,10 +1,10 @@
-"""A cluster of real workers on hash engines, for tests on virtual time, closed after each.
-Whatever happens in it, no
-block of a step under way is given to another: a worker that does so ends, and its test fails."""
+"""A cluster of real workers on hash engines, closed after each test: within its virtual time, or
+on the loop of a test that says nothing of time. Whatever happens in it, no block of a step under
+way is given to another: a worker that does so ends, and its test fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -50,7 +50,9 @@ def watch(node: Node[Any]) -> None:
 
 
 @pytest.fixture
-def make_cluster() -> MakeCluster:
+async def make_cluster() -> AsyncIterator[MakeCluster]:
+    made: list[Cluster] = []
+
     def make(
         *,
         prefill: int = 1,
@@ -61,11 +63,16 @@ def make_cluster() -> MakeCluster:
         settings: Config | None = None,
     ) -> Cluster:
         cluster = Cluster(settings or config(), step_s=lambda batch: step_s)
-        at_the_end(cluster.close)
+        try:
+            at_the_end(cluster.close)
+        except LookupError:  # on the machine's time
+            made.append(cluster)
         for number in range(prefill):
             watch(cluster.add_prefill(f"prefill-{number}", prefill_blocks))
         for number in range(decode):
             watch(cluster.add_decode(f"decode-{number}", blocks))
         return cluster
 
-    return make
+    yield make
+    for cluster in made:
+        await cluster.close()
