@@ -214,12 +214,12 @@ async def test_each_step_has_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(made.turns, "run", note)
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]})
     await made.chat(await made.parsed(body, ChatRequest), LIMITS)
-    begun = ("check_counts", len(body))
+    begun = ("next", len(body))
     assert steps == [begun, ("decoded", 0), ("shaped", 0), ("plain", 0), ("text", 0)]
     steps.clear()
     asked = await made.parsed(b'{"model":"m","prompt":[1,2]}', CompletionRequest)
     await made.completion(asked, LIMITS)
-    assert [name for name, _ in steps] == ["check_counts", "decoded", "shaped", "check_tokens"]
+    assert [name for name, _ in steps] == ["next", "decoded", "shaped", "check_tokens"]
     steps.clear()
     await made.text(await made.parsed(b'{"tokens":[1]}', DetokenizeRequest), LIMITS)
-    assert [name for name, _ in steps] == ["check_counts", "decoded", "shaped", "decode"]
+    assert [name for name, _ in steps] == ["next", "decoded", "shaped", "decode"]
