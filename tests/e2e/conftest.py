@@ -74,15 +74,16 @@ class Load:
             body |= {"logprobs": True, "top_logprobs": 3} if "messages" in body else {"logprobs": 3}
 
     async def run(
-        self, url: str, concurrency: int, first: int | None = None
+        self, url: str, concurrency: int, first: int | None = None, salt: str = ""
     ) -> list[dict[int, dict[str, Any]]]:
-        """The choices of each request, by index; of the `first` ones, or of all."""
+        """The choices of each request, by index; of the `first` ones, or of all. No prefix is
+        found that was asked for with another `salt`."""
         gate = asyncio.Semaphore(concurrency)
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
             async def one(body: dict[str, Any]) -> dict[int, dict[str, Any]]:
                 async with gate:
-                    return await ask(client, body)
+                    return await ask(client, body | {"cache_salt": salt} if salt else body)
 
             return list(await asyncio.gather(*(one(body) for body in self.bodies[:first])))
 
@@ -216,6 +217,59 @@ def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 def make_busy(make_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]:
     """Clusters whose prompts take many steps, and whose leases are short."""
     return lambda *settings: make_cluster(*UNDER_WAY, *settings)
+
+
+class Kept:
+    """One prefill and two decode workers that the tests of a module share: whole and at rest when
+    each begins. A fleet that is not at rest after a test fails it, and the next one gets another.
+    """
+
+    WORKERS = ("prefill-0", "decode-0", "decode-1")
+
+    def __init__(self, make: Callable[[], Cluster]) -> None:
+        self._make = make
+        self._cluster: Cluster | None = None
+
+    def whole(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = self._make()
+            self._cluster.start(1, 2)
+        for name in self.WORKERS:
+            if not self._cluster.alive(name):
+                self._cluster.start_worker(name.split("-")[0], name)
+        self._cluster.wait_ready(len(self.WORKERS))
+        return self._cluster
+
+    def at_rest(self) -> None:
+        assert self._cluster is not None
+        try:
+            self._cluster.quiet(within_s=5.0)
+        except (AssertionError, httpx.HTTPError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            print(self._cluster.logs())
+        self._cluster = None
+
+
+@pytest.fixture(scope="module")
+def kept_busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Kept]]:
+    """`kept_busy(*settings)`: such a fleet, made as `make_busy` makes one."""
+    made: list[Kept] = []
+
+    def make(*settings: str) -> Kept:
+        def cluster() -> Cluster:
+            return Cluster(tmp_path_factory.mktemp("kept"), (*UNDER_WAY, *settings))
+
+        made.append(Kept(cluster))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -23,6 +24,41 @@ def load(make_streams: Callable[..., Any]) -> Any:
     return make_streams(24, seed=11)
 
 
+@pytest.fixture(scope="module")
+def kept(kept_busy: Callable[..., Any]) -> Any:
+    return kept_busy(SILENCE)
+
+
+@pytest.fixture
+def fleet(kept: Any) -> Iterator[Any]:
+    """One prefill and two decode workers, whole and at rest before each test and after it."""
+    yield kept.whole()
+    kept.at_rest()
+
+
+@pytest.fixture
+def under_load(
+    until: Any,
+    load: Any,
+    expected: Any,
+    compare: Callable[..., list[str]],
+    request: pytest.FixtureRequest,
+) -> Callable[..., AbstractAsyncContextManager[None]]:
+    """`async with under_load(cluster, happens)`: a load is under way, of prompts that nobody
+    holds, and `happens`. What is done then is done in time, and everybody gets the right tokens."""
+
+    @asynccontextmanager
+    async def begin(cluster: Any, happens: Callable[[], bool]) -> AsyncIterator[None]:
+        asking = load.run(cluster.url, concurrency=16, salt=request.node.name)
+        running = asyncio.create_task(asking)
+        await until(happens)
+        yield
+        assert not running.done()
+        assert not compare(await running, expected)
+
+    return begin
+
+
 def in_handoff(cluster: Any, name: str) -> Callable[[], bool]:
     """Whether a reader is in the middle of fetching from this prefill worker."""
 
@@ -38,95 +74,65 @@ def mid_stream(cluster: Any, name: str) -> Callable[[], bool]:
 
 
 async def test_a_prefill_worker_killed_in_a_handoff(
-    until: Any,
-    make_busy: Callable[..., Any],
-    load: Any,
-    expected: Any,
-    compare: Callable[..., list[str]],
+    make_busy: Callable[..., Any], under_load: Any
 ) -> None:
     cluster = make_busy(SILENCE).start(2, 1)
-    running = asyncio.create_task(load.run(cluster.url, concurrency=16))
-    await until(in_handoff(cluster, "prefill-0"))
-    cluster.kill("prefill-0")
-    assert not running.done()
-    assert not compare(await running, expected)
+    async with under_load(cluster, in_handoff(cluster, "prefill-0")):
+        cluster.kill("prefill-0")
     assert cluster.total("baton_handoffs_total", outcome="failed") >= 1
     cluster.quiet(within_s=LEASE_S + 1.0)
 
 
-async def test_the_only_prefill_worker_killed_in_a_handoff(
-    until: Any,
-    make_busy: Callable[..., Any],
-    load: Any,
-    expected: Any,
-    compare: Callable[..., list[str]],
-) -> None:
-    cluster = make_busy(SILENCE).start(1, 2)
-    running = asyncio.create_task(load.run(cluster.url, concurrency=16))
-    await until(in_handoff(cluster, "prefill-0"))
-    cluster.kill("prefill-0")
-    assert not running.done()
-    assert not compare(await running, expected)
-    assert cluster.total("baton_local_prefills_total", reason="no_candidate") >= 1
-    cluster.quiet(within_s=LEASE_S + 1.0)
+async def test_the_only_prefill_worker_killed_in_a_handoff(fleet: Any, under_load: Any) -> None:
+    before = fleet.total("baton_local_prefills_total", reason="no_candidate")
+    async with under_load(fleet, in_handoff(fleet, "prefill-0")):
+        fleet.kill("prefill-0")
+    assert fleet.total("baton_local_prefills_total", reason="no_candidate") > before
+    fleet.quiet(within_s=LEASE_S + 1.0)
 
 
-async def test_a_decode_worker_killed_mid_stream(
-    until: Any,
-    make_busy: Callable[..., Any],
-    load: Any,
-    expected: Any,
-    compare: Callable[..., list[str]],
-) -> None:
-    cluster = make_busy(SILENCE).start(1, 2)
-    running = asyncio.create_task(load.run(cluster.url, concurrency=16))
-    await until(mid_stream(cluster, "decode-0"))
-    cluster.kill("decode-0")
-    assert not running.done()
-    assert not compare(await running, expected)
-    cluster.quiet(within_s=LEASE_S + 1.0)
+async def test_a_decode_worker_killed_mid_stream(fleet: Any, under_load: Any) -> None:
+    async with under_load(fleet, mid_stream(fleet, "decode-0")):
+        fleet.kill("decode-0")
+    fleet.quiet(within_s=LEASE_S + 1.0)
 
 
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
 async def test_a_worker_stopped_for_ten_seconds(
-    until: Any,
-    make_busy: Callable[..., Any],
+    fleet: Any,
+    under_load: Any,
     load: Any,
     expected: Any,
     compare: Callable[..., list[str]],
     name: str,
 ) -> None:
-    cluster = make_busy(SILENCE).start(1, 2)
-    running = asyncio.create_task(load.run(cluster.url, concurrency=16))
-    await until((in_handoff if name == "prefill-0" else mid_stream)(cluster, name))
-    cluster.kill(name, signal.SIGSTOP)
-    stopped = time.monotonic()
-    assert not running.done()
-    assert not compare(await running, expected)
+    happens = (in_handoff if name == "prefill-0" else mid_stream)(fleet, name)
+    async with under_load(fleet, happens):
+        fleet.kill(name, signal.SIGSTOP)
+        stopped = time.monotonic()
     await asyncio.sleep(max(0.0, stopped + STOPPED_S - time.monotonic()))
-    cluster.kill(name, signal.SIGCONT)
-    cluster.quiet(within_s=LEASE_S + 4.0)  # its lease, and what it had in its sockets
-    assert not compare(await load.run(cluster.url, concurrency=8), expected)  # it serves again
+    fleet.kill(name, signal.SIGCONT)
+    fleet.quiet(within_s=LEASE_S + 4.0)  # its lease, and what it had in its sockets
+    assert not compare(await load.run(fleet.url, concurrency=8), expected)  # it serves again
 
 
 async def test_a_killed_worker_that_comes_back_is_used_again(
-    make_busy: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
+    fleet: Any, load: Any, expected: Any, compare: Callable[..., list[str]]
 ) -> None:
-    cluster = make_busy(SILENCE).start(1, 1)
-    cluster.kill("prefill-0")
-    cluster.start_worker("prefill", "prefill-0")
-    cluster.wait_ready(2)
-    before = cluster.total("baton_handoffs_total", outcome="completed")
+    fleet.kill("prefill-0")
+    fleet.start_worker("prefill", "prefill-0")
+    fleet.wait_ready(3)
+    before = fleet.total("baton_handoffs_total", outcome="completed")
 
     async def handed_off() -> bool:
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as client:
             body = {"model": "small", "prompt": "a stone in the river", "max_tokens": 3}
             assert (await client.post("/v1/completions", json=body)).status_code == 200
-        return bool(cluster.total("baton_handoffs_total", outcome="completed") > before)
+        return bool(fleet.total("baton_handoffs_total", outcome="completed") > before)
 
     deadline = time.monotonic() + 20
     while not await handed_off():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.2)
-    assert not compare(await load.run(cluster.url, concurrency=8), expected)
-    cluster.quiet(within_s=1.0)
+    assert not compare(await load.run(fleet.url, concurrency=8), expected)
+    fleet.quiet(within_s=1.0)
