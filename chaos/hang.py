@@ -1,15 +1,17 @@
 """A worker that hangs: its device thread alone is held, so that a step never ends, while the
 process lives, heartbeats go on and its admin port answers.
 
-    it has work ─▶ held ─▶ /readyz red, left by every router ─▶ released ─▶ green, used again
+    a step runs ─▶ held ─▶ /readyz red, left by every router ─▶ released ─▶ green, used again
 
 That its requests go on with the right tokens is judged as of every scenario; how soon each of
-these comes is measured here. What does not come in its time is `broken`.
+these comes is measured here. What does not come in its time is `broken`. So that there is a step
+to hold it in, long prompts are asked beside the load until it is held.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -27,18 +29,37 @@ STEPS_S = (0.1, 0.25, 0.5, 1.0)  # what 99 of 100 steps take at most, of the met
 PATIENCE = 4.0  # a step may take so many times as long as the last ones before it is overdue
 LEFT_S = 2.6  # then; so 3 s with the shortest of those steps
 USED_S = 30.0  # after it goes on; its circuit opens for 5 s at first
-WORK_S = 20.0  # for it to have something to do
+WORK_S = 20.0  # for a step to run there
+LONGS = 2  # at once
 LIVES_S = 0.5  # for a process to answer that goes on
 BREATH_S = 1.0
 ATTEMPTS = 40
 LOOK_S = 0.05
 
 
+@dataclass(slots=True)
+class Hold:
+    """`began_s`: of the loop's clock. `with_lock`, `between`: how often it was let go before, since
+    its process stood still, or since no step ran."""
+
+    thread: HeldThread | None = None
+    began_s: float = 0.0
+    with_lock: int = 0
+    between: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"let go {self.with_lock} times with Python's lock, {self.between} times between steps"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Seconds from the first moment of the hang: `red_s`, `left_s` (by the last router); from its
-    end: `green_s`, `used_s`. `dead`: how often it did not say that it lives."""
+    """`ran_s`: how long the step had run before it was let go on. Seconds from the first moment of
+    the hang: `red_s`, `left_s` (by the last router); from its end: `green_s`, `used_s`. `dead`:
+    how often it did not say that it lives."""
 
+    ran_s: float
     red_s: float
     left_s: float
     dead: int
@@ -48,16 +69,34 @@ class Seen:
 
 async def hang(stage: Stage, name: str) -> None:
     """Hold the worker's device thread for as long as faults last, then let it go on."""
+    is_held, turn = asyncio.Event(), itertools.cycle(stage.longs)
+
+    async def ask_on() -> None:
+        while not is_held.is_set():
+            await stage.clients.ask(next(turn))
+
+    asking = [asyncio.create_task(ask_on()) for _ in range(LONGS)]
+    try:
+        await _hang(stage, name, is_held)
+    finally:
+        is_held.set()
+        await asyncio.gather(*asking)
+
+
+async def _hang(stage: Stage, name: str, is_held: asyncio.Event) -> None:
     role = name.split("-")[0]
     step_s = await stage.do(_step_s, stage, name, role)
     before = {router: await _hangs(stage, router, role) for router in stage.named("router")}
     address = stage.cluster.records()[name].admin_address
     async with httpx.AsyncClient(base_url=f"http://{address}", timeout=5) as admin:
-        found = await _held(stage, name, admin)
-        if found is None:
-            stage.void = f"{name} was never found at work with its loop turning"
+        (tid,) = threads(stage.cluster.pid(name), DEVICE)
+        hold = await _held(tid, admin)
+        is_held.set()
+        if hold.thread is None:
+            stage.void = f"{name} was never found at work with its loop turning: {hold}"
             return
-        held, began_s = found
+        stage.notes.append(f"held in a step ({hold})")
+        began_s, ran_s = hold.began_s, 0.0
         try:
             red_s, dead, *left_s = await asyncio.gather(
                 _until(partial(_status, admin, "/readyz", 503), stage.hold_s, began_s),
@@ -67,24 +106,26 @@ async def hang(stage: Stage, name: str) -> None:
                     for router, hangs in before.items()
                 ),
             )
+            ran_s = await _so_far_s(admin)
         finally:
-            held.release()
+            hold.thread.release()
         green_s = await _until(partial(_status, admin, "/readyz", 200), USED_S)
     await stage.whole()
     used_s = await _used_again(stage, name)
-    _judge(stage, name, step_s, Seen(red_s, max(left_s), int(dead), green_s, used_s))
+    _judge(stage, name, step_s, Seen(ran_s, red_s, max(left_s), int(dead), green_s, used_s))
 
 
 def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
     stage.notes.append(
-        f"red after {seen.red_s:.2f} s, left after {seen.left_s:.2f} s (its steps took at most "
-        f"{1000 * step_s:g} ms), green {seen.green_s:.2f} s and used {seen.used_s:.1f} s after it "
-        "went on"
+        f"which ran for {seen.ran_s:.1f} s: red after {seen.red_s:.2f} s, left after "
+        f"{seen.left_s:.2f} s (its steps took at most {1000 * step_s:g} ms), green "
+        f"{seen.green_s:.2f} s and used {seen.used_s:.1f} s after it went on"
     )
     left_most_s = LEFT_S + PATIENCE * step_s
     stage.broken += [
         said
         for kept, said in (
+            (seen.ran_s >= stage.hold_s, f"the step of {name} ended while it was held"),
             (seen.red_s <= RED_S, f"/readyz of {name} was red after {seen.red_s:.2f} s"),
             (seen.left_s <= left_most_s, f"a router left {name} after {seen.left_s:.2f} s"),
             (not seen.dead, f"/healthz of {name} was not 200 {seen.dead} times while it hung"),
@@ -95,34 +136,43 @@ def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
     ]
 
 
-async def _held(
-    stage: Stage, name: str, admin: httpx.AsyncClient
-) -> tuple[HeldThread, float] | None:
-    """Its device thread, held while it has work, and since when. One that is held with Python's
-    own lock, or as it waits for it, would stop its whole process, which is another fault: then it
-    is let go, and tried again once the process has its breath back; likewise where its work was
-    over just then. Who is waited for is noticed only after an answer, so it is asked twice."""
-    clock = asyncio.get_running_loop().time
-    (tid,) = threads(stage.cluster.pid(name), DEVICE)
+async def _held(tid: int, admin: httpx.AsyncClient) -> Hold:
+    """Held in a step. One that is held with Python's own lock, or as it waits for it, would stop
+    its whole process, which is another fault: then it is let go, and held again once the process
+    has its breath back. Who is waited for is noticed only after an answer, so it is asked twice;
+    and between two steps nothing hangs, so one has to run then."""
+    clock, found = asyncio.get_running_loop().time, Hold()
     for _ in range(ATTEMPTS):
         if await _until(partial(_works, admin), WORK_S) > WORK_S:
-            return None
+            break
         held, began_s = HeldThread(tid), clock()
-        works = False
+        lives = works = False
         try:
             with suppress(httpx.TimeoutException):
                 works = await _works(admin, LIVES_S) and await _works(admin, LIVES_S)
+                lives = True
         finally:
             if not works:
                 held.release()
         if works:
-            return held, began_s
-        await asyncio.sleep(BREATH_S)
-    return None
+            found.thread, found.began_s = held, began_s
+            break
+        found.between += lives
+        found.with_lock += not lives
+        await asyncio.sleep(LOOK_S if lives else BREATH_S)
+    return found
 
 
 async def _works(admin: httpx.AsyncClient, within_s: float = 5.0) -> bool:
-    return bool((await admin.get("/audit", timeout=within_s)).json().get("running"))
+    """Whether a step runs there, and somebody has asked for one."""
+    audit = (await admin.get("/audit", timeout=within_s)).json()
+    return bool(audit.get("running")) and audit.get("step_s") is not None
+
+
+async def _so_far_s(admin: httpx.AsyncClient) -> float:
+    """For how long a step has run there by now, whoever still wants it; 0 if none does."""
+    audit = (await admin.get("/audit")).json()
+    return float(audit.get("step_s") or 0.0)
 
 
 async def _status(admin: httpx.AsyncClient, path: str, status: int) -> bool:

@@ -72,10 +72,9 @@ def report(
     verdicts: Sequence[Verdict],
     skipped: Mapping[str, str],
     per_s: Mapping[Any, float],
-    json_file: Path | None,
 ) -> int:
-    """Print the table, write the file; 1 if a promise was broken or a run was void."""
-    rows = [row(scenario, verdicts, scenario.name in skipped) for scenario in scenarios]
+    """Print the table; 1 if a promise was broken or a run was void."""
+    rows = _rows(scenarios, verdicts, skipped)
     print(f"$ {command()}")
     print("  ".join(f"{name} {value}" for name, value in machine().items()))
     print("load: " + ", ".join(f"{name} {rate:.1f}/s" for name, rate in per_s.items()))
@@ -84,15 +83,32 @@ def report(
     for each in rows:
         counts = " ".join(f"{each.counts[name]:>8}" for name in COLUMNS)
         print(f"{each.name:<{width}} {each.runs:>4} {counts}  {each.recovered():<12} {each.state}")
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        content = {
-            "command": command(),
-            "machine": machine(),
-            "per_s": dict(per_s),
-            "skipped": dict(skipped),
-            "rows": [asdict(each) for each in rows],
-            "verdicts": [asdict(verdict) for verdict in verdicts],
-        }
-        json_file.write_text(json.dumps(content, indent=1) + "\n")
     return int(any(each.state in ("BROKEN", "void") for each in rows))
+
+
+def write(
+    file: Path,
+    scenarios: Sequence[Scenario],
+    verdicts: Sequence[Verdict],
+    skipped: Mapping[str, str],
+    per_s: Mapping[Any, float],
+) -> None:
+    """The same, and every verdict. Whoever reads the file finds it whole."""
+    content = {
+        "command": command(),
+        "machine": machine(),
+        "per_s": dict(per_s),
+        "skipped": dict(skipped),
+        "rows": [asdict(each) for each in _rows(scenarios, verdicts, skipped)],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(file.name + ".new")
+    new.write_text(json.dumps(content, indent=1) + "\n")
+    new.replace(file)
+
+
+def _rows(
+    scenarios: Sequence[Scenario], verdicts: Sequence[Verdict], skipped: Mapping[str, str]
+) -> list[Row]:
+    return [row(scenario, verdicts, scenario.name in skipped) for scenario in scenarios]

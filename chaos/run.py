@@ -1,10 +1,11 @@
 """`make chaos`: every scenario several times on real processes, judged token by token.
 
-    python -m chaos.run [--only NAMES] [--runs N] [--short] [--json FILE]
+    python -m chaos.run [--list] [--only NAMES] [--runs N] [--short] [--json FILE]
 
-One fleet per transport serves all scenarios; each leaves it whole again, and one that cannot is
-told as broken and the fleet is started anew. The load is 60 % of what the fleet was measured to
-bear. Exit code 1 if a promise was not kept. What cannot be done here is skipped by name.
+One fleet per transport serves all scenarios; each leaves it whole again, and one that cannot, or
+fails itself, is told as broken and the fleet is started anew. The load is 60 % of what the fleet
+was measured to bear. Exit code 1 if a promise was not kept. What cannot be done here is skipped by
+name. The file is written after every run, so that who ends it has what there is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import contextlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +29,7 @@ from chaos.asks import Ask, asks, long_asks, right_answers
 from chaos.clients import Clients, capacity, offer
 from chaos.cluster import Cluster, ClusterError, end_cleanly
 from chaos.network import Network
-from chaos.report import report
+from chaos.report import report, write
 from chaos.scenarios import ALL, SHORT, Scenario, Transport
 from chaos.small_disk import SmallDisk
 from chaos.stage import Stage
@@ -60,8 +63,8 @@ class Size:
     asks: int = 40
     longs: int = 16
     runs: int = 3
-    before_s: float = 4.0
-    settle_s: float = 4.0
+    before_s: float = 3.5
+    settle_s: float = 3.5
     most_hold_s: float = 60.0
     measure_s: float = 9.0
     at_once: int = 24
@@ -75,14 +78,21 @@ SHORT_SIZE = Size(
 
 
 class Chaos:
-    """Runs scenarios. `say` prints a line. `right`: the tokens of every ask."""
+    """Runs scenarios. `right`: the tokens of every ask. `after_each` is called after each run."""
 
-    def __init__(self, size: Size, folder: Path, right: Mapping[int, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        size: Size,
+        folder: Path,
+        right: Mapping[int, Sequence[str]],
+        after_each: Callable[[], None],
+    ) -> None:
         self.per_s: dict[Transport, float] = {}
         self.verdicts: list[Verdict] = []
         self._size = size
         self._folder = folder
         self._right = right
+        self._after_each = after_each
         self._asks, self._longs = wanted(size)
 
     def all_of(self, scenarios: Sequence[Scenario]) -> None:
@@ -93,11 +103,24 @@ class Chaos:
                 fleet = self._fleet(held, scenarios)
                 while left:
                     scenario, run = left.pop(0)
-                    verdict = asyncio.run(self._once(fleet, scenario, run))
+                    verdict = self._timed(fleet, scenario, run)
                     say(verdict)
                     self.verdicts.append(verdict)
+                    self._after_each()
                     if any(line.startswith("the fleet") for line in verdict.broken):
                         break
+
+    def _timed(self, fleet: Fleet, scenario: Scenario, run: int) -> Verdict:
+        began_s = time.monotonic()
+        try:
+            verdict = asyncio.run(self._once(fleet, scenario, run))
+        except Exception as error:  # of the scenario's own making: the others go on
+            traceback.print_exc()
+            nobody = Moments(0.0, 0.0, 0.0)
+            verdict = judge(scenario.name, run, (), nobody, {}, redundant=scenario.redundant)
+            verdict.broken.append(f"the fleet could not be judged: {error!r}")
+        verdict.took_s = time.monotonic() - began_s
+        return verdict
 
     def _fleet(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> Fleet:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
@@ -159,7 +182,7 @@ class Chaos:
             try:
                 await scenario.inject(stage)
                 await asyncio.sleep(self._size.settle_s + scenario.settle_s)
-            except NOT_BACK as error:
+            except Exception as error:  # whatever it is, what clients saw meanwhile is judged
                 stage.broken.append(f"the fleet did not come back: {error!r}")
             over_s = clock()
             over.set()
@@ -211,7 +234,8 @@ def say(verdict: Verdict) -> None:
     told = "never" if took is None else f"{took:.1f} s"
     print(
         f"{verdict.scenario} run {verdict.run + 1}: {state}; {verdict.requests} requests, "
-        f"recovered {told}, disturbed {verdict.recovery.disturbed_s:.1f} s "
+        f"recovered {told}, disturbed {verdict.recovery.disturbed_s:.1f} s, "
+        f"took {verdict.took_s:.0f} s "
         + "; ".join([*verdict.notes, verdict.void, *verdict.broken[:5]]),
         flush=True,
     )
@@ -237,11 +261,16 @@ def _needs(scenario: Scenario) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(description="Faults on real processes, judged token by token.")
+    made.add_argument("--list", action="store_true", help="the scenarios, and end")
     made.add_argument("--only", default="", metavar="NAMES", help="scenarios, as a,b")
     made.add_argument("--runs", type=int, default=0, metavar="N", help="of each (default: 3)")
     made.add_argument("--short", action="store_true", help="a small fleet, few scenarios, once")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there too")
     options = made.parse_args(arguments)
+    if options.list:
+        for scenario in ALL:
+            print(f"{scenario.name:<22}{scenario.fault}")
+        return 0
     names = options.only.split(",") if options.only else list(SHORT) if options.short else []
     known = {scenario.name: scenario for scenario in ALL}
     if unknown := [name for name in names if name not in known]:
@@ -261,16 +290,28 @@ def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as text:
         folder = Path(text)
         usual, longs = wanted(size)
-        chaos = Chaos(size, folder, right_answers([*usual, *longs], ALONE, folder))
+        right = right_answers([*usual, *longs], ALONE, folder)
+
+        def keep() -> None:
+            if json_file is not None:
+                write(json_file, chosen, chaos.verdicts, passed_over, chaos.per_s)
+
+        chaos = Chaos(size, folder, right, keep)
+        began_s = time.monotonic()
         try:
             for transport in ("memory", "tcp"):
                 scenarios = [
                     s for s in chosen if s.transport == transport and s.name not in passed_over
                 ]
-                if scenarios:
-                    chaos.all_of(scenarios)
+                try:
+                    if scenarios:
+                        chaos.all_of(scenarios)
+                except NOT_BACK as error:  # the other transport's fleet may start
+                    print(f"{transport}: no fleet: {error!r}", flush=True)
         finally:  # told to end, it tells what it has seen
-            code = report(chosen, chaos.verdicts, passed_over, chaos.per_s, json_file)
+            code = report(chosen, chaos.verdicts, passed_over, chaos.per_s)
+            keep()
+            print(f"{(time.monotonic() - began_s) / 60:.1f} minutes", flush=True)
     return code
 
 

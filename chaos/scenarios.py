@@ -178,7 +178,7 @@ TCP = (
     *(
         Scenario(
             f"tcp-cut-{role}-{way}", f"link of a {words} down, {ways}",
-            _of(_cut, name, way), "tcp", settle_s=6.0,
+            _of(_cut, name, way), "tcp", settle_s=3.5,
         )
         for role, name, words in (
             ("decode", "decode-0", "decode worker"),

@@ -55,6 +55,7 @@ class Verdict:
     recovery: Recovery
     left: dict[str, int] = field(default_factory=dict)
     by_grpc: int = 0
+    took_s: float = 0.0  # from the first request to the last block
     errors: dict[str, int] = field(default_factory=dict)
     void: str = ""
     broken: list[str] = field(default_factory=list)  # promises that were not kept

@@ -210,6 +210,7 @@ class DecodeWorker:
             "requests": len(self._requests.living()),
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.running,
+            "step_s": self._steps.running_s(),  # so far; None between steps
             "open_handoffs": self._handoffs.open,
             "sessions": self._sessions.count,
             "draining": self.draining.is_set(),

@@ -24,7 +24,8 @@ from baton.runtime.errors import EngineError
 
 # For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
 LEAD_S = 0.005
-PATIENCE = 4.0  # times as long as the last two of its kind a step may take, and is not overdue
+KNOWN = 64  # of each kind of steps, how long the last ones took
+PATIENCE = 4.0  # times as long as its like took a step may take, and is not overdue
 UNKNOWN_S = 30.0  # nor before this, while fewer than two of its kind have ended, or it compiles
 
 
@@ -85,11 +86,15 @@ class _Took:
     seconds: float
     size: _Size
 
+    def growth(self, size: _Size) -> float:
+        """How many times as long a step of another size takes at most, if time is a sum of shares
+        that grow with tokens, with pairs, and with neither: such a sum grows no more than its
+        fastest part."""
+        return max(1, size.tokens / self.size.tokens, size.pairs / self.size.pairs)
+
     def at_most(self, size: _Size) -> float:
-        """What a step of another size takes at most, if time is a sum of shares that grow with
-        tokens, with pairs, and with neither: such a sum grows no more than its fastest part."""
-        own = self.size
-        return self.seconds * max(1, size.tokens / own.tokens, size.pairs / own.pairs)
+        """Seconds, likewise."""
+        return self.seconds * self.growth(size)
 
 
 class StepPipeline(Generic[Plan]):
@@ -104,8 +109,10 @@ class StepPipeline(Generic[Plan]):
         # of an engine that may compile in the middle of a step: seconds so far; they grow then
         self._compiled_s: Callable[[], float] = getattr(engine, "compiled_s", _none)
         self._compiled_before_s = 0.0  # the last end
-        # the last two steps without chunks and the last two with some
-        self._last: dict[bool, deque[_Took]] = {False: deque(maxlen=2), True: deque(maxlen=2)}
+        # the last steps without chunks and the last ones with some
+        self._last: dict[bool, deque[_Took]] = {
+            has_chunks: deque(maxlen=KNOWN) for has_chunks in (False, True)
+        }
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -144,12 +151,14 @@ class StepPipeline(Generic[Plan]):
         meanwhile, for up to UNKNOWN_S, is no part of it."""
         if not self._steps:
             return None
-        size = self._steps[0].size
-        last = self._last[size.has_chunks]
-        allowed_s = UNKNOWN_S
-        if len(last) == 2:
-            allowed_s = PATIENCE * max(before.at_most(size) for before in last)
+        allowed_s = self._allowed_s(self._steps[0].size)
         return self._started_s() + allowed_s + min(self._compiling_s(), UNKNOWN_S)
+
+    def running_s(self) -> float | None:
+        """For how long the oldest step has run; None if none is under way."""
+        if not self._steps:
+            return None
+        return asyncio.get_running_loop().time() - self._started_s()
 
     def close(self) -> None:
         """Nobody waits for the steps under way any more, nor hears of their errors."""
@@ -159,16 +168,26 @@ class StepPipeline(Generic[Plan]):
         for step in self._steps:
             step.handle.forsake()
 
+    def _allowed_s(self, size: _Size) -> float:
+        """By the two steps that are the most like it: what a small one took says little of a
+        large one. And by the last two, since the machine may have become slow."""
+        last = self._last[size.has_chunks]
+        if len(last) < 2:
+            return UNKNOWN_S
+        alike = sorted(reversed(last), key=lambda before: before.growth(size))[:2]
+        longest_s = max(before.at_most(size) for before in alike)
+        return PATIENCE * max(longest_s, last[-1].seconds, last[-2].seconds)
+
     def _plan_at(self) -> float:
         """Steps of one kind are alike, but for the length of chunks; rows add little, since
         reading the weights takes the most of the time. Planned too early, somebody waits longer;
         too late, the device does."""
         size = self._steps[0].size
         last, expected_s = self._last[size.has_chunks], 0.0
-        if len(last) == 2:
+        if len(last) >= 2:
             expected_s = min(
                 before.seconds * (size.tokens / before.size.tokens if size.has_chunks else 1)
-                for before in last
+                for before in (last[-1], last[-2])
             )
         return self._started_s() + expected_s - LEAD_S
 

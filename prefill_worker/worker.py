@@ -163,6 +163,7 @@ class PrefillWorker:
             "blocks": self._pool.counts().by_state(),
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.computing,
+            "step_s": self._steps.running_s(),  # so far; None between steps
             "open_handoffs": self._open_handoffs,
             "draining": self.draining.is_set(),
         }

@@ -51,7 +51,7 @@ class RouterConfig:
     rebuild_s: float = 5.0  # started, it and its requests wait so long to know its workers' blocks
     link_heartbeat_s: float = 0.5
     link_silence_s: float = 2.5  # silence ends a link
-    hang_s: float = 2.0  # so long a worker may be overdue with a step, before it is left
+    hang_s: float = 1.5  # so long a worker may be overdue with a step, before it is left
     link_grace_s: float = 1.0  # a broken link may come back before requests are placed again
 
 

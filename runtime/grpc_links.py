@@ -29,6 +29,8 @@ ERROR_KEY = "x-baton-error"
 MAX_MESSAGE_BYTES = 64 << 20  # a snapshot part or a long prompt; KV never travels here
 MAX_CONNECTIONS = WorkerConfig().max_connections
 HANDSHAKE_S = 10  # for TLS and gRPC's own greeting; who says nothing is sent away then
+PING_S = 30  # and then who does not answer, though its connection stands
+PONG_S = 10
 CLOSE_GRACE_S = 0.5  # for the peer to take the last messages and end its side
 
 CHANNEL_OPTIONS = [
@@ -112,6 +114,10 @@ def _server_options(max_connections: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+        ("grpc.keepalive_time_ms", PING_S * 1000),
+        ("grpc.keepalive_timeout_ms", PONG_S * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
     ]
 
 

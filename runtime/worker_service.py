@@ -31,6 +31,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._handler,
                 heartbeat_s=self._config.link_heartbeat_s,
                 silence_s=self._config.link_silence_s,
+                hang_s=self._config.hang_s,
             )
 
     async def WatchBlocks(

@@ -263,6 +263,7 @@ class World:
                 worker,
                 heartbeat_s=router.link_heartbeat_s,
                 silence_s=router.link_silence_s,
+                hang_s=router.hang_s,
             )
 
         async def blocks(link: SimLink) -> None:

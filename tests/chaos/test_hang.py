@@ -3,6 +3,7 @@ what it finds broken."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -16,15 +17,18 @@ import pytest
 from chaos import hang as scenario
 from chaos import held_thread
 from chaos.hang import hang
+from chaos.held_thread import HeldThread
 from chaos.stage import Stage
 
 # Its device thread counts steps: by computing (with Python's lock) and by sleeping (without).
-# /readyz is red once they stand still for 0.2 s, and a router counts a hang 0.2 s later.
+# /readyz is red once they stand still for 0.2 s, and a router counts a hang 0.2 s later. To who
+# asks whether a step runs it says now and then that none does, if it is told to.
 WORKER = """
 import http.server, json, sys, threading, time
 from pathlib import Path
 
 red, busy, dead = "red" in sys.argv, "idle" not in sys.argv, "dead" in sys.argv
+runs = [True, True, False, True, False] if "between" in sys.argv else []
 steps, last_s, hangs = 0, time.monotonic(), 0
 
 def device():
@@ -42,7 +46,9 @@ class Admin(http.server.BaseHTTPRequestHandler):
         global hangs
         still_s = time.monotonic() - last_s
         hangs = max(hangs, still_s > 0.4)
-        shown = {"running": busy, "hangs": int(hangs), "admitted": steps}
+        step = runs.pop(0) if runs and self.path == "/audit" else busy
+        shown = {"running": busy, "step_s": still_s if step else None, "hangs": int(hangs),
+                 "admitted": steps}
         ill = (self.path == "/readyz" and red and still_s > 0.2) or (
             self.path == "/healthz" and dead and still_s > 0.2)
         body = json.dumps(shown).encode()
@@ -88,7 +94,7 @@ class OneWorker:
         self.waited_for.append(workers)
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
-        told = httpx.get(f"http://{self.address}/audit", timeout=5).json()
+        told = httpx.get(f"http://{self.address}/metrics", timeout=5).json()
         if name == "router":
             assert (metric, labels) == ("baton_hangs_total", {"role": "decode"})
             return float(told["hangs"])
@@ -96,6 +102,19 @@ class OneWorker:
             assert list(labels) == ["le", "role"]  # as metrics show them
             return 1000.0 if float(labels["le"]) >= self.step_s else 980.0
         return 1000.0 if metric == "baton_step_seconds_count" else told["admitted"]
+
+
+class Asking:
+    """Clients that remember what they ask; an answer takes a while."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answered = 0
+
+    async def ask(self, ask: str) -> None:
+        self.asked.append(ask)
+        await asyncio.sleep(0.05)
+        self.answered += 1
 
 
 @pytest.fixture
@@ -111,9 +130,9 @@ def stage_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stage]]:
         made.append(OneWorker(*manners))
         return Stage(
             cluster=made[-1],  # type: ignore[arg-type]
-            clients=None,  # type: ignore[arg-type]
+            clients=Asking(),  # type: ignore[arg-type]
             asks=(),
-            longs=(),
+            longs=("a", "b", "c"),  # type: ignore[arg-type]
             hold_s=1.0,
         )
 
@@ -132,11 +151,47 @@ async def test_what_comes_in_time_is_told_and_kept(
     await hang(stage, "decode-0")
     assert (stage.broken, stage.void) == ([], "")
     assert stage.cluster.waited_for == [1]  # type: ignore[attr-defined]
-    (note,) = stage.notes
+    held, note = stage.notes
+    assert held.startswith("held in a step (let go ") and "0 times between steps" in held
     figures = [float(figure) for figure in re.findall(r"(\d+\.\d+) s", note)]
-    red_s, left_s, green_s, used_s = figures
-    assert 0.1 < red_s < 1.0 and 0.3 < left_s < 1.0 and green_s < 1.0 and used_s < 1.0
+    ran_s, red_s, left_s, green_s, used_s = figures
+    assert (
+        1.0 <= ran_s < 2.0
+        and 0.1 < red_s < 1.0
+        and 0.3 < left_s < 1.0
+        and green_s < 1.0
+        and used_s < 1.0
+    )
     assert "its steps took at most 250 ms" in note
+
+
+async def test_long_prompts_are_asked_until_it_is_held_and_answered(
+    stage_of: Callable[..., Stage],
+) -> None:
+    stage = stage_of("red")
+    await hang(stage, "decode-0")
+    clients: Any = stage.clients
+    assert clients.asked[:4] == ["a", "b", "c", "a"][: len(clients.asked)]
+    assert 2 <= len(clients.asked) == clients.answered < 20  # not for the whole second
+
+
+async def test_between_two_steps_it_is_let_go_and_held_again(
+    stage_of: Callable[..., Stage],
+) -> None:
+    stage = stage_of("red", "between")
+    await hang(stage, "decode-0")
+    assert (stage.broken, stage.void) == ([], "")
+    assert "2 times between steps" in stage.notes[0]
+
+
+async def test_a_step_that_ends_while_it_is_held_breaks_the_scenario(
+    stage_of: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stage_of("red")
+    monkeypatch.setattr(HeldThread, "__init__", lambda *_: None)
+    monkeypatch.setattr(HeldThread, "release", lambda _: None)
+    await hang(stage, "decode-0")
+    assert "the step of decode-0 ended while it was held" in stage.broken
 
 
 async def test_a_worker_that_stays_ready_breaks_its_promise(

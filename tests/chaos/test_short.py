@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.report import report, row
+from chaos.report import report, row, write
 from chaos.run import main
 from chaos.scenarios import ALL, SHORT, Scenario
 from chaos.verdict import Recovery, Verdict
@@ -76,9 +76,10 @@ def test_the_table_and_the_file_say_what_was_kept_and_what_was_skipped(
     other = Scenario("tcp-none", "none", nothing, "tcp")  # type: ignore[arg-type]
     file, per_s = tmp_path / "new" / "chaos.json", {"memory": 3.0}
     skipped = {"tcp-none": "needs root"}
-    assert report([SCENARIO, other], [verdict(0)], skipped, per_s, file) == 0
-    assert report([SCENARIO], [verdict(0, broken=["decode-0 holds"])], {}, per_s, None) == 1
-    assert report([SCENARIO], [verdict(0, void="too little load")], {}, per_s, None) == 1
+    assert report([SCENARIO, other], [verdict(0)], skipped, per_s) == 0
+    write(file, [SCENARIO, other], [verdict(0)], skipped, per_s)
+    assert report([SCENARIO], [verdict(0, broken=["decode-0 holds"])], {}, per_s) == 1
+    assert report([SCENARIO], [verdict(0, void="too little load")], {}, per_s) == 1
     shown = capsys.readouterr().out
     assert "kill-decode" in shown and "BROKEN" in shown and "skipped" in shown
     written = json.loads(file.read_text())

@@ -359,6 +359,60 @@ async def test_a_step_may_take_what_another_one_took_for_its_tokens_or_what_they
     assert 0.95 * usual_s < await allowed_s(steps, device, step) < 1.5 * usual_s
 
 
+async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_one_is_known(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    """Prompts that are cached but for a few tokens come among others. By pairs of tokens the large
+    step may take 400 times as long as they."""
+    small, large = plan(1, 3, 16), plan(1, 128)
+    await run_steps(steps, device, [large] * 2, 0.05)
+    await run_steps(steps, device, [small] * 5, 0.02)
+    large_s = max(took.seconds for took in list(steps._last[True])[:2])
+    slowest_s = max(took.seconds for took in steps._last[True])
+    assert 3.9 * large_s < await allowed_s(steps, device, large) <= 4 * slowest_s
+
+
+async def test_the_last_two_of_a_size_count_and_a_machine_that_has_become_slow(
+    steps: StepPipeline[Plan], device: Device
+) -> None:
+    small, large = plan(1, 3, 16), plan(1, 128)
+    await run_steps(steps, device, [large], 0.4)
+    await run_steps(steps, device, [large] * 2, 0.01)
+    assert await allowed_s(steps, device, large) < 1.6
+    steps = StepPipeline(device)
+    await run_steps(steps, device, [large] * 2, 0.01)
+    await run_steps(steps, device, [small] * 2, 0.4)
+    assert await allowed_s(steps, device, large) >= 1.6
+
+
+async def test_how_many_steps_are_known_is_bounded(
+    steps: StepPipeline[Plan], device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = plan(1, 3, 16), plan(1, 128)
+    await run_steps(steps, device, [large] * 2, 0.0)
+    await run_steps(steps, device, [small] * (step_pipeline.KNOWN + 1), 0.0)
+    sizes = [took.size.tokens for took in steps._last[True]]
+    assert sizes == [3] * step_pipeline.KNOWN
+
+
+async def test_how_long_a_step_has_run_is_known(steps: StepPipeline[Plan], device: Device) -> None:
+    assert steps.running_s() is None
+    steps.submit(plan(1))
+    await steps.next()
+    steps.submit(plan(2))
+    await asyncio.sleep(0.05)
+    first_s = steps.running_s()
+    assert first_s is not None and first_s >= 0.05
+    device.end(0)
+    await over(steps)
+    second_s = steps.running_s()  # since the one before it ended
+    assert second_s is not None and second_s < first_s
+    await steps.next()
+    device.end(1)
+    await over(steps)
+    assert steps.running_s() is None
+
+
 class CompilingDevice(Device):
     seconds = 0.0
 

@@ -21,7 +21,7 @@ def now_s() -> float:
 async def test_a_hang_is_told_once_and_ends(link_scene: Any, eventually: Any) -> None:
     made = link_scene()
     far = await made.accept()
-    for overdue_ms, hung, told in ((1999, False, 0), (2000, True, 1), (2600, True, 1)):
+    for overdue_ms, hung, told in ((1499, False, 0), (1500, True, 1), (2100, True, 1)):
         load = worker_pb2.Load(overdue_ms=overdue_ms)
         await far.send(worker_pb2.WorkerMessage(load=load))
         await eventually(lambda wanted=overdue_ms: made.link.load.overdue_ms == wanted)

@@ -1,4 +1,5 @@
-"""Connections to a worker: how many there are, and for how long one may say nothing."""
+"""Connections to a worker: how many there are, and for how long one may say nothing: at first,
+in the middle of a handshake, after it, and when it was long used."""
 
 from __future__ import annotations
 
@@ -89,17 +90,76 @@ async def test_who_says_nothing_is_sent_away_and_has_a_place_only_until_then(
         assert await late.hears() and await standing.hears()
 
 
-@asynccontextmanager
-async def greeted(address: str, security: SecurityConfig | None) -> AsyncIterator[bool]:
-    """Whether a server lets in a bare HTTP/2 connection, which ends with this block."""
+Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def connected(address: str, security: SecurityConfig | None) -> Pipe:
+    """A bare connection, behind its TLS handshake."""
     secure = None
     if security is not None:
         secure = ssl.create_default_context(cafile=security.authority)
         secure.load_cert_chain(security.certificate, security.key)
         secure.set_alpn_protocols(["h2"])
     host, port = address.rsplit(":", 1)
+    return await asyncio.open_connection(host, int(port), ssl=secure)
+
+
+async def sent_away(pipe: Pipe) -> None:
+    """Read, and answer nothing, until the server ends it. Raises TimeoutError."""
+    reader, writer = pipe
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            with suppress(ConnectionError, ssl.SSLError):  # either way it is over
+                while await reader.read(1 << 16):
+                    pass
+    finally:
+        writer.transport.abort()  # a TLS close waits for its peer
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01", PREFACE[:30]])
+async def test_who_stops_in_the_middle_of_a_greeting_is_sent_away(
+    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    """Nothing, the head of a TLS hello, or half an HTTP/2 preface: before the TLS handshake, and
+    after it where the server has TLS."""
+    monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
+    worker, router = ends
+    async with served(TOKEN, worker and Tls(worker)) as address:
+        pipes = [await connected(address, None)]
+        if router is not None:
+            pipes.append(await connected(address, router))
+        for _, writer in pipes:
+            writer.write(said)
+        await asyncio.gather(*(sent_away(pipe) for pipe in pipes))
+        late = Caller(address, router)
+        assert await late.hears()
+        await late.close()
+
+
+async def test_a_peer_that_is_gone_without_a_word_gives_its_place_back(
+    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has greeted, and answers no ping; one that answers stays, however long it says nothing."""
+    monkeypatch.setattr(grpc_links, "PING_S", 1)
+    monkeypatch.setattr(grpc_links, "PONG_S", 1)
+    worker, router = ends
+    async with served(TOKEN, worker and Tls(worker)) as address:
+        standing = Caller(address, router)
+        assert await standing.hears()
+        gone = await connected(address, router)
+        gone[1].write(PREFACE)
+        assert await asyncio.wait_for(gone[0].read(9), LIMIT_S)  # it was let in
+        await sent_away(gone)
+        await asyncio.sleep(2.5)  # several pings
+        assert await standing.hears()
+        await standing.close()
+
+
+@asynccontextmanager
+async def greeted(address: str, security: SecurityConfig | None) -> AsyncIterator[bool]:
+    """Whether a server lets in a bare HTTP/2 connection, which ends with this block."""
     with suppress(ConnectionError, ssl.SSLError):  # of one that is refused
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=secure)
+        reader, writer = await connected(address, security)
         try:
             writer.write(PREFACE)
             let_in = len(await asyncio.wait_for(reader.read(9), LIMIT_S)) > 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from baton.proto import worker_pb2
-from baton.runtime.links import LinkClosed, memory_link
+from baton.runtime.links import Link, LinkClosed, memory_link
 from baton.runtime.worker_links import serve_link
 from baton.simulation.virtual_time import on_virtual_time, stand_still
 
@@ -19,6 +20,7 @@ class Handler:
         self.hellos: list[str] = []
         self.received: list[str] = []
         self.detached = 0
+        self.due_s: float | None = None  # when the running step should have been over
         self.draining = asyncio.Event()
         self.ready: asyncio.Queue[worker_pb2.StepOutputs] = asyncio.Queue()
 
@@ -27,7 +29,9 @@ class Handler:
         return worker_pb2.WorkerWelcome(worker_id="w"), self
 
     def load(self) -> worker_pb2.Load:
-        return worker_pb2.Load(running=7, draining=self.draining.is_set())
+        overdue_s = 0.0 if self.due_s is None else now_s() - self.due_s
+        overdue_ms = max(0, int(1000 * overdue_s))
+        return worker_pb2.Load(running=7, draining=self.draining.is_set(), overdue_ms=overdue_ms)
 
     def receive(self, message: worker_pb2.RouterMessage) -> None:
         self.received.append(str(message.WhichOneof("kind")))
@@ -44,11 +48,27 @@ BEAT = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
 
 
 def start(  # type: ignore[no-untyped-def]
-    handler: Handler, silence_s: float = 5.0, heartbeat_s: float = 0.02
+    handler: Handler, silence_s: float = 5.0, heartbeat_s: float = 0.02, hang_s: float = 60.0
 ):
     near, far = memory_link()
-    serving = serve_link(far, handler, heartbeat_s=heartbeat_s, silence_s=silence_s)
+    serving = serve_link(far, handler, heartbeat_s=heartbeat_s, silence_s=silence_s, hang_s=hang_s)
     return near, asyncio.create_task(serving)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def overdue(link: Link[Any, Any], task: asyncio.Task[None], loads: int) -> list[int]:
+    """What so many loads tell; the link is closed then."""
+    told = []
+    while len(told) < loads:
+        message = await link.receive()
+        if message.WhichOneof("kind") == "load":
+            told.append(message.load.overdue_ms)
+    await link.close()
+    await asyncio.wait_for(task, 5)
+    return told
 
 
 @on_virtual_time
@@ -162,3 +182,63 @@ async def test_a_router_that_comes_during_a_drain_is_told_first() -> None:
     assert (await link.receive()).load.draining
     await link.close()
     await asyncio.wait_for(task, 5)
+
+
+@on_virtual_time
+async def test_a_hang_is_told_as_soon_as_it_is_one() -> None:
+    """Between two heartbeats, once; then with every heartbeat."""
+    handler = Handler()
+    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=0.35)
+    handler.due_s = now_s() - 0.0503
+    await link.send(HELLO)
+    assert await overdue(link, task, 5) == [50, 250, 350, 550, 750]
+
+
+@on_virtual_time
+async def test_one_that_is_sooner_than_a_heartbeat_is_told_with_it() -> None:
+    handler = Handler()
+    link, task = start(handler, silence_s=600, heartbeat_s=0.1, hang_s=0.05)
+    handler.due_s = now_s() - 0.0603
+    await link.send(HELLO)
+    assert await overdue(link, task, 3) == [60, 160, 260]
+
+
+@pytest.mark.parametrize(
+    ("due_in_s", "told"), [(-0.3003, [300, 500, 700, 900]), (0.2997, [0, 0, 100, 300])]
+)
+@on_virtual_time
+async def test_a_stall_of_this_process_is_no_hang_of_its_device(
+    due_in_s: float, told: list[int]
+) -> None:
+    """The step was overdue before it, or became so meanwhile."""
+    handler = Handler()
+    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=1.2)
+    handler.due_s = now_s() + due_in_s
+    await link.send(HELLO)
+    await asyncio.sleep(0.1)
+    stand_still(1.5)  # its heartbeat is late by 1.4 s
+    assert await overdue(link, task, 4) == told
+
+
+@on_virtual_time
+async def test_a_heartbeat_that_is_late_by_less_than_another_hides_nothing() -> None:
+    handler = Handler()
+    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=1.2)
+    handler.due_s = now_s() - 0.1003
+    await link.send(HELLO)
+    await asyncio.sleep(0.19)
+    stand_still(0.19)
+    assert await overdue(link, task, 3) == [100, 480, 680]
+
+
+@on_virtual_time
+async def test_after_a_stall_the_next_step_is_judged_as_ever() -> None:
+    handler = Handler()
+    link, task = start(handler, silence_s=600, heartbeat_s=0.1, hang_s=60)
+    handler.due_s = now_s() - 0.2003
+    await link.send(HELLO)
+    await asyncio.sleep(0.05)
+    stand_still(0.5)
+    await asyncio.sleep(0.05)
+    handler.due_s = now_s() - 0.3003  # of another step
+    assert await overdue(link, task, 3) == [200, 300, 350]
