@@ -91,7 +91,8 @@ def _options(config: RouterConfig) -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", IDLE_S * 1000),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
         ("grpc.keepalive_time_ms", PING_S * 1000),
-        ("grpc.keepalive_timeout_ms", PONG_S * 1000),
+        ("grpc.keepalive_timeout_ms", PONG_S * 1000),  # for the peer's kernel, and for itself:
+        ("grpc.http2.ping_timeout_ms", PONG_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_S * 1000),
     ]

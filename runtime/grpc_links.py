@@ -115,7 +115,8 @@ def _server_options(max_connections: int) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
         ("grpc.keepalive_time_ms", PING_S * 1000),
-        ("grpc.keepalive_timeout_ms", PONG_S * 1000),
+        ("grpc.keepalive_timeout_ms", PONG_S * 1000),  # for the peer's kernel, and for itself:
+        ("grpc.http2.ping_timeout_ms", PONG_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
