@@ -238,7 +238,8 @@ async def offer(
     clients: Clients, wanted: Sequence[Ask], per_s: float, over: asyncio.Event
 ) -> list[asyncio.Task[Trace]]:
     """Start asks in turn at an even pace until `over` is set, however they fare; their tasks."""
-    clock, tasks = asyncio.get_running_loop().time, []
+    clock = asyncio.get_running_loop().time
+    tasks: list[asyncio.Task[Trace]] = []
     next_s = clock()
     while not over.is_set():
         tasks.append(asyncio.create_task(clients.ask(wanted[len(tasks) % len(wanted)])))

@@ -296,7 +296,7 @@ class Cluster:
             self._processes[name] = subprocess.Popen(
                 [*place.prefix, *command, "--model", str(embedded_model())]
                 + ["--registry", registry, *flags],
-                env=self._environment | place.environment,
+                env={**self._environment, **place.environment},
                 stdout=log,
                 stderr=log,
             )

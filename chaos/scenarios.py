@@ -85,7 +85,7 @@ async def _full_disk(stage: Stage) -> None:
 
 
 async def _lines_lost(stage: Stage) -> float:
-    counts = [
+    counts: list[float] = [
         await stage.do(stage.cluster.metric, name, "baton_log_lines_lost_total")
         for name in stage.cluster.names()
     ]

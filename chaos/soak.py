@@ -20,7 +20,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -154,7 +154,7 @@ class Soak:
         clients.traces[:] = [trace for trace in clients.traces if trace.outcome is None]
 
 
-def tell(soak: Soak, hours: float, left: dict[str, object], folder: Path) -> int:
+def tell(soak: Soak, hours: float, left: Mapping[str, object], folder: Path) -> int:
     """Print each process's growth, write the pictures and soak.json; the exit code."""
     warm = min(WARM_SHARE * hours * 60, WARM_MOST_S / 60)
     grown = {name: growth(mine.memory_mb, warm) for name, mine in soak.series.items()}

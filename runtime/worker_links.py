@@ -96,7 +96,7 @@ class _Beat:
         late_s = self._now_s() - self._next_s
         if late_s > self.heartbeat_s and load.overdue_ms:
             self._stood_ms += 1000 * late_s
-        load.overdue_ms = max(0, int(load.overdue_ms - self._stood_ms))
+        load.overdue_ms = max(0, load.overdue_ms - round(self._stood_ms))
         return load
 
     def pause_s(self, load: worker_pb2.Load) -> float:
