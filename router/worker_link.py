@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Iterable
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from baton.proto import worker_pb2
@@ -23,7 +24,7 @@ from baton.router.backoff import Backoff
 from baton.router.dialer import Connection, Dialer, RouterLink
 from baton.router.pace import Pace
 from baton.router.radix_index import RadixIndex
-from baton.router.welcome import fault
+from baton.router.welcome import BOOT_ID_BYTES, fault
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded
@@ -89,6 +90,9 @@ class WorkerLink:
         self._bearer = bearer
         self._config = config
         self._router_boot_id = router_boot_id
+        # of this link alone: another one may lead to the same process, by an old record's address
+        name = record.worker_id.encode()
+        self._session_id = blake2b(name, key=router_boot_id, digest_size=BOOT_ID_BYTES).digest()
         self._vocab_size = vocab_size
         self._refused = ""  # why its welcome was refused, as the log was last told
         self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(
@@ -227,15 +231,18 @@ class WorkerLink:
         self._named = self._bearer.pending(self)
         return worker_pb2.RouterHello(
             router_id=self._router_boot_id.hex(),
-            boot_id=self._router_boot_id,
+            boot_id=self._session_id,
             resume=self._named,
         )
 
     def _welcomed(self, welcome: worker_pb2.WorkerWelcome) -> None:
-        """Raises LinkClosed for a welcome that cannot be true, and for a worker of another role:
-        the link is the record's, and the fleet makes another one as soon as the registry tells
-        of the change."""
+        """Raises LinkClosed for a welcome that cannot be true, and for another worker, or one of
+        another role: the link is the record's, and the fleet makes another one as soon as the
+        registry tells of the change."""
         self._check(welcome)
+        if welcome.worker_id != self.worker_id:
+            self._give_up("another worker is at its address")
+            raise LinkClosed(f"{welcome.worker_id} is at the address of {self.worker_id}")
         if welcome.role != self.record.role:
             self._give_up("the worker has taken on another role")
             raise LinkClosed(f"{self.worker_id} is a {welcome.role} worker by now")

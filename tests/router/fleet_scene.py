@@ -22,8 +22,8 @@ CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.
 class Stub:
     """A worker behind memory links: welcomes whoever connects, and keeps the far ends."""
 
-    def __init__(self, role: Role, number: int, **welcome: Any) -> None:
-        self.role, self.boot_id, self.welcome = role, bytes([number]) * 16, welcome
+    def __init__(self, name: str, role: Role, number: int, **welcome: Any) -> None:
+        self.name, self.role, self.boot_id, self.welcome = name, role, bytes([number]) * 16, welcome
         self.ends: list[Any] = []
         self.reachable = True
         self.feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(9)
@@ -36,7 +36,8 @@ class Stub:
             raise LinkClosed("unreachable")
         ends: tuple[Any, Any] = memory_link()
         near, far = ends
-        welcome = ModelLimits(300, 1000, "f", "d", KEY).welcome("", self.boot_id, self.role, 4, 9)
+        limits = ModelLimits(300, 1000, "f", "d", KEY)
+        welcome = limits.welcome(self.name, self.boot_id, self.role, 4, 9)
         for name, value in self.welcome.items():
             setattr(welcome, name, value)
         self.ends.append(far)
@@ -98,15 +99,15 @@ class FleetScene:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    def put(self, address: str, role: Role, number: int, **welcome: Any) -> Stub:
+    def put(self, address: str, role: Role, number: int, name: str = "", **welcome: Any) -> Stub:
         """A stub that the registry does not tell of."""
-        stub = self.dialer.stubs[address] = Stub(role, number, **welcome)
+        stub = self.dialer.stubs[address] = Stub(name or address, role, number, **welcome)
         return stub
 
     def add(self, name: str, number: int = 1, address: str = "", **welcome: Any) -> Stub:
         role: Role = "prefill" if name.startswith("prefill") else "decode"
         address = address or name
-        stub = self.put(address, role, number, **welcome)
+        stub = self.put(address, role, number, name, **welcome)
         self.registry.announce(WorkerRecord(name, stub.boot_id.hex(), role, address, "", "m", 1))
         return stub
 

@@ -76,14 +76,14 @@ class Notes:
 
 
 class LinkScene:
-    """The link of `decode-0`, which runs until its loop is closed. `changes` are made to CONFIG."""
+    """The link of a worker, which runs until its loop is closed. `changes` are made to CONFIG."""
 
     boot_id = BOOT
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, worker_id: str = "decode-0", **changes: Any) -> None:
         config = replace(CONFIG, **changes)
         self.dialer, self.notes, self.index = MemoryDialer(), Notes(), RadixIndex()
-        record = WorkerRecord("decode-0", BOOT.hex(), "decode", "h:1", "", "m", 1)
+        record = WorkerRecord(worker_id, BOOT.hex(), "decode", "h:1", "", "m", 1)
         self.link = WorkerLink(
             record, self.dialer, self.index, self.notes, config, b"r" * 16, vocab_size=300
         )

@@ -19,7 +19,7 @@ async def test_nothing_is_sent_before_the_welcome(link_scene: Any) -> None:
     with pytest.raises(LinkClosed):
         made.link.send(made.submit("r"))
     far = await made.accept()
-    assert made.hello.boot_id == b"r" * 16
+    assert made.hello.router_id == (b"r" * 16).hex()
     made.link.send(made.submit("r"))
     assert (await made.next(far, "submit")).request_id == "r"
 
@@ -95,6 +95,25 @@ async def test_another_first_message_is_refused(link_scene: Any) -> None:
         await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load()))
         await made.dialer.dialled.get()
     assert not made.link.up
+
+
+@on_virtual_time
+async def test_another_worker_at_the_address_is_not_taken_for_this_one(link_scene: Any) -> None:
+    """Nor does it take this router's link of its own for one that came back."""
+    made = link_scene()
+    far = await made.accept()
+    mine = made.hello.boot_id
+    await far.close()
+    async with asyncio.timeout(20):
+        far = await made.dialer.dialled.get()
+        assert (await far.receive()).hello.boot_id == mine  # it is the same link
+        await far.send(made.welcome(worker_id="decode-1"))
+        await made.dialer.dialled.get()
+    assert not made.link.up
+    assert made.notes.losses == [(None, "another worker is at its address")]
+    other = link_scene(worker_id="decode-1")
+    await other.accept(other.welcome(worker_id="decode-1"))
+    assert other.hello.router_id == made.hello.router_id and other.hello.boot_id != mine
 
 
 @on_virtual_time
