@@ -12,10 +12,10 @@ from baton.proto import worker_pb2
 from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
 from baton.runtime.errors import Cancelled, WorkerLost
+from baton.simulation.virtual_time import on_virtual_time
 
-pytestmark = pytest.mark.alone
 
-
+@on_virtual_time
 async def test_a_full_buffer_ends_the_request_after_what_was_accepted(
     scene_of: Any, output: Any
 ) -> None:
@@ -28,6 +28,7 @@ async def test_a_full_buffer_ends_the_request_after_what_was_accepted(
     assert scene.link().cancels() == [("r", 1)]
 
 
+@on_virtual_time
 async def test_what_a_worker_kept_may_come_at_once(
     monkeypatch: pytest.MonkeyPatch, scene_of: Any, output: Any
 ) -> None:
@@ -46,6 +47,7 @@ async def test_what_a_worker_kept_may_come_at_once(
             await generation.next()
 
 
+@on_virtual_time
 async def test_alternatives_weigh_as_much_as_tokens() -> None:
     request = GenerationRequest((5,), worker_pb2.Sampling(), max_tokens=1000)
     generation = Generation("r", request, 64, asyncio.get_running_loop().time() + 50)
@@ -59,6 +61,7 @@ async def test_alternatives_weigh_as_much_as_tokens() -> None:
     assert len(await generation.next()) == 1
 
 
+@on_virtual_time
 async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any) -> None:
     scene = scene_of()
     generation = await scene.start(max_tokens=200)
@@ -69,6 +72,7 @@ async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any) -
     assert (await generation.next())[-1].finish == "length"
 
 
+@on_virtual_time
 async def test_only_the_first_end_counts() -> None:
     request = GenerationRequest((5,), worker_pb2.Sampling(), max_tokens=1)
     generation = Generation("r", request, 4, asyncio.get_running_loop().time() + 50)

@@ -17,8 +17,7 @@ from baton.runtime.errors import (
     Overloaded,
     Unavailable,
 )
-
-pytestmark = pytest.mark.alone
+from baton.simulation.virtual_time import on_virtual_time
 
 NOBODY = Unavailable("nobody is there")
 
@@ -62,6 +61,7 @@ async def wait_all(tasks: list[asyncio.Task[None]]) -> None:
         await asyncio.gather(*tasks)
 
 
+@on_virtual_time
 async def test_who_waits_is_not_tried_before_there_is_room_and_then_in_order() -> None:
     fakes = Fakes()
     line = line_of(fakes)
@@ -81,6 +81,7 @@ async def test_who_waits_is_not_tried_before_there_is_room_and_then_in_order() -
     assert fakes.looks <= looks + 1  # nobody waits: nobody looks
 
 
+@on_virtual_time
 async def test_few_are_tried_in_one_turn_of_the_loop() -> None:
     fakes = Fakes()
     line = line_of(fakes)
@@ -98,6 +99,7 @@ async def test_few_are_tried_in_one_turn_of_the_loop() -> None:
     ("length", "at_once"),
     [(TOKENS_AT_ONCE // 3, 3), (TOKENS_AT_ONCE - 1, 1), (10 * TOKENS_AT_ONCE, 1)],
 )
+@on_virtual_time
 async def test_of_long_prompts_fewer_are_tried_in_one_turn(length: int, at_once: int) -> None:
     fakes = Fakes()
     line = line_of(fakes)
@@ -113,6 +115,7 @@ async def test_of_long_prompts_fewer_are_tried_in_one_turn(length: int, at_once:
     assert most == at_once and fakes.placed == names
 
 
+@on_virtual_time
 async def test_whom_nobody_takes_keeps_no_one_else_waiting() -> None:
     fakes = Fakes(refuses={f"stuck{number}" for number in range(AT_ONCE)})
     line = line_of(fakes)
@@ -130,6 +133,7 @@ async def test_whom_nobody_takes_keeps_no_one_else_waiting() -> None:
     await wait_all(stuck)
 
 
+@on_virtual_time
 async def test_every_wait_has_its_end() -> None:
     line = line_of(Fakes())
     with pytest.raises(Unavailable, match="nobody is there"):
@@ -143,6 +147,7 @@ async def test_every_wait_has_its_end() -> None:
 @pytest.mark.parametrize(
     "error", [InvalidRequest("too long"), Overloaded("full")], ids=["invalid", "full"]
 )
+@on_virtual_time
 async def test_what_no_wait_can_help_is_told_at_once(error: BatonError) -> None:
     fakes = Fakes(error)
     with pytest.raises(type(error)):
@@ -153,6 +158,7 @@ async def test_what_no_wait_can_help_is_told_at_once(error: BatonError) -> None:
 @pytest.mark.parametrize(
     "error", [InvalidRequest("too long"), Overloaded("full")], ids=["too small", "full"]
 )
+@on_virtual_time
 async def test_who_has_begun_waits_for_a_fleet_that_is_full_or_too_small(
     error: BatonError,
 ) -> None:
@@ -164,12 +170,14 @@ async def test_who_has_begun_waits_for_a_fleet_that_is_full_or_too_small(
     await wait_all([task])
 
 
+@on_virtual_time
 async def test_who_has_begun_is_not_told_that_his_request_was_wrong() -> None:
     line = line_of(Fakes(InvalidRequest("too long")))
     with pytest.raises(Unavailable, match="no worker that could hold this request is left"):
         await line.place(submission("r", attempt=2), 0.1)
 
 
+@on_virtual_time
 async def test_who_is_woken_looks_whether_he_may_wait_on() -> None:
     line = line_of(Fakes())
     one, two = submission("one"), submission("two")
