@@ -56,13 +56,9 @@ class Work:
 
 
 def submit(request_id: str, attempt: int = 1, choices: int = 1) -> worker_pb2.RouterMessage:
-    return worker_pb2.RouterMessage(
-        submit=worker_pb2.Submit(
-            request_id=request_id,
-            attempt=attempt,
-            choices=[worker_pb2.Choice(choice=c) for c in range(choices)],
-        )
-    )
+    named = [worker_pb2.Choice(choice=choice) for choice in range(choices)]
+    made = worker_pb2.Submit(request_id=request_id, attempt=attempt, choices=named)
+    return worker_pb2.RouterMessage(submit=made)
 
 
 def hello(*resume: worker_pb2.Resume, boot: bytes = b"r" * 16) -> worker_pb2.RouterHello:
