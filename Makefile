@@ -78,7 +78,7 @@ endif
 check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos
+	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks
 	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_dangerous_calls.py
 
 format: $(STAMP) ## put the code into its format

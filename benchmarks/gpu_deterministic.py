@@ -56,9 +56,11 @@ def _costs(given: Any) -> list[Figure]:
     wide = tokens + 16 * steps + 16
     prefill: dict[bool, list[float]] = {False: [], True: []}
     decode: dict[bool, list[float]] = {False: [], True: []}
-    how = {"rows": rows, "context": wide, "buckets": (rows,)}
     runners = {
-        mode: sized_runner(shape, given.device, **how, deterministic=mode) for mode in prefill
+        mode: sized_runner(
+            shape, given.device, rows=rows, context=wide, buckets=(rows,), deterministic=mode
+        )
+        for mode in prefill
     }
     batch = prompt_step(shape, tokens, wide)
     for turn in range(2 if given.dry else 6):

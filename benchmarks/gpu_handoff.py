@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -35,13 +36,10 @@ def _sizes(dry: bool) -> tuple[int, int]:
 
 
 def _agent(name: str) -> Any:
-    if find_spec("nixl_cu13") is not None:
-        from nixl_cu13._api import nixl_agent, nixl_agent_config
-    else:
-        from nixl._api import nixl_agent, nixl_agent_config
-
+    nixl: Any = import_module("nixl_cu13._api" if find_spec("nixl_cu13") else "nixl._api")
     # No progress thread: it would spin on a core of its own.
-    agent = nixl_agent(name, nixl_agent_config(backends=[], enable_prog_thread=False))
+    config = nixl.nixl_agent_config(backends=[], enable_prog_thread=False)
+    agent = nixl.nixl_agent(name, config)
     agent.create_backend("UCX", {})
     return agent
 

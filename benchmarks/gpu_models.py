@@ -137,10 +137,16 @@ def sized_runner(
     spec = spec_of(shape, context)
     weights = random_weights(shape, device, dtype)
     pool = KvPool(spec, rows * -(-context // BLOCK_SIZE), BLOCK_SIZE, dtype, device)
-    for block in pool.tensor.split(1024):
+    for block in torch.split(pool.tensor, 1024):
         block.normal_(0.0, 0.5)
-    how = {"buckets": buckets, "deterministic": deterministic}
-    return device_runner(spec, weights, pool, most_rows=max(buckets, default=1), **how)
+    return device_runner(
+        spec,
+        weights,
+        pool,
+        most_rows=max(buckets, default=1),
+        buckets=buckets,
+        deterministic=deterministic,
+    )
 
 
 def table(row: int, context: int) -> range:
@@ -188,10 +194,13 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeat: int = 2
     """Median device time of `work`, after three runs that do not count."""
     for _ in range(3 if device.type == "cuda" else 1):
         work()
-    times = []
+    times: list[float] = []
     for _ in range(repeat if device.type == "cuda" else 1):
         if device.type == "cuda":
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first, last = (
+                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                for _ in range(2)
+            )
             first.record()
             work()
             last.record()

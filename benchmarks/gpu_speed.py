@@ -207,7 +207,7 @@ def _sdpa_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int)
         for _ in range(2 * copies)
     ]
     query = torch.randn(rows, shape.heads, tokens, shape.dim, device=given.device).to(dtype)
-    found = []
+    found: list[float] = []
     for backend in (
         SDPBackend.FLASH_ATTENTION,
         SDPBackend.CUDNN_ATTENTION,
@@ -282,7 +282,8 @@ def transformers_floor(given: Given) -> Iterator[Figure]:
     )
     dtype = torch.float32 if given.dry else torch.bfloat16
     with given.device:
-        model = Qwen3ForCausalLM(config).to(dtype).eval()
+        built: Any = Qwen3ForCausalLM(config)  # whose `to` is typed for devices alone
+        model = built.to(dtype).eval()
     prompt = torch.randint(2, shape.vocab, (rows, 16 if given.dry else 1024), device=given.device)
     mask = torch.ones_like(prompt)
 

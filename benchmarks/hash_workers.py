@@ -95,8 +95,8 @@ async def serve(options: argparse.Namespace) -> None:
     token = os.environ["BATON_TOKEN"]
     registry = DirectoryRegistry(options.registry, secret=token)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    for end in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(end, stop.set)
     running, servers, records = [], [], []
     for number in range(options.workers):
         name = f"decode-{number}"

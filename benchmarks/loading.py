@@ -88,7 +88,9 @@ def read(files: Sequence[Path]) -> tuple[int, float]:
 def run(folder: Path, threads: int, rounds: int) -> list[Figure]:
     files = sorted(folder.glob("*.safetensors"))
     read(files)  # from here on they are in the page cache
-    all_threads, one, reading = [], [], []
+    all_threads: list[float] = []
+    one: list[float] = []
+    reading: list[float] = []
     for number in range(rounds):
         order = ((threads, all_threads), (1, one))
         for count, found in order if number % 2 else order[::-1]:

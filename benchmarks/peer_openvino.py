@@ -106,7 +106,7 @@ def exported(model: Path) -> Path:
         return folder
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=model.parent))
     tool = Path(sys.executable).with_name("optimum-cli")
-    command = [tool, "export", "openvino", "--task", "text-generation-with-past"]
+    command: list[str | Path] = [tool, "export", "openvino", "--task", "text-generation-with-past"]
     try:
         subprocess.run([*command, "--model", model, draft], check=True)
         draft.rename(folder)

@@ -93,12 +93,14 @@ def attention_figures(spec: ModelSpec) -> list[Figure]:
 
 def exactness_figures(folder: Path) -> list[Figure]:
     model = small_model(folder / "model")
-    hows = {kind: {"dtype": "bfloat16", "kv_dtype": kind} for kind in KINDS}
+    kinds = {kind: ("bfloat16", kind) for kind in KINDS} | {"float32": ("float32", "auto")}
     blocks = SEQUENCES * ((64 + STEPS) // BLOCK + 1)
     whole = StepBatch((Slice(_text(TOKENS, 0), 0, list(range(TOKENS // BLOCK))),))
     logits, drawn = {}, {}
-    for kind, how in {**hows, "float32": {"dtype": "float32"}}.items():
-        runner = build_runner(model, blocks=blocks, block_size=BLOCK, **how)
+    for kind, (dtype, kv_dtype) in kinds.items():
+        runner = build_runner(
+            model, blocks=blocks, block_size=BLOCK, dtype=dtype, kv_dtype=kv_dtype
+        )
         logits[kind], drawn[kind] = runner.all_logits(whole)[0], _greedy(runner)
     made = []
     for kind in ("float32", *CODES):

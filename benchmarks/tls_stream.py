@@ -85,7 +85,9 @@ async def serve(folder: Path) -> None:
         except LinkClosed:
             await link.close()
 
-    methods = {"Answer": grpc.stream_stream_rpc_method_handler(answer)}
+    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Answer": grpc.stream_stream_rpc_method_handler(answer)
+    }
     servers = []
     for tls in (tls_of_files(folder, "worker"), None):
         server = open_server(TOKEN)

@@ -59,9 +59,11 @@ class WorkerPair:
         """Both workers' records, by role. Raises RuntimeError if one does not come."""
         deadline = time.monotonic() + START_S
         while True:
-            records = {record.role: record for record in self._registry.workers()}
+            records: dict[str, WorkerRecord] = {
+                record.role: record for record in self._registry.workers()
+            }
             if len(records) == len(ROLES):
-                return dict(records)
+                return records
             ended = any(process.poll() is not None for process in self._processes)
             if ended or time.monotonic() > deadline:
                 raise RuntimeError(f"the workers did not start:\n{self._log.read_text()[-3000:]}")
