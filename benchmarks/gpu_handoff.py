@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import time
-from importlib import import_module
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -36,7 +35,15 @@ def _sizes(dry: bool) -> tuple[int, int]:
 
 
 def _agent(name: str) -> Any:
-    nixl: Any = import_module("nixl_cu13._api" if find_spec("nixl_cu13") else "nixl._api")
+    nixl: Any
+    if find_spec("nixl_cu13") is not None:
+        from nixl_cu13 import _api as for_cuda_13
+
+        nixl = for_cuda_13
+    else:
+        from nixl import _api as for_any
+
+        nixl = for_any
     # No progress thread: it would spin on a core of its own.
     config = nixl.nixl_agent_config(backends=[], enable_prog_thread=False)
     agent = nixl.nixl_agent(name, config)

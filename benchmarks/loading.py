@@ -88,8 +88,8 @@ def read(files: Sequence[Path]) -> tuple[int, float]:
 def run(folder: Path, threads: int, rounds: int) -> list[Figure]:
     files = sorted(folder.glob("*.safetensors"))
     read(files)  # from here on they are in the page cache
-    all_threads: list[float] = []
-    one: list[float] = []
+    all_threads: list[dict[str, float]] = []
+    one: list[dict[str, float]] = []
     reading: list[float] = []
     for number in range(rounds):
         order = ((threads, all_threads), (1, one))
