@@ -1,0 +1,59 @@
+"""The worst bodies are what they are called: at the bounds, within them, and read to the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.router import parsing
+from baton.router.openai_schema import MAX_MESSAGES, ChatRequest
+from baton.router.parsing import check_counts, decoded
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import InvalidRequest
+
+FOLDER = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def worst(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import benchmarks.worst_bodies
+
+    return benchmarks.worst_bodies
+
+
+def test_each_is_as_large_as_is_read(worst: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, strings = RouterConfig().max_body_bytes, parsing.MOST_STRINGS
+    assert len(worst.BODIES) == 6
+    for name, (make, shape) in worst.BODIES.items():
+        body = make()
+        assert len(body) <= limit, name
+        monkeypatch.setattr(parsing, "MOST_STRINGS", strings)
+        check_counts(shape.most_values, body)
+        if shape is not ChatRequest:
+            assert len(body) > limit - 200 or body.count(b",") > 1 << 19, name
+            continue
+        assert len(decoded(body)["messages"]) == MAX_MESSAGES
+        monkeypatch.setattr(parsing, "MOST_STRINGS", strings - 2 * worst.SPARE)
+        with pytest.raises(InvalidRequest, match="strings"):
+            check_counts(shape.most_values, body)
+
+
+def test_every_step_is_timed(worst: Any) -> None:
+    make, shape = worst.BODIES["a chat of calls at all bounds"]
+    steps = worst.read_once(make(), shape)
+    assert list(steps) == ["next", "decoded", "shaped", "plain", "text"]
+    assert all(ms > 0 for ms in steps.values())
+    assert set(worst.hand_over(160)) == {"identities", "message"}
+
+
+def test_each_step_is_told_for_either_heap(worst: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = worst.BODIES["a million ids to be told"]
+    monkeypatch.setattr(worst, "BODIES", {"ids": ids})
+    monkeypatch.setattr(worst, "PLACED", (16,))
+    rows = list(worst.measure(2))
+    assert {row["heap"] for row in rows} == {"live", "set apart"}
+    assert {row["step"] for row in rows if row["body"] == "ids"} >= {"decoded", "shaped", "decode"}
+    assert all(0 <= row["best_ms"] <= row["worst_ms"] for row in rows)
