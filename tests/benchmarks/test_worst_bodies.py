@@ -25,20 +25,20 @@ def worst(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_is_as_large_as_is_read(worst: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit, strings = RouterConfig().max_body_bytes, parsing.MOST_STRINGS
+    limit, less = RouterConfig().max_body_bytes, 2 * worst.SPARE
     assert len(worst.BODIES) == 6
     for name, (make, shape) in worst.BODIES.items():
         body = make()
         assert len(body) <= limit, name
-        monkeypatch.setattr(parsing, "MOST_STRINGS", strings)
         check_counts(shape.most_values, body)
         if shape is not ChatRequest:
             assert len(body) > limit - 200 or body.count(b",") > 1 << 19, name
             continue
         assert len(decoded(body)["messages"]) == MAX_MESSAGES
-        monkeypatch.setattr(parsing, "MOST_STRINGS", strings - 2 * worst.SPARE)
-        with pytest.raises(InvalidRequest, match="strings"):
-            check_counts(shape.most_values, body)
+        with monkeypatch.context() as lower, pytest.raises(InvalidRequest, match="body holds"):
+            lower.setattr(parsing, "MOST_STRINGS", parsing.MOST_STRINGS - less)
+            lower.setattr(parsing, "MOST_CONTAINERS", parsing.MOST_CONTAINERS - less)
+            check_counts(shape.most_values - less, body)
 
 
 def test_every_step_is_timed(worst: Any) -> None:
