@@ -2,7 +2,8 @@
 
 A job is one row and one KV head. Scores of 16 keys at a time, one softmax over all of them,
 values mixed in float32; while a tile of 16 tokens is used, the one after it in the job, or the
-first one of the next job, is fetched: a block is a few kilobytes, anywhere in the pool. Threads
+first one of the next job, is fetched from end to end: a block is a few kilobytes, anywhere in the
+pool. Threads
 get runs of jobs of equal cost. All room is the caller's (`Room`); called by `BfloatAttention` and
 `DecodePass`, which own it.
 """
@@ -81,14 +82,14 @@ def _mix_tokens(  # type: ignore[no-untyped-def]
     weights, stride, group, dim, values, by_token, count, ahead, into
 ):
     """Add to float32 [group, dim] at `into` the values of `count` tokens, by float32 `weights`
-    [group, ..], `stride` bytes a row; values at `ahead` are fetched."""
+    [group, ..], `stride` bytes a row; a tile at `ahead` is fetched."""
     for d in range(0, dim, COLUMNS):
-        value = values + d * 2
+        value, part = values + d * 2, ahead + d * 2 * TOKENS
         for g in range(0, group - 1, 2):
-            to, later = into + (g * dim + d) * 4, (ahead if g == 0 else values) + d * 2
+            to, later = into + (g * dim + d) * 4, part if g == 0 else values
             _mix_two(weights + g * stride, stride, value, by_token, count, later, to, dim * 4)
         if group % 2:
-            g, later = group - 1, (ahead if group == 1 else values) + d * 2
+            g, later = group - 1, part if group == 1 else values
             to = into + (g * dim + d) * 4
             _mix_one(weights + g * stride, stride, value, by_token, count, later, to, dim * 4)
 

@@ -18,8 +18,8 @@ from baton.engine.softmax_ir import TOKENS, emitted, lanes, loop, spread, transp
 def scores_of_two(  # type: ignore[no-untyped-def]
     context, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
 ):
-    """`scores` of two queries, a stride apart, into two rows of `out`: each key is read once.
-    Bit for bit what `scores` gives for each."""
+    """`scores` of two queries, a stride apart, into two rows of `out`: each key is read once,
+    and the same lines are fetched. Bit for bit what `scores` gives for each."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         query, query_stride, keys, token_stride, vectors, ahead, out, out_stride = values
@@ -30,23 +30,25 @@ def scores_of_two(  # type: ignore[no-untyped-def]
         def body(step: Any, sums: list[Any]) -> list[Any]:
             offset = builder.mul(step, I64(64))
             parts = [load(builder, builder.add(q, offset), 0, PAIRS) for q in (query, second)]
-            at, later = builder.add(keys, offset), builder.add(ahead, offset)
+            at = builder.add(keys, offset)
+            later = builder.add(ahead, builder.mul(offset, I64(half)))
             found = list(sums)
             for token in range(half):
                 key = load(builder, at, 0, PAIRS)
                 prefetch(builder, later, 1, level=1)
                 for place, part in ((token, parts[0]), (token + half, parts[1])):
                     found[place] = dot(builder, sums[place], part, key)
-                at, later = builder.add(at, token_stride), builder.add(later, token_stride)
+                at, later = builder.add(at, token_stride), builder.add(later, I64(64))
             return found
 
         skipped = builder.mul(token_stride, I64(half))
+        fetched = builder.mul(vectors, I64(64 * half))
         for place in range(2):
             found = transposed_sums(builder, loop(builder, vectors, [zero] * TOKENS, body))
             store(builder, lanes(builder, found, range(half)), out, 4 * half * place)
             rest = lanes(builder, found, range(half, TOKENS))
             store(builder, rest, second_out, 4 * half * place)
-            keys, ahead = builder.add(keys, skipped), builder.add(ahead, skipped)
+            keys, ahead = builder.add(keys, skipped), builder.add(ahead, fetched)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate

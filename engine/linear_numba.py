@@ -20,6 +20,7 @@ from baton.engine.huge_pages import zeros
 
 _BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
 _AHEAD = 2048  # bytes; measured: flat from 2 to 4 KiB
+_FETCHING = 4  # tiles, a line for each pair: together the four lines that a pair of a panel takes
 
 
 class Panels:
@@ -92,15 +93,17 @@ def _times_panel(  # type: ignore[no-untyped-def]
         return
     ahead = panel + 4 * COLUMNS * pairs
     row = 0
-    for number in range(tiles):  # each fetches its share of the next panel
+    for number in range(tiles):  # some fetch their share of the next panel, and nothing beyond
         count = (rows - row + tiles - number - 1) // (tiles - number)
         at, to = x + row * x_stride, out + row * out_stride
-        if tiles < 4:
+        if tiles < _FETCHING:
             _half_ahead(count, at, x_stride, panel, ahead, pairs, start, to, out_stride)
             ahead += 2 * 64 * pairs
-        else:
+        elif number < _FETCHING:
             _part_ahead(count, at, x_stride, panel, ahead, pairs, start, to, out_stride)
             ahead += 64 * pairs
+        else:
+            _none_ahead(count, at, x_stride, panel, ahead, pairs, start, to, out_stride)
         row += count
 
 
@@ -120,6 +123,6 @@ def _walk(  # type: ignore[no-untyped-def]
         times_panel(rows, x, x_stride, panel, pairs, first, target, stride)
 
 
-_all_ahead, _half_ahead, _part_ahead = tile(4), tile(2), tile(1)
+_all_ahead, _half_ahead, _part_ahead, _none_ahead = tile(4), tile(2), tile(1), tile(0)
 times_panel = compiled(_times_panel)
 multiply = compiled(_walk, parallel=True)

@@ -37,6 +37,23 @@ def test_scores_of_two_are_those_of_each_bit_for_bit(dim):
 
 
 @numba.njit
+def run_scores_fetching(query, query_stride, keys, stride, vectors, ahead, out, out_stride):
+    scores_of_two(query, query_stride, keys, stride, vectors, ahead, out, out_stride)
+
+
+def test_the_tile_that_is_fetched_may_lie_nowhere():
+    """The last job of all has no next tile, and a short sequence's is shorter than 16 tokens."""
+    queries, keys = torch.randn(2, 128).bfloat16(), torch.randn(16, 128).bfloat16()
+    found = []
+    for ahead in (keys.data_ptr(), 0):
+        out = torch.zeros(2, 16)
+        at = queries.data_ptr(), 256, keys.data_ptr(), 256, 4
+        run_scores_fetching(*at, ahead, out.data_ptr(), 64)
+        found.append(out)
+    assert found[0].any() and torch.equal(*found)
+
+
+@numba.njit
 def run_narrow_mixed(at, out, parts, factor):
     narrow_mixed(at, out, parts, factor)
 

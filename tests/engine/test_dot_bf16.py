@@ -17,6 +17,31 @@ def run(rows, x, x_stride, panel, ahead, pairs, start, out, out_stride):
     _tile(rows, x, x_stride, panel, ahead, pairs, start, out, out_stride)
 
 
+_none, _all = tile(0), tile(4)
+
+
+@numba.njit
+def run_fetching(lines, rows, x, x_stride, panel, ahead, pairs, start, out, out_stride):
+    if lines:
+        _all(rows, x, x_stride, panel, ahead, pairs, start, out, out_stride)
+    else:
+        _none(rows, x, x_stride, panel, ahead, pairs, start, out, out_stride)
+
+
+@pytest.mark.parametrize("rows", [1, MOST_ROWS])
+def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(rows):
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 2 * PAIRS).to(torch.bfloat16)
+    panel = torch.randn(PAIRS, COLUMNS, 2).to(torch.bfloat16)
+    start, found = torch.randn(COLUMNS), []
+    for lines, ahead in ((0, 0), (4, 0), (4, panel.data_ptr())):
+        out = torch.zeros(rows, COLUMNS, dtype=torch.bfloat16)
+        at = x.data_ptr(), 4 * PAIRS, panel.data_ptr(), ahead, PAIRS
+        run_fetching(lines, rows, *at, start.data_ptr(), out.data_ptr(), 2 * COLUMNS)
+        found.append(out)
+    assert found[0].any() and all(torch.equal(found[0], each) for each in found)
+
+
 @pytest.mark.parametrize("rows", range(1, MOST_ROWS + 1))
 def test_rows_are_multiplied_and_nothing_else_is_touched(rows):
     torch.manual_seed(rows)
