@@ -200,7 +200,6 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
     `ahead` on: of bfloat16 two lines of 64 bytes for each token, one after the other, of codes
     as many as are read, from where they lie a stride apart.
     """
-    plain = stored == "bfloat16"
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         weights, weights_stride, values, token_stride, tokens, ahead, out, out_stride = given
@@ -209,11 +208,11 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
 
         def body(token: Any, sums: list[Any]) -> list[Any]:
             at = builder.add(values, builder.mul(token, token_stride))
-            stride, lines, level = (I64(128), 2, 1) if plain else (token_stride, 1, 2)
-            prefetch(builder, builder.add(ahead, builder.mul(token, stride)), lines, level)
-            if plain:
+            if stored == "bfloat16":
+                prefetch(builder, builder.add(ahead, builder.mul(token, I64(128))), 2, level=1)
                 parts = [p for half in (0, 64) for p in _widened(builder, at, half)]
             else:
+                prefetch(builder, builder.add(ahead, builder.mul(token, token_stride)), 1)
                 places = [builder.add(at, I64(LANES * part)) for part in range(4)]
                 parts = [_numbers(builder, place, LANES, stored) for place in places]
             found = []
