@@ -20,7 +20,7 @@ from baton.decode_worker import credit
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
 from baton.decode_worker.waiting_line import WaitingLine
-from baton.engine.batch import Drawn, Slice, StepBatch, StepResult
+from baton.engine.batch import NOTHING, Drawn, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk, ChunkScheduler
 from baton.runtime import identity, metrics
@@ -168,6 +168,8 @@ class DecodeScheduler:
         is under way: their blocks are not their own yet.
         """
         self.starved = False
+        if not (self._running or self._chunks):
+            return StepPlan(NOTHING, [], [])
         decoding, before = [], self.preemptions
         for sequence in list(self._running):
             gone = self.preemptions > before and sequence not in self._running
@@ -176,7 +178,7 @@ class DecodeScheduler:
             if self._grow(sequence):
                 decoding.append(sequence)
             elif self._under_way and not self.starved:
-                return StepPlan(StepBatch(()), [], [])
+                return StepPlan(NOTHING, [], [])
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
         chunks = self._chunks.plan()

@@ -21,6 +21,7 @@ __all__ = [
     "Draw",
     "Drawn",
     "Engine",
+    "NOTHING",
     "SamplingParams",
     "Slice",
     "StepBatch",
@@ -62,6 +63,9 @@ class Slice:
 class StepBatch:
     slices: tuple[Slice, ...]
     copies: tuple[tuple[int, int], ...] = ()  # whole blocks (source, target), before the slices
+
+
+NOTHING = StepBatch(())  # to compute
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,8 +256,12 @@ class BlockPool:
         state = self._blocks[block]
         before = state.hold
         state.holds[hold] += by
-        after = state.hold = _largest(state.holds)
+        if by > 0:
+            after = max(before, int(hold))
+        else:  # another is the largest only where the last of these has gone
+            after = before if hold < before or state.holds[hold] else _largest(state.holds)
         if before != after:
+            state.hold = after
             if before >= 0:
                 self._by_hold[before] -= 1
             if after >= 0:

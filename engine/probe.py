@@ -9,7 +9,7 @@ scheduler and no request. Owned by a worker's loop.
 
 from __future__ import annotations
 
-from baton.engine.batch import Draw, Slice, StepBatch, StepResult
+from baton.engine.batch import NOTHING, Draw, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
@@ -39,7 +39,7 @@ class Probe:
         way, and submitted at once if it is not empty."""
         wanted, self._wanted = self._wanted, False
         if not wanted or not self._pool.available:
-            return StepBatch(())
+            return NOTHING
         blocks = tuple(self._pool.allocate(1, Hold.USED))
         draw = Draw(choice=0, position=1, params=SamplingParams())
         self._under_way = StepBatch((Slice([0], 0, blocks, (draw,)),))

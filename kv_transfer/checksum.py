@@ -40,11 +40,10 @@ def block_seed(boot_id: bytes, block: int, tag: bytes) -> int:
     `tag` says what the block holds: a full block's identity, or `partial_tag` of a partial
     one. A right sum of another block, worker or content does not pass for this one.
     """
-    digest = blake2b(digest_size=8, person=b"baton-seed")
-    for part in (boot_id, block.to_bytes(8, "little"), tag):
-        digest.update(len(part).to_bytes(4, "little"))
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "little")
+    parts = (boot_id, block.to_bytes(8, "little"), tag)
+    content = b"".join([len(part).to_bytes(4, "little") + part for part in parts])
+    digest = blake2b(content, digest_size=8, person=b"baton-seed").digest()
+    return int.from_bytes(digest, "little")
 
 
 def partial_tag(handoff_id: bytes, tokens: int) -> bytes:

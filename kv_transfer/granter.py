@@ -179,7 +179,7 @@ class _Handoff:
         self._cache = sums
         self._sending = asyncio.Lock()
         self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(config.offer_queue)
-        self._closed = asyncio.Event()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._offered = 0
         self._failure: Exception | None = None
 
@@ -190,26 +190,20 @@ class _Handoff:
             asyncio.create_task(self._offer_all()),
             asyncio.create_task(self._sum_all()),
         ]
-        while not self._closed.is_set() and not self._lease.expired(_now()):
-            try:
-                async with asyncio.timeout(self._lease.remaining(_now())):
-                    await self._closed.wait()
-            except TimeoutError:
-                continue  # renewed meanwhile, or expired
-        for task in tasks[1:]:
-            task.cancel()
-        await asyncio.gather(*tasks[1:], return_exceptions=True)
+        while not self._lease.expired(_now()):  # it may be renewed meanwhile
+            if await waits.over(self._closed, self._lease.remaining(_now())):
+                break
+        await waits.ended(tasks[1:])
         await self._hang_up(tasks[0])
-        end: Literal["closed", "expired"] = "closed" if self._closed.is_set() else "expired"
+        end: Literal["closed", "expired"] = "closed" if self._closed.done() else "expired"
         seconds, name = _now() - started, self._opening.request_id
         return GrantReport(end, self._offered, seconds, self._failure, name)
 
     async def _hang_up(self, listener: asyncio.Task[None]) -> None:
-        if not self._closed.is_set() and not listener.done():
+        if not self._closed.done() and not listener.done():
             await _last_word(self._send, LeaseLost("the lease has run out"))
         await self._link.close()
-        listener.cancel()
-        await asyncio.gather(listener, return_exceptions=True)
+        await waits.ended([listener])
 
     async def _listen(self) -> None:
         try:
@@ -217,7 +211,7 @@ class _Handoff:
                 message = await self._link.receive()
                 kind = message.WhichOneof("kind")
                 if kind == "closed":
-                    self._closed.set()
+                    self._closed.set_result(None)
                     return
                 if kind != "renew":
                     await self._fail(HandoffError(f"{kind} has no place in an open handoff"))
@@ -323,9 +317,8 @@ def _failed(error: Exception) -> handoff_pb2.GranterMessage:
 async def _last_word(send: Send, error: Exception) -> None:
     """Say why the handoff ends, if the stream takes it in time."""
     sending = asyncio.create_task(send(_failed(error)))
-    if not await waits.over(sending, LAST_WORD_S):
-        sending.cancel()
-    await asyncio.gather(sending, return_exceptions=True)
+    await waits.over(sending, LAST_WORD_S)
+    await waits.ended([sending])
 
 
 def _now() -> float:

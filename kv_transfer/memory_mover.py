@@ -223,15 +223,17 @@ class MemoryRead:
                 told.exception()  # it may go unwatched
 
     def _land(self, source: NDArray[np.uint8]) -> None:
-        attempt, fate, target = self.attempt, self._fate, self._target
-        blocks, block_bytes = source.shape
-        for place, (own, block) in enumerate(zip(attempt.local, attempt.remote, strict=True)):
-            brought = source[(block + (place == fate.wrong)) % blocks]
-            end = block_bytes // 2 if place == fate.short else block_bytes
-            target[own, :end] = brought[:end]
+        fate, local, remote = self._fate, list(self.attempt.local), list(self.attempt.remote)
+        if fate.wrong is not None:
+            remote[fate.wrong] += 1
+        brought = source.take(remote, axis=0, mode="wrap")  # [blocks, block_bytes]
+        if fate.short is not None:
+            half = source.shape[1] // 2
+            brought[fate.short, half:] = self._target[local[fate.short], half:]
         if fate.corrupt is not None:
             byte, bit = divmod(fate.bit, 8)
-            target[attempt.local[fate.corrupt], byte] ^= 1 << bit
+            brought[fate.corrupt, byte] ^= 1 << bit
+        self._target[local] = brought
 
     def _land_early(self) -> None:
         attempt, count = self.attempt, self._fate.early

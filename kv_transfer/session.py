@@ -38,7 +38,7 @@ class ReaderSession:
         self._lease = ReaderLease(config.lease_s, config.renewals_per_lease)
         self._heard = heard
         self._failed = failed
-        self._leaving = asyncio.Event()
+        self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._speaker: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class ReaderSession:
     def leave(self, unsettled: Sequence[asyncio.Future[None]]) -> None:
         """The fetch is over. `unsettled` are its READs that may still land: `closed` waits for
         them, or is never said if the lease runs out first. Returns at once."""
-        self._leaving.set()
+        self._leaving.set_result(None)
         if self._alarm is not None:
             self._alarm.cancel()
         self._closing = asyncio.create_task(self._close(list(unsettled)))
@@ -75,13 +75,13 @@ class ReaderSession:
     async def _speak(self, opening: handoff_pb2.OpenHandoff) -> None:
         try:
             await self._link.send(handoff_pb2.ReaderMessage(open=opening))
-            while not self._leaving.is_set():
+            while not self._leaving.done():
                 now = _now()
                 if self._lease.due(now):
                     renew = handoff_pb2.Renew(n=self._lease.renewal(now))
                     await self._link.send(handoff_pb2.ReaderMessage(renew=renew))
                 else:
-                    await _wait(self._leaving, self._lease.due_at - now)
+                    await waits.over(self._leaving, self._lease.due_at - now)
         except LinkClosed as error:
             self._failed(error)
 
@@ -92,7 +92,7 @@ class ReaderSession:
             except LinkClosed as error:
                 self._failed(error)
                 return
-            if not self._leaving.is_set():
+            if not self._leaving.done():
                 try:
                     self._take(message)
                 except Exception as error:  # of a lying granter, or of `heard`: ends the fetch
@@ -152,9 +152,7 @@ class ReaderSession:
                     await waits.over(farewell, FAREWELL_S)
                     await waits.over(self._listener, FAREWELL_S)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await waits.ended(tasks)
             await self._link.close()
             del self._heard, self._failed  # the owner's: they hold who holds this session
 
@@ -167,12 +165,3 @@ class ReaderSession:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until the event is set, at most `seconds`."""
-    try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine.batch import Slice, StepBatch, StepResult
+from baton.engine.batch import NOTHING, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool, Hold
 from baton.engine.chunks import Chunk, ChunkScheduler
 from baton.kv_transfer.granter import Computed
@@ -96,6 +96,8 @@ class PrefillScheduler:
 
     def plan(self) -> StepPlan:
         chunks = self._chunks.plan()
+        if not chunks:
+            return StepPlan(NOTHING, [])
         slices = tuple(
             Slice(
                 chunk.key.tokens[chunk.start : chunk.end],

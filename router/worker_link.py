@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Protocol
 
 from baton.proto import worker_pb2
 from baton.router.backoff import Backoff
@@ -25,7 +25,7 @@ from baton.router.dialer import Connection, Dialer, RouterLink
 from baton.router.pace import Pace
 from baton.router.radix_index import RadixIndex
 from baton.router.welcome import BOOT_ID_BYTES, fault
-from baton.runtime import logs, metrics
+from baton.runtime import logs, metrics, waits
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded
 from baton.runtime.identity import IDENTITY_BYTES
@@ -213,7 +213,7 @@ class WorkerLink:
                 raise LinkClosed(f"{self.worker_id} did not begin with a welcome")
             self._welcomed(first.welcome)
             silence = Silence(config.link_silence_s)
-            await _first_end(
+            await waits.first_end(
                 self._receive(link, silence),
                 self._write(link),
                 self._beat(silence),
@@ -379,17 +379,3 @@ class WorkerLink:
                 return False
             await asyncio.sleep(0)
         return True
-
-
-async def _first_end(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run the parts of a link until one fails, end the others, and raise that failure."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        # bounded by the part that watches the silence
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()

@@ -47,11 +47,9 @@ def root(
 ) -> bytes:
     """The identity before the first block. Each part is length-prefixed, so that no two
     different tuples hash alike."""
-    digest = blake2b(key=key, digest_size=IDENTITY_BYTES)
-    for part in (model_fingerprint.encode(), kv_dtype.encode(), adapter.encode(), salt):
-        digest.update(len(part).to_bytes(4, "little"))
-        digest.update(part)
-    return digest.digest()
+    parts = (model_fingerprint.encode(), kv_dtype.encode(), adapter.encode(), salt)
+    content = b"".join([len(part).to_bytes(4, "little") + part for part in parts])
+    return blake2b(content, key=key, digest_size=IDENTITY_BYTES).digest()
 
 
 def child(key: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -1,12 +1,14 @@
-"""Waiting for a future of another's: whoever is cancelled or out of time leaves it as it is.
+"""Waiting for futures and tasks: for one of another's, which stays as it is, or for own ones' end.
 
-`asyncio.wait` does that for many futures, with sets and a callback that counts. The loops of the
-workers and their handoffs wait for one, hundreds of times a second. Holds no state.
+`asyncio.wait` and `gather` do that for many, with sets and callbacks that count. The loops of the
+workers and their handoffs wait for one, or end two or three, hundreds of times a second. Holds
+no state.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 
@@ -33,3 +35,43 @@ async def over(future: asyncio.Future[Any], within_s: float | None = None) -> bo
         if timer is not None:
             timer.cancel()
     return future.done()
+
+
+async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and return once all have ended, whatever they raise. So does who is cancelled
+    meanwhile, with CancelledError."""
+    for task in tasks:
+        task.cancel()
+    cancelled = False
+    for task in tasks:
+        while not task.done():
+            try:
+                await over(task)
+            except asyncio.CancelledError:
+                cancelled = True
+        if not task.cancelled():
+            task.exception()  # nobody else may ask for it
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def first_end(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run parts of one thing, each a task, until one ends; end the others. Raises what the first
+    one raised; if it just ended, what another did in its end."""
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[asyncio.Task[None]] = loop.create_future()
+
+    def tell(task: asyncio.Task[None]) -> None:
+        if not first.done():
+            first.set_result(task)
+
+    tasks = [asyncio.create_task(part) for part in parts]
+    for task in tasks:
+        task.add_done_callback(tell)
+    try:
+        await first
+    finally:
+        await ended(tasks)
+    for task in (first.result(), *tasks):
+        if not task.cancelled():
+            task.result()

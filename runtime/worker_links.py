@@ -16,7 +16,7 @@ import contextlib
 from typing import Protocol
 
 from baton.proto import worker_pb2
-from baton.runtime import logs
+from baton.runtime import logs, waits
 from baton.runtime.links import Link, LinkClosed
 from baton.runtime.silence import Silence
 
@@ -113,22 +113,12 @@ async def _converse(
 ) -> None:
     sending = asyncio.Lock()  # a stream takes one message at a time
     silence = Silence(silence_s)
-    tasks = [
-        asyncio.create_task(_receive(link, session, silence)),
-        asyncio.create_task(_watch(silence, beat.heartbeat_s)),
-        asyncio.create_task(_send_outputs(link, session, sending)),
-        asyncio.create_task(_send_load(link, handler, beat, sending)),
-    ]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError, LinkClosed, TimeoutError):
-                await task
+    await waits.first_end(
+        _receive(link, session, silence),
+        _watch(silence, beat.heartbeat_s),
+        _send_outputs(link, session, sending),
+        _send_load(link, handler, beat, sending),
+    )
 
 
 async def _receive(link: WorkerLink, session: Session, silence: Silence) -> None:

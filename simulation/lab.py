@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from baton.runtime import metrics, waits
 from baton.runtime.registry import Role
 from baton.simulation import checks
 from baton.simulation.engine_kind import HASHES, EngineKind
@@ -68,6 +69,8 @@ class Run:
         )
         if scenario.blocks_per_s is not None:
             self.world.exchange.bytes_per_s = scenario.blocks_per_s * kind.block_bytes(BLOCK)
+        self._next_end: asyncio.Future[None] = loop.create_future()  # of a request
+        self._left: list[str] = []  # that held something when it was last looked at
         self._watch = checks.Watch(self.world)
         self.world.started = self._watch.over
         self.world.router_started = self._watch.over_router
@@ -98,12 +101,13 @@ class Run:
         last_s = max((event.at_s for event in scenario.events), default=0.0)
         await asyncio.sleep(last_s + 0.01)
         self._note_load()
-        await self._until(self._all_ended, END_S)
+        await self._until_ended(self.histories, END_S)
         self._striker.heal()
-        self._check_histories()
-        await self._until(lambda: not checks.restless(world), QUIET_S)
-        left = checks.restless(world)
-        self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in left]
+        until_s = self._loop.world_s + QUIET_S
+        while not self._is_quiet() and self._loop.world_s < until_s:
+            await asyncio.sleep(LOOK_S)
+        self._check_histories()  # by now a second end would have come
+        self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in self._left]
         await self._probe()
         self.outcome.breaches += checks.of_world(world)
         self.outcome.breaches += self._watch.breaches
@@ -128,7 +132,7 @@ class Run:
         router = self.world.routers[ask.router]
         history.rate = router.machine.rate
         if not router.machine.alive:
-            history.end(ROUTER_LOST, self._loop.world_s)
+            self._end(history, ROUTER_LOST)
             return history
         work = serve(router, history, lambda: self._loop.world_s)
         history.task = router.machine.spawn(work, history.request_id)
@@ -140,10 +144,11 @@ class Run:
     def _over(self, history: History, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             if not history.ends:  # before its first step
-                history.end(LEFT, self._loop.world_s)
+                self._end(history, LEFT)
         elif (error := task.exception()) is not None:
             self.outcome.breaches.append(f"{history.request_id} raised {error!r}")
         count = len(self.outcome.faults)
+        self._told_end()
         if history.ends and not self._striker.lasting:
             now_s = self._loop.world_s
             for role, after_s in self.scenario.stops_s.items():
@@ -162,7 +167,7 @@ class Run:
         (name,) = fault.targets
         for history in self.histories:
             if history.ask.router == name and not history.ends:
-                history.end(ROUTER_LOST, self._loop.world_s)
+                self._end(history, ROUTER_LOST)
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -175,8 +180,9 @@ class Run:
         without = not self.scenario.faults
         self.outcome.void = len(self.histories) < LOAD_ASKED or not (open_ or without)
 
-    def _all_ended(self) -> bool:
-        return all(history.ends for history in self.histories)
+    def _is_quiet(self) -> bool:
+        self._left = checks.restless(self.world)
+        return not self._left
 
     def _check_histories(self) -> None:
         outcome = self.outcome
@@ -208,17 +214,26 @@ class Run:
             self._ask(Ask(router=name, prompt=tuple(range(9)), max_tokens=2, deadline_s=PROBE_S))
             for name in self.world.routers
         ]
-        await self._until(lambda: all(probe.ends for probe in probes), 2 * PROBE_S)
+        await self._until_ended(probes, 2 * PROBE_S)
         for probe in probes:
             found = list(checks.of_history(probe, self._excuse(probe), self.world.kind))
             if not found and probe.ends != [FINISHED]:
                 found = [f"ended with {probe.ends} {probe.detail}"]
             self.outcome.breaches += [f"the probe at the end: {what}" for what in found]
 
-    async def _until(self, true: Callable[[], bool], within_s: float) -> None:
+    async def _until_ended(self, histories: Sequence[History], within_s: float) -> None:
         until_s = self._loop.world_s + within_s
-        while not true() and self._loop.world_s < until_s:
-            await asyncio.sleep(LOOK_S)
+        while not all(history.ends for history in histories) and self._loop.world_s < until_s:
+            self._next_end = self._loop.create_future()
+            await waits.over(self._next_end, until_s - self._loop.world_s)
+
+    def _end(self, history: History, how: str) -> None:
+        history.end(how, self._loop.world_s)
+        self._told_end()
+
+    def _told_end(self) -> None:
+        if not self._next_end.done():
+            self._next_end.set_result(None)
 
 
 _COUNTING: dict[type, tuple[str, ...]] = {
@@ -239,6 +254,8 @@ def _uncounted() -> Iterator[None]:
     takes a tenth of the time, and listing a twentieth."""
     _LISTED.add = lambda task: None
     before = [(kind, dict(vars(kind))) for kind in _COUNTING]
+    show_pool = metrics.show_pool
+    metrics.show_pool = lambda counts: None
     for kind, names in _COUNTING.items():
         for name in (*names, "labels"):
             setattr(kind, name, lambda self, *_: self)
@@ -246,6 +263,7 @@ def _uncounted() -> Iterator[None]:
         yield
     finally:
         del _LISTED.add
+        metrics.show_pool = show_pool
         for kind, own in before:
             for name in (*_COUNTING[kind], "labels"):
                 if name in own:

@@ -108,7 +108,8 @@ def _released_at_once(_: Any) -> Any:
 def _unpinned_with_the_stream(before: Any) -> Any:
     async def listen(self: Any) -> None:
         await before(self)
-        self._closed.set()
+        if not self._closed.done():
+            self._closed.set_result(None)
 
     return listen
 

@@ -170,6 +170,7 @@ class _Lane:
         self.on_its_way = 0
         self._held: deque[Any] = deque()
         self._last_arrival_s = 0.0
+        self.on_end: Callable[[], object] | None = None
         self._receiver: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
 
@@ -194,7 +195,8 @@ class _Lane:
                 raise LinkClosed(self.ended)
             self._receiver = self.network.loop.create_future()
             await self._receiver
-        _wake(self._sender)
+        if self._sender is not None:
+            _wake(self._sender)
         return self.arrived.popleft()
 
     def shut(self, reason: str) -> None:
@@ -207,6 +209,8 @@ class _Lane:
             self.arrived.clear()
         self.ended = self.ended or reason
         _wake(self._receiver)
+        if self.on_end is not None:
+            self.on_end()
 
     def release(self) -> None:
         """The cut is healed."""
@@ -253,15 +257,17 @@ class SimLink:
 
     def __init__(self, stream: Stream, outgoing: _Lane, incoming: _Lane) -> None:
         self.outgoing = outgoing
+        self.send = outgoing.put
+        self.receive = incoming.get
         self._incoming = incoming
         self._stream = stream
         self.closed = False
 
-    def send(self, message: Any) -> Coroutine[Any, Any, None]:
-        return self.outgoing.put(message)
-
-    def receive(self) -> Coroutine[Any, Any, Any]:
-        return self._incoming.get()
+    def tell_end(self, callback: Callable[[], object] | None) -> None:
+        """Call it when nothing comes from the peer any more; at once if that is so already."""
+        self._incoming.on_end = callback
+        if callback is not None and self._incoming.ended:
+            callback()
 
     async def close(self) -> None:
         if self.closed:

@@ -18,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context, copy_context
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
@@ -66,14 +67,12 @@ def _number(future: Any) -> int:
 
 
 class _Soon(asyncio.Handle):
-    """asyncio's handle without its debugging. `_args` are the callback and its arguments."""
+    """asyncio's handle without its debugging. `_args` are the callback and its arguments. The
+    loop makes it in place: a seed has two thousand."""
 
     __slots__ = ()
-
-    def __init__(self, call: tuple[Any, ...], context: Context | None) -> None:
-        self._args = call
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
+    _args: tuple[Any, ...]
+    _context: Context
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -83,15 +82,15 @@ class _Timer(asyncio.TimerHandle):
     """As _Soon."""
 
     __slots__ = ()
-
-    def __init__(self, when: float, call: tuple[Any, ...], context: Context | None) -> None:
-        self._when = when
-        self._args = call
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
+    _args: tuple[Any, ...]
+    _context: Context
+    _when: float
 
     def cancel(self) -> None:
         self._cancelled = True
+
+
+_blank: Any = object.__new__
 
 
 # What is not defined below raises NotImplementedError.
@@ -110,6 +109,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, float, int, _Timer]] = []  # by time, then by lot
         self.numbers = itertools.count(1)
+        self.create_future = partial(VirtualFuture[Any], loop=self)
         self._owner: Machine | None = None
         self._generators: list[AsyncGenerator[Any, Any]] = []
         self._closed = False
@@ -130,7 +130,10 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
 
     # `call`: the callback and its arguments
     def call_soon(self, *call: Any, context: Context | None = None) -> asyncio.Handle:
-        handle = _Soon(call, context)
+        handle: _Soon = _blank(_Soon)
+        handle._args = call
+        handle._context = copy_context() if context is None else context
+        handle._cancelled = False
         if not self._closed:
             self._ready.append(handle)
         return handle
@@ -145,7 +148,11 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     def call_at(
         self, when: float, *call: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = _Timer(when, call, context)
+        handle: _Timer = _blank(_Timer)
+        handle._when = when
+        handle._args = call
+        handle._context = copy_context() if context is None else context
+        handle._cancelled = False
         owner = self._owner
         if owner is not None:
             when = (when - owner.offset_s) / owner.rate
@@ -156,7 +163,10 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     def call_world(self, when: float, *call: Any) -> None:
         """Call at a time of the world's clock, on no machine: it is neither paused nor killed."""
         if not self._closed:
-            timer = _Timer(when, call, _WORLD)
+            timer: _Timer = _blank(_Timer)
+            timer._args = call
+            timer._context = _WORLD
+            timer._cancelled = False
             heappush(self._timers, (when, self._lot(), next(self.numbers), timer))
 
     def run_in_executor(
@@ -177,9 +187,6 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
         return future
 
     # -- futures and tasks --------------------------------------------------------------------
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return VirtualFuture(loop=self)
 
     def create_task(
         self,
@@ -227,7 +234,8 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     def _rounds(self, main: asyncio.Task[Any], limit_s: float) -> None:
         """Round after round until `main` is done; each runs all that is ready. The innermost
         loop of every simulation."""
-        ready, timers, owner_of = self._ready, self._timers, OWNER
+        ready, timers, owner_of, shuffle = self._ready, self._timers, OWNER, self._shuffle
+        trace = self.trace
         while not main.done():
             self.rounds += 1
             now = self.world_s + ROUND_S
@@ -244,10 +252,9 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
             while timers and timers[0][0] <= now:
                 ready.append(heappop(timers)[3])
             count = len(ready)
-            if count > 1 and self._shuffle:
+            if count > 1 and shuffle:
                 self._mix(ready)
-            while count:
-                count -= 1
+            for _ in range(count):
                 handle: Any = ready.popleft()
                 if handle._cancelled:
                     continue
@@ -257,7 +264,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
                     owner.keep(handle, self._resumed)
                     continue
                 self.steps += 1
-                if self.trace is not None:
+                if trace is not None:
                     self._note(handle._args[0])
                 try:
                     context.run(*handle._args)

@@ -267,7 +267,8 @@ class World:
             )
 
         async def blocks(link: SimLink) -> None:
-            await _until_closed(link, _send_blocks(link, worker))
+            with contextlib.suppress(LinkClosed):  # its caller has left
+                await _send_blocks(link, worker)
 
         async def greet(link: SimLink) -> None:
             with contextlib.suppress(LinkClosed):  # who greeted does not wait any more
@@ -304,26 +305,17 @@ async def _keep_probing(worker: PrefillWorker | DecodeWorker) -> None:
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:
+    """As gRPC does: the handler is cancelled when its caller leaves."""
+    sending = asyncio.current_task()
+    assert sending is not None
     events = worker.feed.watch()
+    link.tell_end(sending.cancel)
     try:
         async for event in events:
             await link.send(event)
     finally:
+        link.tell_end(None)
         await events.aclose()  # type: ignore[attr-defined]
-
-
-async def _until_closed(link: SimLink, work: object) -> None:
-    """As gRPC does: the handler is cancelled when its caller leaves."""
-    working = asyncio.ensure_future(work)  # type: ignore[call-overload]
-    watching = asyncio.ensure_future(link.receive())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        for result in await asyncio.gather(working, watching, return_exceptions=True):
-            if isinstance(result, Exception) and not isinstance(result, LinkClosed):
-                raise result
         await link.close()
 
 

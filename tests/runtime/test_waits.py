@@ -67,3 +67,97 @@ async def test_many_may_wait_for_the_same_future() -> None:
     assert not await hasty
     future.set_result(None)
     assert await asyncio.gather(*patient) == [True] * 3
+
+
+async def test_ended_tasks_have_ended_whatever_they_raise_and_however_late() -> None:
+    ends: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            ends.append("slow")
+
+    async def failing() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ends.append("failing")
+            raise ValueError("at its end")
+
+    async def nothing() -> None:
+        pass
+
+    tasks = [asyncio.create_task(each) for each in (slow(), failing(), nothing())]
+    await asyncio.sleep(0)
+    await waits.ended(tasks)
+    assert ends == ["failing", "slow"]
+    assert [task.done() for task in tasks] == [True] * 3
+    assert tasks[0].cancelled()
+    assert not tasks[2].cancelled()  # it had ended before
+    await waits.ended([])
+
+
+async def test_who_is_cancelled_while_he_ends_tasks_sees_them_ended_all_the_same() -> None:
+    ends: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.02)
+            ends.append("slow")
+
+    task = asyncio.create_task(slow())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(waits.ended([task]))
+    await asyncio.sleep(0.001)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert ends == ["slow"]
+
+
+async def test_the_first_end_of_the_parts_is_the_end_of_all() -> None:
+    ended: list[str] = []
+
+    async def lasting(name: str, last_words: Exception | None = None) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(name)
+            if last_words is not None:
+                raise last_words
+
+    async def fails() -> None:
+        await asyncio.sleep(0.001)
+        raise ValueError("it broke")
+
+    async def ends() -> None:
+        await asyncio.sleep(0.001)
+
+    with pytest.raises(ValueError, match="it broke"):
+        await waits.first_end(lasting("one"), fails(), lasting("two", KeyError("unheard")))
+    assert ended == ["one", "two"]
+    await waits.first_end(lasting("three"), ends())
+    with pytest.raises(KeyError, match="heard"):  # nothing else has failed
+        await waits.first_end(ends(), lasting("four", KeyError("heard")))
+    assert ended == ["one", "two", "three", "four"]
+
+
+async def test_the_parts_end_with_who_runs_them() -> None:
+    ended = asyncio.Event()
+
+    async def lasting() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    running = asyncio.create_task(waits.first_end(lasting(), lasting()))
+    await asyncio.sleep(0.001)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()

@@ -224,3 +224,25 @@ def test_a_cancelled_receive_loses_no_message() -> None:
             assert await asyncio.wait_for(near.receive(), 1) == number
 
     on_loop(test)
+
+
+def test_who_serves_a_stream_is_told_of_its_end_once_or_at_once_if_it_is_over() -> None:
+    async def test(place: Place) -> None:
+        link = place.open("hold")
+        await asyncio.sleep(2 * DELAY_S)
+        assert place.far is not None
+        told: list[str] = []
+        place.far.tell_end(lambda: told.append("left"))
+        await link.send("a message is no end")
+        await asyncio.sleep(2 * DELAY_S)
+        assert told == []
+        await link.close()
+        await asyncio.sleep(2 * DELAY_S)
+        assert told == ["left"]
+        place.far.tell_end(lambda: told.append("over before"))
+        assert told == ["left", "over before"]
+        place.far.tell_end(None)
+        await place.far.close()
+        assert told == ["left", "over before"]
+
+    on_loop(test)
