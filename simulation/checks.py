@@ -319,7 +319,7 @@ def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKin
 
 def restless(world: World) -> list[str]:
     """Who still holds something: a lease, a pin, a quarantined or used block, a request; and
-    routers that are not linked to every worker."""
+    routers that are not linked to every worker, or believe that somebody waits there."""
     found = []
     for process in world.workers.values():
         found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
@@ -329,6 +329,7 @@ def restless(world: World) -> list[str]:
         roles: list[str] = [process.role for process in world.workers.values()]
         if any(linked[role] != roles.count(role) for role in linked):
             found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
+        found += [f"{router.machine.name}: told that {what}" for what in _told(router, world)]
     if world.exchange.stuck:
         found.append(f"{world.exchange.stuck} READs are stuck")
     return found
@@ -359,6 +360,14 @@ def _borne(router: RouterProcess) -> Iterable[str]:
         yield f"{len(dispatcher)} submissions, {len(dispatcher._placing)} being placed"
     if router.admission.taken:
         yield f"{router.admission.taken} tickets taken"
+
+
+def _told(router: RouterProcess, world: World) -> Iterable[str]:
+    """What it believes of lines that are empty: it would refuse the next request for them."""
+    for name in world.workers:
+        link = router.fleet.link(name)
+        if link is not None and link.up and link.load.waiting:
+            yield f"{link.load.waiting} requests wait at {name}"
 
 
 def of_world(world: World) -> Iterable[str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+
 import pytest
 
-from baton.simulation import checks
+from baton.simulation import checks, virtual_loop
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
+from baton.simulation.scenario import draw
+from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.world import World
 
 PROMPT = tuple(range(11))
 
@@ -137,3 +143,23 @@ def test_a_refusal_is_none_unless_somebody_is_full() -> None:
 def test_who_gave_much_time_gets_an_answer() -> None:
     patient = history("DeadlineExceeded", took_s=20.0)
     assert "ended with DeadlineExceeded" in breaches(patient)
+
+
+def test_a_fleet_is_not_quiet_while_a_router_believes_in_a_line() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        world = World(loop, draw(0).config, random.Random(1))
+        world.start_worker("p0", "prefill", 16)
+        world.start_worker("d0", "decode", 16)
+        fleet = world.start_router("r0").fleet
+        await asyncio.sleep(1)
+        assert checks.restless(world) == []
+        link = fleet.link("d0")
+        assert link is not None
+        link.load.waiting = 2
+        assert checks.restless(world) == ["r0: told that 2 requests wait at d0"]
+        await asyncio.sleep(1)  # the worker's next word is the truth
+        assert checks.restless(world) == []
+
+    virtual_loop.run(main())
