@@ -8,6 +8,7 @@ sets a flag, and a task of the session's own says `closed` after the last READ h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from baton.kv_transfer.lease import ReaderLease
@@ -122,13 +123,15 @@ class ReaderSession:
 
     def _set_alarm(self) -> None:
         until = self._lease.trusted_until
-        if until is not None and self._alarm is not None:
-            self._give_up_at = until
+        if until is None or self._alarm is None:
+            return
+        self._give_up_at = until
+        if until < self._alarm.when():  # else it rings before, and is set again then
             self._alarm.cancel()
             self._alarm = asyncio.get_running_loop().call_at(until, self._watch_lease)
 
     def _watch_lease(self) -> None:
-        if _now() < self._give_up_at:  # a timer may ring a clock tick early
+        if _now() < self._give_up_at:  # renewed since it was set, or a clock tick early
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_at(self._give_up_at, self._watch_lease)
         elif self.opened_at is None:
@@ -147,9 +150,7 @@ class ReaderSession:
                 for future in waited:
                     await waits.over(future, until - _now())
                 if all(future.done() for future in waited) and not self._listener.done():
-                    farewell = asyncio.create_task(self._say_closed())
-                    tasks.append(farewell)
-                    await waits.over(farewell, FAREWELL_S)
+                    await self._say_closed()
                     await waits.over(self._listener, FAREWELL_S)
         finally:
             await waits.ended(tasks)
@@ -157,10 +158,10 @@ class ReaderSession:
             del self._heard, self._failed  # the owner's: they hold who holds this session
 
     async def _say_closed(self) -> None:
-        try:
-            await self._link.send(handoff_pb2.ReaderMessage(closed=handoff_pb2.Closed()))
-        except LinkClosed:
-            return  # the granter's lease ends it
+        """If it cannot be said in time, the granter's lease ends the handoff."""
+        with contextlib.suppress(LinkClosed, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._link.send(handoff_pb2.ReaderMessage(closed=handoff_pb2.Closed()))
 
 
 def _now() -> float:
