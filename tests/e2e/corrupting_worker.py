@@ -20,8 +20,8 @@ from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 class CorruptingMover(NixlMover):
     """Spoils the first block of every tenth READ, the very first included, once it has landed."""
 
-    def __init__(self, pool: HostPool, boot_id: bytes, read_threads: int = 1) -> None:
-        super().__init__(pool, boot_id, read_threads)
+    def __init__(self, pool: HostPool, boot_id: bytes, *limits: int) -> None:
+        super().__init__(pool, boot_id, *limits)
         self._bytes = pool.array
         self._reads = 0
 
