@@ -3,7 +3,8 @@
     this machine ── 10.N.0.1 ─┐
                           [bridge] in a namespace of its own
       10.N.0.2 eth0 ──────────┤  each end of a link: so many Mbit/s (tc tbf); a way that is cut
-      10.N.0.3 eth0 ──────────┘  drops silently, both ways are the link down
+      10.N.0.3 eth0 ──────────┘  drops silently, both ways are the link down, and two that are
+                                 parted hear all but each other
 
 Needs root, `ip` and `tc`; `unavailable` says what is missing. Owns the namespaces and removes
 them. Knows nothing of what runs in them.
@@ -21,6 +22,7 @@ from chaos.cluster import Place
 
 Way = Literal["in", "out", "both"]
 
+NOBODY = "02:00:00:00:00:01"  # a hardware address of no link
 RATE = ("rate", "400mbit", "burst", "256kb", "latency", "50ms")
 COMMAND_S = 10
 DEVICE = "eth0"
@@ -92,6 +94,17 @@ class Network:
         self._in_hub("ip", "link", "set", self._port(name), "up")
         for way in ("in", "out"):
             self._shape(name, way, ("tbf", *RATE))
+
+    def part(self, name: str, other: str) -> None:
+        """Cut the way between two alone: what either sends the other is sent to nobody."""
+        for here, there in ((name, other), (other, name)):
+            _do("ip", "-n", self._namespace(here), "neighbour", "replace", self.address(there),
+                "lladdr", NOBODY, "dev", DEVICE, "nud", "permanent")  # fmt: skip
+
+    def join(self, name: str, other: str) -> None:
+        for here, there in ((name, other), (other, name)):
+            _do("ip", "-n", self._namespace(here), "neighbour", "del", self.address(there),
+                "dev", DEVICE)  # fmt: skip
 
     def close(self) -> None:
         """Remove all; a namespace takes its devices with it."""

@@ -69,6 +69,11 @@ async def _cut(stage: Stage, name: str, way: Way) -> None:
     await stage.cut(name, way)
 
 
+async def _part(stage: Stage, name: str, other: str) -> None:
+    """Everybody else hears both of them."""
+    await stage.part(name, other)
+
+
 async def _full_disk(stage: Stage) -> None:
     assert stage.disk is not None
     before = await _lines_lost(stage)
@@ -192,6 +197,8 @@ TCP = (
     ),
     Scenario("tcp-role", "a prefill worker made a decode worker and back (baton role)",
              _of(change_role, "prefill-0"), "tcp"),
+    Scenario("tcp-cut-pair", "the way between a decode and a prefill worker down, both ways",
+             _of(_part, "decode-0", "prefill-0"), "tcp", settle_s=3.5),
     Scenario("tcp-cut-router", "link of a router down, both ways",
              _of(_cut, "router", "both"), "tcp"),
 )  # fmt: skip

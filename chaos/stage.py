@@ -80,6 +80,14 @@ class Stage:
             await self.do(self.network.heal, name)
         await self.whole()
 
+    async def part(self, name: str, other: str) -> None:
+        assert self.network is not None
+        await self.do(self.network.part, name, other)
+        try:
+            await self.hold()
+        finally:
+            await self.do(self.network.join, name, other)
+
     async def limited(self, name: str, what: int, most: int) -> None:
         """A soft limit of a running process for as long as faults last."""
         before = self.cluster.limit(name, what, most)

@@ -57,13 +57,16 @@ def echo(joined: Network) -> Iterator[subprocess.Popen[str]]:
 
 def reaches(joined: Network, echo: subprocess.Popen[str]) -> tuple[bool, bool]:
     """Whether the echo heard a call, and whether its answer came back."""
-    command = [*joined.add("prefill-0").prefix, sys.executable, "-c", CALL]
-    answered = subprocess.run([*command, joined.address("decode-0")], timeout=20).returncode == 0
-    from_here = subprocess.run(
-        [sys.executable, "-c", CALL, joined.address("decode-0")], timeout=20
-    ).returncode
-    assert (from_here == 0) is answered  # this machine is on the same bridge
+    answered = calls(joined, "prefill-0")
+    assert calls(joined) is answered  # this machine is on the same bridge
     return answered, heard(echo)
+
+
+def calls(joined: Network, name: str = "") -> bool:
+    """Whether the echo answers who calls from the namespace `name`, or from this machine."""
+    prefix = joined.add(name).prefix if name else ()
+    command = [*prefix, sys.executable, "-c", CALL, joined.address("decode-0")]
+    return subprocess.run(command, timeout=20).returncode == 0
 
 
 def heard(echo: subprocess.Popen[str]) -> bool:
@@ -85,6 +88,15 @@ def test_a_link_is_cut_one_way_both_ways_and_healed(
         assert reaches(joined, echo) == told, way
         joined.heal("decode-0")
         assert reaches(joined, echo) == (True, True), way
+
+
+def test_two_that_are_parted_hear_all_but_each_other(
+    joined: Network, echo: subprocess.Popen[str]
+) -> None:
+    joined.part("prefill-0", "decode-0")
+    assert (calls(joined, "prefill-0"), calls(joined)) == (False, True)
+    joined.join("prefill-0", "decode-0")
+    assert (calls(joined, "prefill-0"), calls(joined)) == (True, True)
 
 
 def test_a_place_binds_its_process_to_its_own_address_and_to_tcp(joined: Network) -> None:
