@@ -145,7 +145,8 @@ class Dispatcher:
 
     # -- Bearer ------------------------------------------------------------------------------
 
-    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
+        crowded, met = False, set[Generation]()
         for asked in outputs.asked:  # before outputs: one of them may be its end
             submission = self._current(link, asked)
             if submission is not None:
@@ -153,7 +154,14 @@ class Dispatcher:
         for output in outputs.outputs:
             submission = self._current(link, output)
             if submission is not None and output.choice in submission.choices:
+                generation = submission.generation
+                if output.HasField("token") and generation not in met:  # an end has room
+                    met.add(generation)
+                    if generation.too_slow():
+                        self.cancel(generation, Cancelled("the client reads too slowly"))
+                        continue
                 self._accept(submission, output)
+                crowded = crowded or generation.full
                 continue
             metrics.STALE_OUTPUTS.inc()
             if output.end and output.request_id not in self._submissions:
@@ -162,6 +170,7 @@ class Dispatcher:
             submission = self._current(link, asked)
             if submission is not None:
                 self._waits_there(submission, asked)
+        return crowded
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
         return [submission.resume() for submission in self._on(link)]
@@ -240,9 +249,7 @@ class Dispatcher:
             return
         cached = min(output.cached_tokens, len(generation.request.prompt))
         generation.cached_tokens = max(generation.cached_tokens, cached)
-        if not generation.put(made):
-            self.cancel(generation, Cancelled("the client reads too slowly"))
-            return
+        generation.put(made)
         submission.answered = True
         self._got_on(submission)
         for boot_id in submission.short:

@@ -80,12 +80,13 @@ class Generation:
         """Whether any choice has an accepted token."""
         return any(choice.accepted for choice in self.choices)
 
-    def put(self, output: OutputToken) -> bool:
-        """Accept an output. False: the buffer is full, and the client is too slow. A worker that
-        comes back sends all that it kept at once; the client needs time to take it.
-        An end without a token always has room."""
-        if output.token is not None and self._weight >= self._limit and self._too_slow():
-            return False
+    @property
+    def full(self) -> bool:
+        """Whether as much waits for the client as the buffer is for."""
+        return self._weight >= self._limit
+
+    def put(self, output: OutputToken) -> None:
+        """Accept an output, whatever waits already: see `too_slow`."""
         choice = self.choices[output.choice]
         if output.token is not None:
             choice.accepted.append(output.token)
@@ -93,14 +94,19 @@ class Generation:
             choice.ended = True
         self._buffer.append(output)
         self._weight += output.weight
+        if self.full and self._full_s is None:
+            self._full_s = asyncio.get_running_loop().time()
         self._wake.set()
-        return True
 
-    def _too_slow(self) -> bool:
-        now_s = asyncio.get_running_loop().time()
-        if self._full_s is None:
-            self._full_s = now_s
-        return now_s - self._full_s >= PATIENCE_S or self._weight >= MOST_BUFFERS * self._limit
+    def too_slow(self) -> bool:
+        """Whether the client has left a full buffer for too long, or far too much. To be asked
+        before the outputs of a message, not between them: a worker that comes back, or was not
+        heard for a while, sends all that it kept at once, and the client had no turn to take it."""
+        return self._full_s is not None and self._too_slow(self._full_s)
+
+    def _too_slow(self, full_s: float) -> bool:
+        waited_s = asyncio.get_running_loop().time() - full_s
+        return waited_s >= PATIENCE_S or self._weight >= MOST_BUFFERS * self._limit
 
     def end(self, error: BatonError | None = None) -> None:
         """No output will follow. Only the first end counts."""

@@ -46,7 +46,9 @@ log = logs.get(__name__)
 class Bearer(Protocol):
     """Who bears the requests that travel on links: the dispatcher."""
 
-    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None: ...
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
+        """Whether clients should have a turn before more is read: a buffer of theirs is full."""
+        ...
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]: ...
 
@@ -308,7 +310,8 @@ class WorkerLink:
             self.quiet = False
             kind = message.WhichOneof("kind")
             if kind == "outputs":
-                self._bearer.take(self, message.outputs)
+                if self._bearer.take(self, message.outputs):
+                    await asyncio.sleep(0)
             elif kind == "load":
                 self._take_load(message.load)
 

@@ -82,7 +82,7 @@ class Watch:
         self._hangs.over_router(process)
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
-        def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+        def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
             named: dict[str, tuple[Generation, int]] = {}
             fitting: dict[str, int] = {}
             for output in outputs.outputs:
@@ -94,10 +94,11 @@ class Watch:
                     if right and output.HasField("token"):
                         before = fitting.get(generation.request_id, 0)
                         fitting[generation.request_id] = before + 1
-            take(link, outputs)
+            crowded = take(link, outputs)
             for name, (generation, before) in named.items():
                 if _accepted(generation) - before > fitting.get(name, 0):
                     self.breaches.append(f"{process.machine.name}: {name} took an old token")
+            return crowded
 
         dispatcher.take = watched  # type: ignore[method-assign]
 

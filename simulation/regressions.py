@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.proto import worker_pb2
-from baton.router.generation import Generation
+from baton.router.dispatch import Dispatcher
 from baton.router.worker_link import WorkerLink
 from baton.simulation.mutations import Break
 
@@ -25,6 +25,14 @@ def _any_role(before: Any) -> Any:
     return welcomed
 
 
+def _without_turns(before: Any) -> Any:
+    def take(self: Dispatcher, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
+        before(self, link, outputs)
+        return False
+
+    return take
+
+
 @dataclass(frozen=True, slots=True)
 class PastBug:
     seed: int
@@ -33,13 +41,13 @@ class PastBug:
 
 PAST_BUGS: dict[str, PastBug] = {
     "backlog-of-a-slow-client": PastBug(
-        22,
+        606198,
         Break(
-            "a worker that comes back brings more than a client's buffer holds, and the client "
-            "was taken for a slow one",
-            Generation,
-            "_too_slow",
-            lambda before: lambda self: True,
+            "a worker that comes back, or a router that was slow, brings more than a client's "
+            "buffers hold, and the client, who had no turn to take it, was taken for a slow one",
+            Dispatcher,
+            "take",
+            _without_turns,
         ),
     ),
     "role-of-an-old-record": PastBug(

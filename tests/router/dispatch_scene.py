@@ -136,8 +136,9 @@ class Scene:
     def link(self, number: int = 0) -> Any:
         return self.fleet.links[f"decode-{number}"]
 
-    def give(self, *outputs: worker_pb2.Output, number: int = 0) -> None:
-        self.dispatcher.take(self.link(number), worker_pb2.StepOutputs(outputs=outputs))
+    def give(self, *outputs: worker_pb2.Output, number: int = 0) -> bool:
+        """Whether clients should have a turn then."""
+        return self.dispatcher.take(self.link(number), worker_pb2.StepOutputs(outputs=outputs))
 
     def tell(self, *outputs: worker_pb2.Output, number: int = 0, **asked: Any) -> None:
         """Of whom a request asks now; `outputs` travel in the same message."""

@@ -68,7 +68,7 @@ class Nobody:
     def __init__(self) -> None:
         self.lost_workers: list[str] = []
 
-    def take(self, link: Any, outputs: Any) -> None:
+    def take(self, link: Any, outputs: Any) -> bool:
         raise AssertionError("no outputs are sent here")
 
     def pending(self, link: Any) -> list[worker_pb2.Resume]:

@@ -61,9 +61,11 @@ class Notes:
         self.losses: list[tuple[list[str] | None, str]] = []
         self.waiting: list[worker_pb2.Resume] = []
         self.hangs = 0
+        self.crowded = False
 
-    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> None:
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
         self.outputs.append(outputs)
+        return self.crowded
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
         return self.waiting

@@ -21,7 +21,8 @@ async def test_a_full_buffer_ends_the_request_after_what_was_accepted(
 ) -> None:
     scene = scene_of()
     generation = await scene.start(max_tokens=200)
-    scene.give(*(output(index, index) for index in range(8 * 16 + 1)))
+    scene.give(*(output(index, index) for index in range(8 * 16)))
+    scene.give(output(8 * 16, 8 * 16))
     assert len(await generation.next()) == 8 * 16
     with pytest.raises(Cancelled, match="too slowly"):
         await generation.next()
@@ -48,27 +49,42 @@ async def test_what_a_worker_kept_may_come_at_once(
 
 
 @on_virtual_time
+async def test_what_comes_at_once_is_taken_whole_and_clients_have_a_turn_then(
+    scene_of: Any, output: Any
+) -> None:
+    """In the midst of a message nobody could take anything: far more than eight buffers wait."""
+    scene = scene_of()
+    generation = await scene.start(max_tokens=500)
+    assert scene.give(*(output(index, index) for index in range(15))) is False
+    assert scene.give(*(output(index, index) for index in range(15, 300))) is True
+    assert len(await generation.next()) == 300
+    assert scene.give(output(300, 300)) is False
+    assert not generation.over
+
+
+@on_virtual_time
 async def test_alternatives_weigh_as_much_as_tokens() -> None:
     request = GenerationRequest((5,), worker_pb2.Sampling(), max_tokens=1000)
     generation = Generation("r", request, 64, asyncio.get_running_loop().time() + 50)
     heavy = OutputToken(0, 3, -1.0, tuple((token, -2.0) for token in range(20)))
     taken = 0
-    while generation.put(heavy):
+    while not generation.too_slow():
+        generation.put(heavy)
         taken += 1
     assert 8 * 64 / 21 <= taken <= 8 * 64 / 21 + 1  # of tokens alone: 512
     assert len(await generation.next()) == taken
-    assert generation.put(heavy)  # the buffer is empty again
+    assert not generation.too_slow()  # the buffer is empty again
+    generation.put(heavy)
     assert len(await generation.next()) == 1
 
 
 @on_virtual_time
-async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any) -> None:
+async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any, output: Any) -> None:
     scene = scene_of()
     generation = await scene.start(max_tokens=200)
-    for token in range(8 * 16):
-        assert generation.put(OutputToken(0, token))
-    assert not generation.put(OutputToken(0, 1))
-    assert generation.put(OutputToken(0, None, finish="length"))
+    scene.give(*(output(index, index) for index in range(8 * 16)))
+    assert generation.too_slow()
+    scene.give(output(8 * 16, None, end=worker_pb2.LENGTH))
     assert (await generation.next())[-1].finish == "length"
 
 

@@ -37,6 +37,24 @@ async def test_outputs_and_load_are_passed_on(link_scene: Any, eventually: Any) 
 
 
 @on_virtual_time
+@pytest.mark.parametrize("crowded", [True, False])
+async def test_clients_have_a_turn_between_messages_once_their_buffers_are_full(
+    link_scene: Any, crowded: bool
+) -> None:
+    made = link_scene()
+    far = await made.accept()
+    made.notes.crowded = crowded
+    for _ in range(9):
+        await far.send(worker_pb2.WorkerMessage(outputs=worker_pb2.StepOutputs()))
+    seen = set()
+    async with asyncio.timeout(20):
+        while len(made.notes.outputs) < 9:
+            await asyncio.sleep(0)
+            seen.add(len(made.notes.outputs))
+    assert (seen >= set(range(1, 10))) is crowded
+
+
+@on_virtual_time
 async def test_heartbeats_go_down_without_traffic(link_scene: Any) -> None:
     made = link_scene()
     far = await made.accept()
