@@ -79,6 +79,8 @@ def judge(
     """`may_cut`: the routers that the scenario itself killed."""
     counts = Counter(trace.outcome.value for trace in traces if trace.outcome is not None)
     before = sum(t.outcome is Outcome.RIGHT and t.ended_s < moments.fault_s for t in traces)
+    failed = [t for t in traces if t.outcome in (Outcome.FAILED, Outcome.REFUSED)]
+    errors = Counter(trace.detail[:ERROR_CHARACTERS] for trace in failed)
     under_way = sum(t.started_s < moments.fault_s < t.ended_s for t in traces)
     found = Verdict(
         scenario=scenario,
@@ -88,11 +90,7 @@ def judge(
         recovery=recovery(traces, moments),
         by_grpc=sum(trace.by_grpc for trace in traces),
         left=left,
-        errors=Counter(
-            trace.detail[:ERROR_CHARACTERS]
-            for trace in traces
-            if trace.outcome in (Outcome.FAILED, Outcome.REFUSED)
-        ),
+        errors=dict(errors),  # a Counter's own keys would become pairs on the way to JSON
     )
     if before < LEAST_BEFORE or not under_way:
         found.void = f"{before} answers before the fault, {under_way} under way: too little load"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from chaos.clients import Outcome, Trace
@@ -124,3 +127,4 @@ def test_requests_are_counted_by_outcome_and_retries_apart() -> None:
     assert found.counts["failed"] == 2 and found.counts["right"] == LEAST_BEFORE + 4
     assert found.requests == LEAST_BEFORE + 6 and found.retried == found.by_grpc == 1
     assert found.errors == {"": 1, "503 no worker": 1}
+    assert json.loads(json.dumps(asdict(found)))["errors"] == found.errors
