@@ -20,7 +20,9 @@ class Ring:
 
 @pytest.fixture(autouse=True)
 def unfrozen() -> Iterator[None]:
+    thresholds = gc.get_threshold()
     yield
+    gc.set_threshold(*thresholds)
     gc.unfreeze()
     gc.collect()
 
@@ -39,9 +41,10 @@ def test_what_lives_is_looked_through_no_more() -> None:
 
 def test_what_comes_later_is_found_without_a_word() -> None:
     """Rings that lived through two collections lie where Python looks only at times: in a process
-    of as many objects as this one it would need a quarter of them."""
+    of so many objects it would need a quarter of them."""
+    start = [[number] for number in range(4 * 20_000)]
     set_apart()
-    assert gc.get_freeze_count() > 4 * 20_000
+    assert gc.get_freeze_count() > len(start)
     left: list[weakref.ref[Ring]] = []
     for _ in range(20):
         rings = [Ring() for _ in range(1000)]
@@ -52,3 +55,11 @@ def test_what_comes_later_is_found_without_a_word() -> None:
         junk = [[number] for number in range(120_000)]
         del junk
     assert sum(ref() is not None for ref in left) < 15_000
+
+
+def test_a_whole_search_comes_after_some_20_000_objects() -> None:
+    set_apart()
+    before = gc.get_stats()[2]["collections"]
+    kept = [[number] for number in range(30_000)]
+    assert len(kept) == 30_000
+    assert gc.get_stats()[2]["collections"] > before
