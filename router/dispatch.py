@@ -20,13 +20,12 @@ from opentelemetry.context import Context
 from baton.proto import worker_pb2
 from baton.router.deadline import passed
 from baton.router.fleet import Fleet
-from baton.router.generation import Generation, OutputToken
+from baton.router.generation import Generation
 from baton.router.generation_request import GenerationRequest
-from baton.router.move_budget import MoveBudget
-from baton.router.move_turns import MoveTurns
+from baton.router.moves import Moves
 from baton.router.placing import Placer
 from baton.router.placing_line import STOPPING, PlacingLine
-from baton.router.submission import Submission, ended_before_loss, output_token
+from baton.router.submission import Submission, output_token
 from baton.router.worker_link import WorkerLink
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig, StepConfig
@@ -34,9 +33,6 @@ from baton.runtime.errors import (
     BatonError,
     Cancelled,
     Draining,
-    OutOfMemory,
-    Overloaded,
-    StalePlacement,
     Unavailable,
     WorkerLost,
     by_code,
@@ -44,7 +40,6 @@ from baton.runtime.errors import (
 
 PLACE_WAIT_S = 15.0  # for a worker to appear: longer than a worker's restart
 CONFIRM_WEIGHT = 128  # some 20 KB in the worker
-BUSY_PAUSE_S = 0.25  # before a request that a client sees the tokens of asks a full worker again
 
 log = logs.get(__name__)
 
@@ -64,10 +59,8 @@ class Dispatcher:
         self._circuits = fleet.circuits
         self._placer = Placer(fleet, config, step.expected_growth_tokens)
         self._line = PlacingLine(self._placer)
-        self._budget = MoveBudget(config.move_share, config.move_floor)
         self._submissions: dict[str, Submission] = {}
-        self._turns = MoveTurns(self._budget, lambda: len(self._submissions))
-        self._placing: set[asyncio.Task[None]] = set()
+        self._moves = Moves(self, self._submissions, fleet.circuits, self._line, config)
         self._stopping = False
 
     def __len__(self) -> int:
@@ -89,7 +82,7 @@ class Dispatcher:
         )
         submission = Submission(request_id, generation, set(range(request.choices)), context)
         self._submissions[request_id] = submission
-        self._turns.look()  # of more that is being served, more may be moved
+        self._moves.look()
         try:
             await self._line.place(submission, self.place_wait_s)
         except BaseException:
@@ -139,9 +132,7 @@ class Dispatcher:
     async def close(self) -> None:
         """Fail what is left, and wait for the tasks of this dispatcher."""
         self.end_all()
-        for task in self._placing:
-            task.cancel()
-        await asyncio.gather(*self._placing, return_exceptions=True)
+        await self._moves.close()
 
     # -- Bearer ------------------------------------------------------------------------------
 
@@ -184,7 +175,7 @@ class Dispatcher:
             if wanted is None or submission.wire_id in wanted:
                 submission.link = None
                 loss = Draining if link.load.draining else WorkerLost
-                self._again(submission, loss(f"{link.worker_id}: {reason}"), link.boot_id)
+                self._moves.again(submission, loss(f"{link.worker_id}: {reason}"), link.boot_id)
 
     def hung(self, link: WorkerLink) -> None:
         """Its requests go on elsewhere, and so do those whose prompt it was to prefill: nobody
@@ -198,7 +189,7 @@ class Dispatcher:
 
     def _left(self, submission: Submission, hung: WorkerLink) -> None:
         error = WorkerLost(f"{hung.worker_id} computes nothing any more")
-        self._fail(submission, error, True, hung.boot_id)
+        self._moves.fail(submission, error, True, hung.boot_id)
 
     def _current(
         self, link: WorkerLink, word: worker_pb2.Output | worker_pb2.Asked
@@ -230,34 +221,38 @@ class Dispatcher:
     def _accept(self, submission: Submission, output: worker_pb2.Output) -> None:
         accepted = len(submission.generation.choices[output.choice].accepted)
         if output.end == worker_pb2.CANCELLED:
-            self._fail(submission, WorkerLost("the worker gave the request up"), True)
+            self._moves.fail(submission, WorkerLost("the worker gave the request up"), True)
             return
         if output.end == worker_pb2.FAILED:
             failure = output.failure
-            self._fail(submission, by_code(failure.code, failure.detail), failure.retryable)
+            self._moves.fail(submission, by_code(failure.code, failure.detail), failure.retryable)
             return
         generation = submission.generation
         if output.index < accepted:
             metrics.STALE_OUTPUTS.inc()
             return
         if output.index > accepted:
-            self._fail(submission, WorkerLost("outputs are missing between two indices"), True)
+            self._moves.fail(
+                submission, WorkerLost("outputs are missing between two indices"), True
+            )
             return
         made = output_token(output)
         if made.largest >= self._fleet.vocab_size:
-            self._fail(submission, WorkerLost("a token is outside the model's vocabulary"), True)
+            self._moves.fail(
+                submission, WorkerLost("a token is outside the model's vocabulary"), True
+            )
             return
         cached = min(output.cached_tokens, len(generation.request.prompt))
         generation.cached_tokens = max(generation.cached_tokens, cached)
         generation.put(made)
         submission.answered = True
-        self._got_on(submission)
+        self._moves.got_on(submission)
         for boot_id in submission.short:
             self._circuits.failed(boot_id, _now())
         submission.short = frozenset()
         if made.finish is not None:
             self._served(submission)
-            self._choice_ended(submission, output.choice)
+            self.choice_ended(submission, output.choice)
         self._confirm(submission, made.weight)
 
     def _confirm(self, submission: Submission, weight: int) -> None:
@@ -273,7 +268,7 @@ class Dispatcher:
             self._circuits.served(submission.link.boot_id, _now())
             self._circuits.served(submission.prefill, _now())
 
-    def _choice_ended(self, submission: Submission, choice: int) -> None:
+    def choice_ended(self, submission: Submission, choice: int) -> None:
         submission.choices.discard(choice)
         if not submission.choices:
             self._submissions.pop(submission.wire_id, None)
@@ -285,108 +280,11 @@ class Dispatcher:
         if all(choice.ended for choice in generation.choices):
             generation.end()
 
-    # -- failing over ------------------------------------------------------------------------
-
-    def _fail(
-        self, submission: Submission, error: BatonError, retryable: bool, failed: bytes = b""
-    ) -> None:
-        """The worker could not do it: cancel what it still holds, and try elsewhere if that
-        can help. `failed` is the boot id of who is to blame, if it is another."""
-        boot_id = failed or (submission.link.boot_id if submission.link is not None else b"")
-        if isinstance(error, OutOfMemory):
-            submission.short |= {boot_id}
-        elif retryable and not failed and not isinstance(error, Overloaded | Draining):
-            self._circuits.failed(boot_id, _now())
-        submission.tell_cancel()
-        if isinstance(error, StalePlacement):
-            submission.left, boot_id = submission.left | submission.candidates, b""
-        elif submission.link is not None and isinstance(error, Draining):
-            submission.link.load.draining = True  # until it says otherwise
-        submission.link = None
-        if retryable:
-            self._again(submission, error, boot_id)
-        else:
-            self.cancel(submission.generation, error)
-
-    def _again(self, submission: Submission, error: BatonError, failed_boot_id: bytes) -> None:
-        """Place a submission again, from its accepted tokens. It is on no worker now."""
-        generation = submission.generation
-        if generation.over:  # another part of it has just failed for good
-            return
-        for choice in sorted(submission.choices):
-            finish = ended_before_loss(generation, choice)
-            if finish is not None:  # its last token arrived, only the word of its end was lost
-                generation.put(OutputToken(choice, None, finish=finish))
-                generation.choices[choice].ended = True
-                self._choice_ended(submission, choice)
-        if not submission.choices:
-            return
-        drained = isinstance(error, Draining)
-        if isinstance(error, Overloaded):
-            submission.busy = error
-        if drained or isinstance(error, Overloaded):  # who is full has failed nobody
-            self._got_on(submission)
-        elif submission.move is not None:
-            self._turns.failed(submission.move, short=isinstance(error, OutOfMemory))
-            submission.move = None
-        if not drained and submission.failures >= self._config.max_attempts:
-            metrics.MOVES_REFUSED.labels("attempts").inc()
-            self.cancel(generation, submission.busy or error)
-            return
-        say = log.info if drained else log.warning
-        say("request placed again", request_id=generation.request_id, reason=str(error))
-        self._submissions.pop(submission.wire_id, None)
-        for part in submission.continued(failed_boot_id, drained):
-            self._submissions[part.wire_id] = part
-            busy = isinstance(error, Overloaded) and generation.begun
-            pause_s = BUSY_PAUSE_S * submission.attempt if busy else 0.0
-            task = asyncio.create_task(self._place_again(part, pause_s, error))
-            part.placing = task
-            self._placing.add(task)
-            task.add_done_callback(self._placing.discard)
-
-    async def _place_again(self, submission: Submission, pause_s: float, why: BatonError) -> None:
-        """A task of its own, which ends with the submission: its deadline cancels it. What a
-        drain hands back asks the budget for nothing: nobody has failed."""
-        await asyncio.sleep(pause_s)
-        try:
-            drained = isinstance(why, Draining)
-            if not drained:
-                await self._take_turn(submission, short=isinstance(why, OutOfMemory))
-            metrics.MIGRATIONS.inc()
-            submission.generation.migrations += 1
-            wait_s = self._config.handed_back_s if drained else self.place_wait_s
-            await self._line.place(submission, wait_s, drained)
-        except BatonError as error:
-            self._not_placed(submission, error)
-        except Exception as error:  # of what should be impossible: its client is told at once
-            log.exception(
-                "a move failed in an unknown way", request_id=submission.generation.request_id
-            )
-            self._not_placed(submission, BatonError(f"a move failed: {type(error).__name__}"))
-
-    def _not_placed(self, submission: Submission, error: BatonError) -> None:
-        if self._submissions.get(submission.wire_id) is submission:
-            self.cancel(submission.generation, error)
-
-    async def _take_turn(self, submission: Submission, *, short: bool) -> None:
-        """Wait until the budget has room for one move more. Raises Overloaded if it is used up."""
-        try:
-            submission.move = await self._turns.take(short=short)
-        except Overloaded:
-            metrics.MOVES_REFUSED.labels("budget").inc()
-            raise
-
-    def _got_on(self, submission: Submission) -> None:
-        if submission.move is not None:
-            move, submission.move = submission.move, None
-            self._turns.got_on(move)
-
     def _withdraw(self, submission: Submission) -> None:
         self._submissions.pop(submission.wire_id, None)
         if submission.placing is not None and submission.placing is not asyncio.current_task():
             submission.placing.cancel()
-        self._got_on(submission)  # nobody wants it any more
+        self._moves.got_on(submission)  # nobody wants it any more
         submission.tell_cancel()
 
     def _of(self, generation: Generation) -> list[Submission]:

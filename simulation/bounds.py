@@ -32,7 +32,7 @@ class Bounds:
     def _over_budget(self, process: RouterProcess) -> None:
         """Moves under way, and those that failed in the last HOLD_S for want of memory or else, are
         no more than its limit."""
-        dispatcher, budget = process.dispatcher, process.dispatcher._budget
+        dispatcher, budget = process.dispatcher, process.dispatcher._moves._budget
         take, got_on, failed = budget.take, budget.got_on, budget.failed
         under_way: dict[Move, float] = {}  # when each was taken, on the router's clock
         failures: dict[bool, deque[float]] = {True: deque(), False: deque()}

@@ -357,8 +357,8 @@ def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
 
 def _borne(router: RouterProcess) -> Iterable[str]:
     dispatcher = router.dispatcher
-    if len(dispatcher) or dispatcher._placing:
-        yield f"{len(dispatcher)} submissions, {len(dispatcher._placing)} being placed"
+    if len(dispatcher) or dispatcher._moves._placing:
+        yield f"{len(dispatcher)} submissions, {len(dispatcher._moves._placing)} being placed"
     if router.admission.taken:
         yield f"{router.admission.taken} tickets taken"
 

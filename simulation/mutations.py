@@ -35,6 +35,7 @@ from baton.router.admission import Admission
 from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
 from baton.router.move_budget import HOLD_S, Move, MoveBudget
+from baton.router.moves import Moves
 from baton.router.submission import Submission
 from baton.runtime import identity
 from baton.runtime.errors import ConfigError, Overloaded, ReadFailed
@@ -247,7 +248,7 @@ def _always_a_move(_: Any) -> Any:
 
 
 def _not_asked(_: Any) -> Any:
-    async def take_turn(self: Dispatcher, submission: Submission, *, short: bool) -> None:
+    async def take_turn(self: Moves, submission: Submission, *, short: bool) -> None:
         return
 
     return take_turn
@@ -366,9 +367,7 @@ MUTATIONS: dict[str, Break] = {
     "no-budget-of-moves": Break(
         "all that fails is moved at once", MoveBudget, "take", _always_a_move
     ),
-    "moves-beside-the-budget": Break(
-        "the budget is not asked", Dispatcher, "_take_turn", _not_asked
-    ),
+    "moves-beside-the-budget": Break("the budget is not asked", Moves, "_take_turn", _not_asked),
     "memory-costs-others": Break(
         "what fits nowhere uses up all moves", MoveBudget, "failed", _short_like_others
     ),

@@ -127,7 +127,7 @@ class Refusals:
         admission.ticket = watched  # type: ignore[method-assign]
 
     def _over_budget(self, process: RouterProcess) -> None:
-        budget, config = process.dispatcher._budget, self._world.config.router
+        budget, config = process.dispatcher._moves._budget, self._world.config.router
         take, failed = budget.take, budget.failed
         # by whether memory was short: when each is forgotten, on the router's clock
         failures: dict[bool, deque[float]] = {True: deque(), False: deque()}
