@@ -1,8 +1,9 @@
 """The fleet: every worker that the registry names, each with its link; what they can do now.
 
 The registry is a hint of who exists; a worker is alive while its link is. A worker that the
-registry has forgotten is let go once its link is down. Owns the links, the index and the
-circuits. Knows no requests: those are the dispatcher's, which is the links' Bearer.
+registry has forgotten is let go once its link is down; its size is remembered for a while. Owns
+the links, the index and the circuits. Knows no requests: those are the dispatcher's, which is the
+links' Bearer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from baton.proto import worker_pb2
+from baton.router.absent import Absent
 from baton.router.circuits import Circuits
 from baton.router.dialer import Dialer
 from baton.router.misfits import misfits
-from baton.router.placement import Numbers, Shape, WorkerView
+from baton.router.placement import Numbers, Shape, Size, WorkerView
 from baton.router.radix_index import RadixIndex
 from baton.router.validation import Limits
 from baton.router.worker_link import Bearer, WorkerLink
@@ -54,6 +56,7 @@ class Fleet:
         self._boot_id = boot_id or secrets.token_bytes(16)
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._absent = Absent(config.handed_back_s)
         self._records: Sequence[WorkerRecord] = ()  # as the registry last had them
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
         self._misfits: dict[str, str] = {}  # likewise
@@ -88,7 +91,7 @@ class Fleet:
             log.error("the registry cannot be read", why=str(error))
             return self._records
         if self._followed_s is None:  # an unread registry is no empty one
-            self._followed_s = asyncio.get_running_loop().time()
+            self._followed_s = _now()
         return self._records
 
     def _follow(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:
@@ -105,6 +108,7 @@ class Fleet:
                 self._drop(worker_id)
         for worker_id, record in named.items():
             if worker_id not in self._links:
+                self._absent.announced(worker_id, record.role, _now())
                 link = WorkerLink(
                     record,
                     self._dialer,
@@ -135,7 +139,7 @@ class Fleet:
 
     def _judge(self) -> None:
         """Compare the workers of each role by their steps, and forget those that are gone."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = _now()
         for role in ("prefill", "decode"):
             links = [e for e in self._links.values() if e.takes_work and e.record.role == role]
             step_ms = {link.boot_id: link.load.step_ms for link in links}
@@ -165,7 +169,9 @@ class Fleet:
         }
 
     def _drop(self, worker_id: str) -> None:
-        del self._links[worker_id]
+        welcome = self._links.pop(worker_id).welcome
+        if welcome is not None and welcome.role == "decode":
+            self._absent.left(worker_id, _size(welcome), _now())
         self._tasks.pop(worker_id).cancel()
 
     def link(self, worker_id: str) -> WorkerLink | None:
@@ -188,7 +194,7 @@ class Fleet:
         linked = [(link, link.welcome) for link in self._links.values() if link.up]
         passed_over = self.circuits.passed_over(
             {link.boot_id: link.record.role for link, _ in linked},
-            asyncio.get_running_loop().time(),
+            _now(),
         )
         views = []
         for link, welcome in linked:
@@ -216,6 +222,19 @@ class Fleet:
             )
         return views
 
+    def away(self) -> list[Size]:
+        """Of the decode workers that are not linked now and may come back: those that the
+        registry names, and those that have left within `router.handed_back_s`. What was refused
+        as no worker of this model is none."""
+        sizes = self._absent.sizes(_now())
+        for worker_id, link in self._links.items():
+            welcome = link.welcome
+            if welcome is not None or link.refused:
+                sizes.pop(worker_id, None)
+            if welcome is not None and not (link.up or link.refused) and welcome.role == "decode":
+                sizes[worker_id] = _size(welcome)
+        return list(sizes.values())
+
     def match(
         self,
         views: Sequence[WorkerView],
@@ -242,7 +261,7 @@ class Fleet:
         nothing is waited for yet."""
         if self._rebuilt or self._followed_s is None:
             return self._rebuilt
-        waited_s = asyncio.get_running_loop().time() - self._followed_s
+        waited_s = _now() - self._followed_s
         links = [link for link in self._links.values() if link.up or waited_s < LINK_S]
         missing = [link.worker_id for link in links if not self.index.complete(link.worker_id)]
         over = waited_s >= self._config.rebuild_s
@@ -259,11 +278,13 @@ class Fleet:
         return min((link.expected_s() for link in decoders), default=0.0)
 
     def limits(self) -> Limits:
-        """What the linked decode workers can take; the model's own limits while none is linked."""
+        """What the decode workers can take, at most with those that are away; the model's own
+        limits while none is linked."""
         welcomes = [link.welcome for link in self._links.values() if link.up and link.welcome]
         own = self._limits.max_context
         contexts = [min(own, e.max_context) for e in welcomes if e.role == "decode"] or [own]
-        return replace(self._limits, max_context=max(contexts), common_context=min(contexts))
+        largest = max(contexts + [min(own, size.max_context) for size in self.away()])
+        return replace(self._limits, max_context=largest, common_context=min(contexts))
 
     @property
     def vocab_size(self) -> int:
@@ -279,6 +300,14 @@ class Fleet:
 
 def _shape(welcome: worker_pb2.WorkerWelcome) -> Shape:
     return (welcome.model_fingerprint, welcome.kv_dtype, welcome.block_size)
+
+
+def _size(welcome: worker_pb2.WorkerWelcome) -> Size:
+    return Size(welcome.block_size, welcome.total_blocks, welcome.max_context)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _sound(record: WorkerRecord) -> bool:

@@ -30,6 +30,16 @@ Numbers = tuple[str, str]
 Shape = tuple[str, str, int]  # those, and the tokens in a block
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a decode worker can take at most, in tokens of a block, blocks, and tokens. The
+    defaults are those of one that has never said: anything."""
+
+    block_size: int = 1
+    total_blocks: int = 1 << 31
+    max_context: int = 1 << 24
+
+
 @dataclass(slots=True)
 class WorkerView:
     """One worker, as the router sees it now. `shape` is what two pools must share for a
@@ -95,11 +105,15 @@ class Placement:
 
 
 def open_decoders(
-    need: Need, workers: Sequence[WorkerView], max_waiting: int = 512
+    need: Need,
+    workers: Sequence[WorkerView],
+    max_waiting: int = 512,
+    away: Sequence[Size] = (),
 ) -> list[WorkerView] | BatonError:
-    """The decode workers that could take it, or why there is none: Unavailable (none is there),
-    Overloaded (on each of them `max_waiting` requests wait for credit), InvalidRequest (larger
-    than any pool). Errors are values here, not raised. Looks at nothing that they hold."""
+    """The decode workers that could take it, or why there is none: Unavailable (none is there, or
+    only one of those that are `away` could), Overloaded (on each of them `max_waiting` requests
+    wait for credit), InvalidRequest (larger than any pool). Errors are values here, not raised.
+    Looks at nothing that they hold."""
     known = [worker for worker in workers if worker.role == "decode"]
     decoders = [worker for worker in known if not worker.draining]
     if not decoders:
@@ -113,7 +127,7 @@ def open_decoders(
             )
     fitting = [worker for worker in decoders if _holds(need, worker)]
     if not fitting:
-        return _too_large(need, known)
+        return _too_large(need, [*known, *away])
     open_ = [
         worker
         for worker in _trusted(fitting)
@@ -172,7 +186,7 @@ def _uncached(need: Need, worker: WorkerView) -> int:
     return need.tokens - min(worker.held_tokens, need.tokens - 1)
 
 
-def _holds(need: Need, worker: WorkerView) -> bool:
+def _holds(need: Need, worker: WorkerView | Size) -> bool:
     """Whether a decode worker takes it, however long it waits: as its own line counts, by the
     longest that one sequence may become, and by the credit of all."""
     size = worker.block_size
@@ -192,9 +206,11 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _too_large(need: Need, decoders: Sequence[WorkerView]) -> BatonError:
+def _too_large(need: Need, decoders: Sequence[WorkerView | Size]) -> BatonError:
     if any(_holds(need, worker) for worker in decoders):
-        return Unavailable("no decode worker whose KV pool is large enough takes work: ask again")
+        return Unavailable(
+            "no decode worker whose KV pool is large enough takes work just now: ask again"
+        )
     largest = max(min(e.total_blocks * e.block_size, e.max_context) for e in decoders)
     asked = f"of {need.most_tokens} tokens of prompt and output"
     if need.sequences > 1:

@@ -55,7 +55,8 @@ class Placer:
         started_s = time.perf_counter()
         need = self._need(submission)
         views = self._fleet.views()
-        open_ = open_decoders(need, views, self._config.max_waiting)
+        away = self._fleet.away()
+        open_ = open_decoders(need, views, self._config.max_waiting, away)
         if isinstance(open_, BatonError):
             return open_
         salt, known = submission.generation.request.cache_salt, submission.identities

@@ -63,7 +63,8 @@ class Bearer(Protocol):
 
 class WorkerLink:
     """`up` is true while the link is; `quiet`: for long nothing has come on it; `boot_id` and
-    `welcome` are those of the last welcome. `placed_tokens` and `placed_requests` count what was
+    `welcome` are those of the last welcome; `refused`: why the last one was not taken, if so.
+    `placed_tokens` and `placed_requests` count what was
     sent since the last load report. `vocab_size` is that of the router's model."""
 
     def __init__(
@@ -84,6 +85,7 @@ class WorkerLink:
         self.parked = False
         self.hung = False
         self.quiet = False
+        self.refused = ""
         self.placed_tokens = 0
         self.placed_requests = 0
         self._pace = Pace()
@@ -96,7 +98,6 @@ class WorkerLink:
         name = record.worker_id.encode()
         self._session_id = blake2b(name, key=router_boot_id, digest_size=BOOT_ID_BYTES).digest()
         self._vocab_size = vocab_size
-        self._refused = ""  # why its welcome was refused, as the log was last told
         self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(
             config.link_queue  # if they pile up, the worker has stopped reading
         )
@@ -269,14 +270,14 @@ class WorkerLink:
     def _check(self, welcome: worker_pb2.WorkerWelcome) -> None:
         """Raises LinkClosed; the log is told once of each fault."""
         found = fault(welcome, self._vocab_size)
-        if found and found != self._refused:
+        if found and found != self.refused:
             log.error(
                 "worker refused: its welcome cannot be true",
                 worker_id=self.worker_id,
                 why=found,
                 remedy="start it with this router's model and version",
             )
-        self._refused = found
+        self.refused = found
         if found:
             raise LinkClosed(f"the welcome of {self.worker_id} cannot be true: {found}")
 

@@ -15,7 +15,7 @@ from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
 from baton.router.generation import Generation
 from baton.router.generation_request import GenerationRequest
-from baton.router.placement import WorkerView
+from baton.router.placement import Size, WorkerView
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.links import LinkClosed
 
@@ -69,9 +69,13 @@ class FakeFleet:
         self.vocab_size = 1000
         self.matched = 0
         self.known = True  # the index is rebuilt
+        self.absent: list[Size] = []
 
     def rebuilt(self) -> bool:
         return self.known
+
+    def away(self) -> list[Size]:
+        return self.absent
 
     def expected_s(self) -> float:
         return self.expected

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
+from baton.router.placement import Size
 from baton.router.validation import Limits
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
@@ -204,6 +205,57 @@ async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(
     assert fleet_scene.fleet.limits() == Limits(800, 300, 500)
 
 
+async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good(
+    fleet_scene: Any, eventually: Any
+) -> None:
+    """Where its link is down, where it is started anew, and where the registry has lost it."""
+    fleet = fleet_scene.fleet
+    fleet_scene.add("decode-0", max_context=500)
+    large = fleet_scene.add("decode-1", 2, max_context=800)
+    await eventually(lambda: len(fleet_scene.names()) == 2)
+    assert fleet.away() == []
+    large.reachable = False
+    await large.ends[-1].close()
+    await eventually(lambda: fleet_scene.names() == ["decode-0"])
+    assert fleet.away() == [Size(4, 9, 800)]
+    assert fleet.limits() == Limits(800, 300, 500)
+    fleet_scene.registry.withdraw("decode-1", large.boot_id.hex())
+    await eventually(lambda: fleet.link("decode-1") is None)
+    assert fleet.away() == [Size(4, 9, 800)]
+    anew = fleet_scene.add("decode-1", 3, max_context=700)
+    anew.reachable = False
+    await eventually(lambda: fleet.link("decode-1") is not None)
+    assert fleet.away() == [Size(4, 9, 800)]
+    anew.reachable = True
+    await eventually(lambda: len(fleet_scene.names()) == 2)
+    assert fleet.away() == [] and fleet.limits() == Limits(700, 300, 500)
+
+
+async def test_who_is_new_and_not_linked_yet_may_hold_anything(
+    fleet_scene: Any, eventually: Any
+) -> None:
+    fleet_scene.add("decode-0", max_context=500)
+    for number, name in ((2, "decode-1"), (3, "prefill-0")):
+        fleet_scene.add(name, number).reachable = False
+    await eventually(lambda: len(fleet_scene.fleet._links) == 3 and fleet_scene.names())
+    assert fleet_scene.fleet.away() == [Size()]
+    assert fleet_scene.fleet.limits() == Limits(1000, 300, 500)
+
+
+async def test_who_has_become_a_prefill_worker_holds_no_answer(
+    fleet_scene: Any, eventually: Any
+) -> None:
+    old = fleet_scene.add("decode-0")
+    await eventually(lambda: fleet_scene.names() == ["decode-0"])
+    new = fleet_scene.put("decode-0", "prefill", 2)
+    fleet_scene.registry.announce(
+        WorkerRecord("decode-0", new.boot_id.hex(), "prefill", "decode-0", "", "m", 1)
+    )
+    await old.ends[-1].close()
+    await eventually(lambda: fleet_scene.fleet.linked() == {"prefill": 1, "decode": 0})
+    assert fleet_scene.fleet.away() == []
+
+
 async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(
     fleet_scene: Any, eventually: Any
 ) -> None:
@@ -215,6 +267,7 @@ async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(
     (said,) = [line for line in told if "welcome" in line["event"]]  # once, however often it tries
     assert said["worker_id"] == "decode-1" and said["log_level"] == "error"
     assert said["why"] == "block_size is 0, not from 1 to 256"
+    assert fleet_scene.fleet.away() == []  # nobody waits for it
     bad.welcome = {}
     await eventually(lambda: fleet_scene.names() == ["decode-0", "decode-1"])
 

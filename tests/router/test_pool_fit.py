@@ -19,7 +19,7 @@ from baton.engine.blocks import BlockPool
 from baton.proto import worker_pb2
 from baton.router.chat_template import ChatTemplate
 from baton.router.openai_schema import ChatRequest, CompletionRequest
-from baton.router.placement import Need, WorkerView, open_decoders, place
+from baton.router.placement import Need, Size, WorkerView, open_decoders, place
 from baton.router.validation import Limits, Validator
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
@@ -140,6 +140,18 @@ def test_a_full_or_absent_larger_pool_is_no_reason_to_say_never() -> None:
     assert isinstance(away, Unavailable) and "large enough" in str(away)
 
 
+def test_who_fits_one_that_is_away_alone_is_not_too_large() -> None:
+    wanted, away = need(8, 100), [Size(SIZE, 27, 4096)]
+    for none in ([], [Size(SIZE, 26, 4096)], [Size(SIZE, 27, 107)]):
+        assert isinstance(open_decoders(wanted, [SMALL], away=none), InvalidRequest)
+    found = open_decoders(wanted, [SMALL], away=away)
+    assert isinstance(found, Unavailable) and "large enough takes work just now" in str(found)
+    assert isinstance(open_decoders(wanted, [SMALL], away=[Size()]), Unavailable)
+    assert open_decoders(wanted, [SMALL, LARGE], away=away) == [LARGE]
+    larger = open_decoders(need(8, 101), [SMALL], away=away)
+    assert isinstance(larger, InvalidRequest) and "(108 tokens)" in str(larger)
+
+
 def test_a_prefill_worker_that_cannot_hold_the_prompt_is_no_candidate() -> None:
     tiny, short = view("prefill-0", 5), view("prefill-1", 64, max_context=20)
     roomy = view("prefill-2", 64)
@@ -168,6 +180,27 @@ async def test_the_router_counts_them_and_a_small_worker_hears_nothing(scene_of:
     with pytest.raises(InvalidRequest) as refused:
         await scene.start("longer", max_tokens=2000)
     assert refused.value.field == "max_tokens"
+    await scene.dispatcher.close()
+
+
+async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it(scene_of: Any) -> None:
+    scene = scene_of("decode-0", "decode-1")
+    unlike(scene)
+    large = scene.link(1)
+    large.up = False
+    with pytest.raises(InvalidRequest):  # nobody knows of it
+        await scene.start("long", max_tokens=30)
+    scene.fleet.absent = [Size(16, 100, 4096)]
+    with pytest.raises(Unavailable, match="large enough"):
+        await scene.start("long", max_tokens=30)
+    with pytest.raises(InvalidRequest):
+        await scene.start("longer", max_tokens=2000)
+    waiting = asyncio.create_task(scene.start("long", max_tokens=30))
+    await asyncio.sleep(0.08)
+    assert not waiting.done() and not scene.link(0).submits()
+    large.up = True
+    await waiting
+    assert len(large.submits()) == 1
     await scene.dispatcher.close()
 
 

@@ -1,0 +1,75 @@
+"""What is remembered of the decode workers that are not there, and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.router.absent import Absent
+from baton.router.placement import Size
+from baton.simulation.scripted_worker import ScriptedWorker
+
+SMALL, LARGE = Size(16, 8, 4096), Size(16, 20, 4096)
+
+
+def test_who_has_left_is_remembered_for_a_while() -> None:
+    absent = Absent(keep_s=10)
+    absent.left("decode-0", SMALL, 100.0)
+    absent.left("decode-1", LARGE, 105.0)
+    assert absent.sizes(109.9) == {"decode-0": SMALL, "decode-1": LARGE}
+    assert absent.sizes(110.0) == {"decode-1": LARGE}
+    assert absent.sizes(115.0) == {}
+
+
+def test_who_comes_back_is_taken_for_what_it_was_and_who_is_new_for_anything() -> None:
+    absent = Absent(keep_s=10)
+    absent.left("decode-0", SMALL, 100.0)
+    absent.announced("decode-0", "decode", 108.0)
+    absent.announced("decode-1", "decode", 108.0)
+    assert absent.sizes(117.0) == {"decode-0": SMALL, "decode-1": Size()}
+    assert absent.sizes(118.0) == {}  # it was announced and never came
+
+
+def test_a_decode_worker_that_comes_back_as_another_is_none() -> None:
+    absent = Absent(keep_s=10)
+    absent.left("decode-0", LARGE, 100.0)
+    absent.announced("decode-0", "prefill", 101.0)
+    absent.announced("prefill-0", "prefill", 101.0)
+    assert absent.sizes(101.0) == {}
+
+
+async def test_what_only_a_dead_worker_could_hold_may_be_asked_again(
+    router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told that it is too large, which no client asks twice."""
+    monkeypatch.setattr("baton.router.dispatch.Dispatcher.place_wait_s", 0.2)
+    async with router(total_blocks=8) as running:
+        registry, token = running.registry, running.workers["decode-0"].token
+        large = ScriptedWorker("decode-1", registry, running.vocabulary, token, total_blocks=20)
+        assert (await running.complete(max_tokens=200)).status_code == 400
+        await large.start()
+        try:
+
+            async def served() -> bool:
+                return bool((await running.complete(max_tokens=200)).status_code == 200)
+
+            await eventually(served)
+            await large.die()
+
+            async def lost() -> bool:
+                ready = (await running.http.get("/readyz")).json()
+                return bool(ready["workers"]["decode"] == 1)
+
+            await eventually(lost)
+            for _ in range(2):
+                reply = await running.complete(max_tokens=200)
+                assert reply.status_code == 503 and reply.headers["retry-after"]
+                assert "large enough" in reply.json()["error"]["message"]
+                registry.withdraw("decode-1", large.boot_id.hex())  # and then it is forgotten
+            reply = await running.complete(max_tokens=400)
+            assert reply.status_code == 400 and "(320 tokens)" in reply.json()["error"]["message"]
+            await large.start()
+            await eventually(served)
+        finally:
+            await large.die()
