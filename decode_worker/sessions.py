@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from baton.decode_worker.sequences import Word
 from baton.proto import worker_pb2
 from baton.runtime import logs
-from baton.runtime.errors import BatonError, EngineError, InvalidRequest
+from baton.runtime.errors import BatonError, EngineError
 from baton.runtime.links import LinkClosed
 
 log = logs.get(__name__)
@@ -176,8 +176,6 @@ class RouterSession:
             self._submit(submit, emit)
         except BatonError as error:
             self._refuse(submit, emit, error)
-        except (ValueError, TypeError, OverflowError) as error:
-            self._refuse(submit, emit, InvalidRequest(f"submit: {error}"))
         except Exception as error:  # of what should be impossible: one request ends, not all
             log.exception("a request could not be taken", request_id=request_id)
             self._drop(request_id)  # what was begun of it

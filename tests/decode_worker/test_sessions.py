@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.decode_worker import sessions
 from baton.decode_worker.sessions import RouterSessions
@@ -22,15 +23,16 @@ class Work:
     def __init__(self) -> None:
         self.emit: dict[tuple[str, int], Emit] = {}
         self.cancelled: list[tuple[str | int | list[int], ...]] = []
-        self.refuse = self.stumbles = False
+        self.refuse = False
+        self.stumbles: Exception | None = None
         self.sessions = RouterSessions(self.submit, self.cancel, grace_s=0.05)
 
     def submit(self, submit: worker_pb2.Submit, emit: Emit) -> None:
         if self.refuse:
             raise InvalidRequest("max_tokens is 0", field="max_tokens")
         self.emit[submit.request_id, submit.attempt] = emit
-        if self.stumbles:
-            raise RuntimeError("this cannot be")
+        if self.stumbles is not None:
+            raise self.stumbles
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int]) -> None:
         named = (sorted(choices),) if choices else ()
@@ -262,12 +264,19 @@ async def test_a_refused_submit_ends_every_choice_with_its_reason() -> None:
     assert {o.end for o in outputs} == {worker_pb2.FAILED}
 
 
-async def test_a_submit_that_goes_wrong_in_an_unknown_way_ends_alone_and_at_once() -> None:
+@pytest.mark.parametrize("mistake", [RuntimeError, ValueError, TypeError, OverflowError, KeyError])
+async def test_a_submit_that_goes_wrong_in_an_unknown_way_ends_alone_and_at_once(
+    mistake: type[Exception],
+) -> None:
+    """The worker's own mistake: no client is told that his request was wrong."""
     work = Work()
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))
-    work.stumbles = True
-    session.receive(submit("b", choices=2))
+    work.stumbles = mistake("this cannot be")
+    with capture_logs() as told:
+        session.receive(submit("b", choices=2))
+    (said,) = [line for line in told if line["log_level"] == "error"]
+    assert said["request_id"] == "b" and said["exc_info"]  # with its traceback
     assert work.cancelled == [("b", 1)]  # what had begun
     outputs = (await session.outputs()).outputs
     assert [(o.choice, o.end) for o in outputs] == [(c, worker_pb2.FAILED) for c in (0, 1)]
