@@ -34,9 +34,11 @@ TELL_S = 30.0  # between two lines about how far a process is
 
 @dataclass(slots=True)
 class Report:
-    """Keys of the JSON; `violations` are lines, each with its seed and how to repeat it."""
+    """Keys of the JSON. `seeds` are those that were asked for, `past` those of past bugs; all
+    else counts both. `violations` are texts, one of each failing seed, with how to repeat it."""
 
     seeds: int = 0
+    past: int = 0
     void: int = 0
     violations: list[str] = field(default_factory=list)
     failing_seeds: list[int] = field(default_factory=list)
@@ -48,8 +50,9 @@ class Report:
     seeds_per_s: float = 0.0
     mutation: str = ""
 
-    def add(self, outcome: lab.Outcome) -> None:
-        self.seeds += 1
+    def add(self, outcome: lab.Outcome, *, past: bool) -> None:
+        self.past += past
+        self.seeds += not past
         self.void += outcome.void
         self.requests += outcome.requests
         self.migrations += outcome.migrations
@@ -60,12 +63,15 @@ class Report:
             self.failing_seeds.append(outcome.seed)
 
     def merge(self, other: dict[str, Any]) -> None:
-        for name in ("seeds", "void", "requests", "migrations", "virtual_s"):
+        for name in ("seeds", "past", "void", "requests", "migrations", "virtual_s"):
             setattr(self, name, getattr(self, name) + other[name])
         self.violations += other["violations"]
         self.failing_seeds += other["failing_seeds"]
         self.faults.update(other["faults"])
         self.ends.update(other["ends"])
+
+    def timed(self, seconds: float) -> None:
+        self.seeds_per_s = round((self.seeds + self.past) / seconds, 1)
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -81,12 +87,15 @@ def run(
     past: bool = True,
     kind: EngineKind = HASHES,
 ) -> Report:
-    """Run past bugs' seeds and then `count` seeds from `first` on, in this process."""
+    """Run past bugs' seeds and then `count` seeds from `first` on, in this process. `keep` are
+    events of those seeds: past bugs, which have others, are left out then. Raises ConfigError if a
+    seed has not so many."""
     logs.setup("faults", "critical")
     how = _How(mutation, _named(mutation), kind)
     gc.collect()
     gc.freeze()  # what is there already: each collection between two runs would look through it
     try:
+        past = past and keep is None
         return _run(first, count, how, keep, stop_at_first=stop_at_first, past=past)
     finally:
         gc.unfreeze()
@@ -119,23 +128,31 @@ def _run(
 ) -> Report:
     report = Report(mutation=how.mutation)
     started_s = told_s = time.perf_counter()
-    for seed in [*(regressions.seeds() if past else ()), *range(first, first + count)]:
-        scenario = draw(seed)
-        if keep is not None:
-            scenario = scenario.only(tuple(keep))
-        outcome = how.run(scenario)
-        report.add(outcome)
+    before = regressions.seeds() if past else []
+    for number, seed in enumerate([*before, *range(first, first + count)]):
+        outcome = how.run(_scenario(seed, keep))
+        report.add(outcome, past=number < len(before))
         if outcome.breaches:
             shorten = keep is None and len(report.failing_seeds) <= MOST_SHORTENED
-            report.violations += _shown(outcome, how, keep, shorten=shorten)
+            report.violations.append("\n".join(_shown(outcome, how, keep, shorten=shorten)))
             if stop_at_first:
                 break
         if time.perf_counter() - told_s > TELL_S:
             told_s = time.perf_counter()
-            report.seeds_per_s = round(report.seeds / (told_s - started_s), 1)
+            report.timed(told_s - started_s)
             print(f"from {first} to {seed}: {_summary(report)}", file=sys.stderr, flush=True)
-    report.seeds_per_s = round(report.seeds / (time.perf_counter() - started_s), 1)
+    report.timed(time.perf_counter() - started_s)
     return report
+
+
+def _scenario(seed: int, keep: Sequence[int] | None) -> Scenario:
+    scenario = draw(seed)
+    if keep is None:
+        return scenario
+    last = len(scenario.events) - 1
+    if any(place > last for place in keep):
+        raise ConfigError(f"--keep: seed {seed} has the events 0 to {last}")
+    return scenario.only(tuple(keep))
 
 
 def _named(name: str) -> mutations.Mutation:
@@ -163,19 +180,26 @@ def _shown(
 
 
 def run_jobs(first: int, count: int, jobs: int, model: Path | None) -> Report:
-    """The same in `jobs` processes of this Python. Raises ConfigError if one of them fails."""
+    """The same in `jobs` processes of this Python, past bugs before them in this one. Raises
+    ConfigError if one of them fails; then no other goes on."""
     started_s = time.perf_counter()
-    report = Report()
+    report = run(first, 0, kind=_kind(model))
     with tempfile.TemporaryDirectory() as folder:
         starts = [first + count * job // jobs for job in range(jobs + 1)]
         processes = [
             _start(starts[job], starts[job + 1], job, model, Path(folder)) for job in range(jobs)
         ]
-        for job, process in enumerate(processes):
-            if process.wait() not in (0, 1):
-                raise ConfigError(f"a process of the lab ended with {process.returncode}")
-            report.merge(json.loads((Path(folder) / f"{job}.json").read_text()))
-    report.seeds_per_s = round(report.seeds / (time.perf_counter() - started_s), 1)
+        try:
+            for job, process in enumerate(processes):
+                if process.wait():
+                    which = f"seeds {starts[job]} to {starts[job + 1] - 1}"
+                    raise ConfigError(f"the process of {which} ended with {process.returncode}")
+                report.merge(json.loads((Path(folder) / f"{job}.json").read_text()))
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    report.timed(time.perf_counter() - started_s)
     return report
 
 
@@ -184,7 +208,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-P", "-m", "baton.simulation.fault_report"),
-        *(str(first), str(end - first), str(int(job == 0)), str(folder / f"{job}.json")),
+        *(str(first), str(end - first), str(folder / f"{job}.json")),
         *([] if model is None else [str(model)]),
     ]
     return subprocess.Popen(command)
@@ -204,6 +228,8 @@ def faults(
     not noticed. `model`: the folder of what the fleets compute with, instead of hashes."""
     if count < 1 or jobs < 1:
         raise ConfigError("--seeds and --jobs: give 1 or more")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
     if jobs > 1 and keep is None and not mutation:
         report = run_jobs(first, count, min(jobs, count), model)
     else:
@@ -226,8 +252,9 @@ def _kind(model: Path | None) -> EngineKind:
 def _summary(report: Report) -> str:
     failing = len(report.failing_seeds)
     which = f" ({', '.join(map(str, report.failing_seeds[:9]))})" if failing else ""
+    past = f" and {report.past} of past bugs" if report.past else ""
     text = (
-        f"{report.seeds} seeds ({report.void} void), {report.requests} requests, "
+        f"{report.seeds} seeds{past} ({report.void} void), {report.requests} requests, "
         f"{sum(report.faults.values())} faults, {report.migrations} migrations, "
         f"{failing} failing seeds{which}, {report.seeds_per_s:g} seeds/s"
     )
@@ -238,10 +265,10 @@ def _summary(report: Report) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One process of several: FIRST COUNT PAST FILE [MODEL]."""
-    first, count, past, file, *model = arguments
+    """One process of several: FIRST COUNT FILE [MODEL]."""
+    first, count, file, *model = arguments
     kind = _kind(Path(model[0]) if model else None)
-    report = run(int(first), int(count), past=past == "1", kind=kind)
+    report = run(int(first), int(count), past=False, kind=kind)
     Path(file).write_text(json.dumps(report.as_json()))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -292,6 +293,10 @@ def run(
                 loop.run(current.main(), LIMIT_S)
             except (OutOfTime, Deadlock) as error:
                 current.outcome.breaches.append(str(error))
+            except Exception as error:  # the lab's own: a seed that shows it is shown like others
+                at = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{at.name}:{at.lineno}"
+                current.outcome.breaches.append(f"the lab raised {error!r} at {where}")
             finally:
                 current.outcome.virtual_s, current.outcome.steps = loop.world_s, loop.steps
                 loop.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +15,10 @@ import structlog
 
 from baton.deploy import cli
 from baton.runtime.errors import ConfigError
-from baton.simulation import fault_report, regressions
+from baton.simulation import fault_report, lab, regressions
 from baton.simulation.fault_report import faults, run
 from baton.simulation.regressions import PAST_BUGS
-from baton.simulation.scenario import draw
+from baton.simulation.scenario import STORM_SEED, draw
 
 CAUGHT_BY = 1  # a seed that catches the mutation below
 MUTATION = "lose-tickets"
@@ -33,7 +36,9 @@ def test_the_report_has_the_keys_that_it_promises(
     file = tmp_path / "faults.json"
     assert faults(3, 4, json_file=file) == 0
     report = json.loads(file.read_text())
-    assert report["seeds"] == 4 + len(regressions.seeds())
+    promised = {"seeds", "void", "violations", "requests", "faults", "seeds_per_s"}
+    assert promised <= set(report)
+    assert report["seeds"] == 4 and report["past"] == len(regressions.seeds()) > 0
     assert report["violations"] == [] and report["failing_seeds"] == []
     assert report["requests"] >= 4 * 4
     assert sum(report["ends"].values()) == report["requests"]
@@ -55,18 +60,41 @@ def test_how_far_it_is_and_which_seeds_fail_is_told_on_the_way(
 
 
 def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = run(CAUGHT_BY, 1, mutation=MUTATION, past=False)
     assert report.failing_seeds == [CAUGHT_BY]
-    (again,) = [line for line in report.violations if "again:" in line]
+    (violation,) = report.violations
+    *_, again = violation.splitlines()
     assert f"--from {CAUGHT_BY} --seeds 1 --keep " in again and f"--mutation {MUTATION}" in again
     arguments = again.split("baton ")[1].split()
     kept = arguments[arguments.index("--keep") + 1].split(",")
     assert len(kept) < len(draw(CAUGHT_BY).events)
-    monkeypatch.setattr(regressions, "PAST_BUGS", {})
     assert cli.main(arguments) == 0  # a mutation that is noticed is what is wanted
     assert f"caught by seed {CAUGHT_BY}" in capsys.readouterr().out
+
+
+def test_kept_events_are_of_the_seed_that_is_named_and_not_of_past_bugs() -> None:
+    last = len(draw(STORM_SEED).events) - 1
+    assert all(len(draw(seed).events) <= last for seed in regressions.seeds())
+    report = run(STORM_SEED, 1, keep=(0, last))
+    assert (report.seeds, report.past, report.requests) == (1, 0, 1 + 1)  # and the probe
+    with pytest.raises(ConfigError, match=f"--keep: seed {STORM_SEED} has the events 0 to {last}"):
+        run(STORM_SEED, 1, keep=(0, last + 1))
+
+
+def test_a_seed_whose_run_breaks_down_is_shown_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def breaking(world: object) -> list[str]:
+        raise KeyError("d7")
+
+    monkeypatch.setattr(lab.checks, "restless", breaking)
+    monkeypatch.setattr(fault_report, "MOST_SHORTENED", 0)
+    (violation,) = run(5, 1, past=False).violations
+    first, *_, again = violation.splitlines()
+    assert first.startswith("seed 5: the lab raised KeyError('d7') at breaking:")
+    assert again == "  again: baton faults --from 5 --seeds 1"
 
 
 def test_each_failing_seed_has_its_line_though_not_each_is_shortened(
@@ -75,7 +103,8 @@ def test_each_failing_seed_has_its_line_though_not_each_is_shortened(
     monkeypatch.setattr(fault_report, "MOST_SHORTENED", 1)
     report = run(0, 4, mutation=MUTATION, past=False)
     assert len(report.failing_seeds) > 2
-    again = [line.split("again: ")[1] for line in report.violations if "again: " in line]
+    assert len(report.violations) == len(report.failing_seeds)
+    again = [text.split("again: ")[1] for text in report.violations]
     commands = [f"baton faults --from {seed} --seeds 1" for seed in report.failing_seeds]
     assert again[0].startswith(f"{commands[0]} --keep ")
     assert again[1:] == [f"{command} --mutation {MUTATION}" for command in commands[1:]]
@@ -102,8 +131,10 @@ def test_past_bugs_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     real = fault_report.draw
     monkeypatch.setattr(fault_report, "draw", lambda seed: ran.append(seed) or real(seed))
-    assert run(5, 2).seeds == 4
+    report = run(5, 2)
+    assert (report.seeds, report.past) == (2, 2)
     assert ran == [901, 902, 5, 6]
+    assert "2 seeds and 2 of past bugs (" in fault_report._summary(report)
     ran.clear()
     assert run(5, 2, past=False).seeds == 2
     assert ran == [5, 6]
@@ -118,9 +149,30 @@ def test_several_processes_add_up_to_one(tmp_path: Path) -> None:
         assert alone[key] == together[key], key
 
 
-def test_what_cannot_be_meant_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_ends_by_itself_ends_the_others_and_its_seeds_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(first: int, *_: object) -> subprocess.Popen[bytes]:
+        work = "import time; time.sleep(60)" if first else "raise SystemExit(1)"
+        started.append(subprocess.Popen([sys.executable, "-c", work]))
+        return started[-1]
+
+    monkeypatch.setattr(fault_report, "_start", start)
+    monkeypatch.setattr(regressions, "PAST_BUGS", {})
+    with pytest.raises(ConfigError, match="the process of seeds 0 to 2 ended with 1"):
+        faults(0, 6, jobs=2)
+    assert [process.returncode for process in started] == [1, -signal.SIGKILL]
+
+
+def test_what_cannot_be_meant_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="--seeds and --jobs"):
         faults(0, 0)
+    with pytest.raises(ConfigError, match=f"--json .*: there is no folder {tmp_path / 'none'}"):
+        faults(0, 1, json_file=tmp_path / "none" / "faults.json")
     with pytest.raises(ConfigError, match="--mutation nothing: give one of skip-checksums"):
         faults(0, 1, mutation="nothing")
     assert cli.main(["faults", "--keep", "1,x"]) == 78  # EX_CONFIG
