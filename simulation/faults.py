@@ -208,7 +208,8 @@ class Striker:
                     case "stuck":
                         return Fate(stuck=True)
                     case "corrupt":
-                        return Fate(delay_s, corrupt=place)
+                        bit = dice.randrange(8 * world.kind.block_bytes(BLOCK))
+                        return Fate(delay_s, corrupt=place, bit=bit)
                     case "short":
                         return Fate(delay_s, short=place)
                     case "wrong":

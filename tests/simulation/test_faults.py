@@ -16,7 +16,7 @@ from baton.kv_transfer.memory_mover import Attempt
 from baton.simulation import virtual_loop
 from baton.simulation.engine_kind import SLABS
 from baton.simulation.faults import Striker
-from baton.simulation.scenario import Fault, draw
+from baton.simulation.scenario import BLOCK, Fault, draw
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import PlainSums, World
 
@@ -189,6 +189,16 @@ def test_reads_of_a_spoilt_worker_have_that_fate_until_it_is_over(what: str) -> 
         await asyncio.sleep(1.5)
         for name in ("failed", "stuck", "corrupt", "short", "wrong", "stale"):
             assert getattr(place.fate(), name) == getattr(usual, name)
+
+    on_loop(test)
+
+
+def test_a_flipped_bit_may_be_any_of_a_block() -> None:
+    async def test(place: Place) -> None:
+        place.striker.strike(Fault("reads", ("p0",), 1.0, "corrupt"))
+        bits = [place.fate().bit for _ in range(500)]  # type: ignore[attr-defined]
+        size = 8 * place.world.kind.block_bytes(BLOCK)
+        assert min(bits) < size // 50 and size - size // 50 < max(bits) < size
 
     on_loop(test)
 
