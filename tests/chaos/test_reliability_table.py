@@ -1,0 +1,39 @@
+"""docs/reliability.md: the tests that it names exist, each scenario of `make chaos` has its row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from chaos.scenarios import ALL
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "reliability.md").read_text()
+FILE = re.compile(r"((?:tests|benchmarks)(?:/\w+)*/)?(\w+\.py)\b")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the first table whose heading begins so."""
+    lines = TEXT.partition(f"\n{heading}")[2].split("\n")[2:]
+    table = lines[: next(n for n, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+
+
+def test_what_is_named_as_a_faults_test_exists() -> None:
+    found = rows("| fault | what happens | bound | where tested |")
+    assert len(found) > 35
+    for fault, _, _, where in found:
+        folder, files = "", FILE.findall(where)
+        assert files, fault
+        for stated, name in files:
+            folder = stated or folder
+            assert (ROOT / folder / name).is_file(), f"{fault}: {folder}{name}"
+
+
+def test_each_scenario_has_its_row_with_its_requests_and_three_runs_at_least() -> None:
+    found = rows("| fault | what happens | seconds to recover |")
+    assert {row[-1] for row in found} == {f"`ONLY={scenario.name}`" for scenario in ALL}
+    assert len(found) == len(ALL)
+    for row in found:
+        assert int(row[4]) >= 3 and re.fullmatch(r"[\d.]+ / [\d.]+|.*never.*", row[2])
+        assert re.search(r"0 wrong, 0 hung of \d+", row[3])
