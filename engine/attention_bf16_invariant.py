@@ -17,13 +17,14 @@ from baton.engine.attention_bf16 import weigh_narrow
 from baton.engine.attention_numba import NumbaAttention
 from baton.engine.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
 from baton.engine.compiled import compiled, keep, take_threads
+from baton.engine.decode_bf16 import tile_place
 from baton.engine.dot_bf16 import COLUMNS
 from baton.engine.pool import KvPool
 from baton.engine.softmax_ir import TOKENS
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import StepLayout
 
-_FAR = 4  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
+_FAR = 2  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
 
 
 class InvariantBfloatAttention(NumbaAttention):
@@ -74,47 +75,48 @@ def _walk(  # type: ignore[no-untyped-def]
     nothing,  # address of 64 zeros
     out,  # address of bfloat16 [rows, heads, dim]
 ):
-    """One job per row and KV head."""
+    """One job per row and KV head, whose last values come with the next job's first keys."""
     heads, kv_heads, size, dim = sizes
-    group = heads // kv_heads
     by_block, by_head, by_pair, by_token = strides
+    group, given = heads // kv_heads, (kv_heads, size, tables, lengths, window)
     for job in numba.prange(lengths.shape[0] * kv_heads):
         row, head = job // kv_heads, job % kv_heads
         offset = (row * heads + head * group) * dim * 2
         length = lengths[row]
         first = max(0, length - window) if window else 0
-        start, end = first // TOKENS, (length + TOKENS - 1) // TOKENS
-        skip, width = start * TOKENS, (end - start) * TOKENS
+        skip = first // TOKENS * TOKENS
+        count = (length + TOKENS - 1) // TOKENS - skip // TOKENS
+        width = count * TOKENS
         found = np.empty((group, width), dtype=np.float32)
         weights = np.empty((group, width), dtype=np.uint16)
         mixed = np.zeros((group, dim), dtype=np.float32)
-        tiles = np.empty(end - start, dtype=np.int64)
+        tiles = np.empty(count + _FAR, dtype=np.int64)
         at, narrowed, sums = found.ctypes.data, weights.ctypes.data, mixed.ctypes.data
-        for number in range(end - start):
-            token = (start + number) * TOKENS
-            tiles[number] = pool + tables[row, token // size] * by_block + head * by_head
-            tiles[number] += token % size * by_token
-        for number in range(end - start):
-            ahead = tiles[min(number + _FAR, end - start - 1)]
+        for number in range(count + _FAR):  # the last are those of the jobs after it
+            block, slab, slot = tile_place(job + number // count, number % count, *given)
+            tiles[number] = pool + block * by_block + slab * by_head + slot * by_token
+        for number in range(count):
+            ahead = number + _FAR
+            later = tiles[ahead] if ahead < count else tiles[min(ahead - count, number)] + by_pair
             for g in range(0, group, MOST_QUERIES):
                 many, query = min(MOST_QUERIES, group - g), queries + offset + g * dim * 2
                 keys, to = tiles[number], at + (g * width + number * TOKENS) * 4
-                rest = (dim // 32, ahead, to, width * 4)
+                rest = (dim // 32, later, to, width * 4)
                 scores_in_order(many, query, dim * 2, keys, by_token, *rest)
         for g in range(group):
             to = narrowed + g * width * 2
             weigh_narrow(found[g], first - skip, length - skip, scale, soft_cap, to)
-        for number in range(end - start):
+        for number in range(count):
             token = max(first - skip, number * TOKENS) // 2 * 2
-            count = min(length - skip, (number + 1) * TOKENS) - token
+            several = min(length - skip, (number + 1) * TOKENS) - token
             values = tiles[number] + by_pair + token % TOKENS * by_token
-            ahead = tiles[min(number + _FAR, end - start - 1)] + by_pair
+            tile = tiles[number + _FAR] + (by_pair if number + _FAR < count else 0)
             for g in range(0, group, MOST_QUERIES):
                 many, weight = min(MOST_QUERIES, group - g), narrowed + (g * width + token) * 2
                 for d in range(0, dim, COLUMNS):
-                    value, later, to = values + d * 2, ahead + d * 2, sums + (g * dim + d) * 4
-                    rest = (nothing, later, to, dim * 4)
-                    mix_in_order(many, weight, width * 2, value, by_token, count, *rest)
+                    value, later = values + d * 2, tile + d * 2 * TOKENS
+                    rest = (nothing, later, sums + (g * dim + d) * 4, dim * 4)
+                    mix_in_order(many, weight, width * 2, value, by_token, several, *rest)
         for d in range(0, group * dim, COLUMNS):
             finish(sums + d * 4, out + offset + d * 2)
         keep(found)

@@ -17,14 +17,15 @@ from torch import Tensor
 from baton.engine.attention_bf16 import attend_packed
 from baton.engine.codes_numba import Slabs, decode_row
 from baton.engine.compiled import compiled, keep, take_threads
-from baton.engine.decode_bf16 import weigh
+from baton.engine.decode_bf16 import tile_place, weigh
+from baton.engine.decode_ir import fetch
 from baton.engine.dot_bf16 import COLUMNS, supported
 from baton.engine.pool import KvPool
 from baton.engine.softmax_ir import TOKENS, code_scores, mix, narrow
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows
 
-_FAR = 3  # tiles that are fetched ahead
+_FAR = 4  # tiles that are fetched ahead
 
 
 def usable(pool: KvPool) -> bool:
@@ -93,6 +94,19 @@ class BfloatCodesAttention:
         return attend_packed(self._spec, layer, queries, chunk.start, (keys, values, skipped))
 
 
+def _read_scales(codes, given, job, found):  # type: ignore[no-untyped-def]
+    """Of the keys and values of a job's tiles, into float32 `found` [2, tokens]."""
+    _, words, floating, _, first_scale, size = codes
+    stretch = np.float32(256.0 if floating else 1.0)
+    for number in range(found.shape[1] // TOKENS):
+        block, head, slot = tile_place(job, number, *given)
+        for side in range(2):
+            at = first_scale + slot + side * size
+            for t in range(TOKENS):
+                scale = words[block, head, at + t]
+                found[side, number * TOKENS + t] = scale * stretch
+
+
 def _walk(  # type: ignore[no-untyped-def]
     codes,  # of `Slabs.of`
     queries,  # address of bfloat16 [rows, heads, dim]
@@ -105,47 +119,48 @@ def _walk(  # type: ignore[no-untyped-def]
     soft_cap,  # 0: none
     out,  # address of bfloat16 [rows, heads, dim]
 ):
-    """One job per row and KV head."""
+    """One job per row and KV head, whose last tiles come with the next job's first ones and
+    whose keys come with the next job's scales: lines that lie alone."""
     slabs, words, floating, first_row, first_scale, size = codes
     kv_heads, by_head = slabs.shape[1], slabs.shape[2]
-    group = heads // kv_heads
-    stretch = np.float32(256.0 if floating else 1.0)
+    group, by_pair = heads // kv_heads, size * dim
+    rows_at, scales_at = slabs.ctypes.data + first_row * dim, words.ctypes.data + first_scale * 4
+    given = (kv_heads, size, tables, lengths, window)
     for job in numba.prange(lengths.shape[0] * kv_heads):
         row, head = job // kv_heads, job % kv_heads
         offset = (row * heads + head * group) * dim * 2
         length = lengths[row]
         first = max(0, length - window) if window else 0
-        start, end = first // TOKENS, (length + TOKENS - 1) // TOKENS
-        width = (end - start) * TOKENS
+        skip = first // TOKENS * TOKENS
+        count = (length + TOKENS - 1) // TOKENS - skip // TOKENS
+        width = count * TOKENS
         weights = np.empty((group, width), dtype=np.float32)
         sizes = np.empty((2, width), dtype=np.float32)  # the scales of keys, and of values
         mixed = np.zeros((group, dim), dtype=np.float32)
-        tiles = np.empty(end - start, dtype=np.int64)
-        for number in range(end - start):
-            token = (start + number) * TOKENS
-            block, slot = tables[row, token // size], token % size
-            tiles[number] = slabs.ctypes.data + (block * kv_heads + head) * by_head
-            tiles[number] += (first_row + slot) * dim
-            for side in range(2):
-                scale_at = first_scale + slot + side * size
-                for t in range(TOKENS):
-                    found = words[block, head, scale_at + t]
-                    sizes[side, number * TOKENS + t] = found * stretch
-        for number in range(end - start):
-            ahead = tiles[min(number + _FAR, end - start - 1)]
-            _score_tile(floating, queries + offset, tiles[number], dim, ahead, weights, number)
-        skip = start * TOKENS
+        tiles = np.empty(count + _FAR, dtype=np.int64)
+        for number in range(count + _FAR):  # the last are those of the jobs after it
+            block, slab, slot = tile_place(job + number // count, number % count, *given)
+            tiles[number] = rows_at + (block * kv_heads + slab) * by_head + slot * dim
+        _scales(codes, given, job, sizes)
+        for number in range(count):
+            block, slab, slot = tile_place(job + 1, number, *given)
+            scale_at = scales_at + (block * kv_heads + slab) * by_head + slot * 4
+            fetch(scale_at)
+            fetch(scale_at + size * 4)
+            ahead = number + _FAR
+            later = tiles[ahead] if ahead < count else tiles[min(ahead - count, number)] + by_pair
+            _score_tile(floating, queries + offset, tiles[number], dim, later, weights, number)
         for g in range(group):
             weights[g] *= sizes[0]
             total = weigh(weights[g], first - skip, length - skip, scale, soft_cap)
             for t in range(first - skip, length - skip):
                 weights[g, t] *= sizes[1, t] / total
-        for number in range(end - start):
+        for number in range(count):
             token = max(first - skip, number * TOKENS)
-            count = min(length - skip, (number + 1) * TOKENS) - token
-            values = tiles[number] + (size + token % TOKENS) * dim
-            ahead = tiles[min(number + _FAR, end - start - 1)] + size * dim
-            _add_tile(floating, weights, token, values, count, ahead, mixed)
+            several = min(length - skip, (number + 1) * TOKENS) - token
+            values = tiles[number] + by_pair + token % TOKENS * dim
+            later = tiles[number + _FAR] + (by_pair if number + _FAR < count else 0)
+            _add_tile(floating, weights, token, values, several, later, mixed)
         narrow(mixed.ctypes.data, out + offset, group * dim // TOKENS, np.float32(1.0))
         keep(mixed)
 
@@ -174,7 +189,7 @@ def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore
     into, stride = mixed.ctypes.data, weights.shape[1] * 4
     at = weights.ctypes.data + place * 4
     for d in range(0, dim, COLUMNS):
-        value, later = values + d, ahead + d
+        value, later = values + d, ahead + d * TOKENS
         for g in range(0, group - 1, 2):
             to, weight = into + (g * dim + d) * 4, at + g * stride
             if floating:
@@ -231,5 +246,6 @@ _one_fp8, _two_fp8 = code_scores(1, "fp8"), code_scores(2, "fp8")
 _mix_one_int8, _mix_two_int8 = mix(1, "int8"), mix(2, "int8")
 _mix_one_fp8, _mix_two_fp8 = mix(1, "fp8"), mix(2, "fp8")
 _score_tile, _add_tile = compiled(_score), compiled(_add)
+_scales = compiled(_read_scales)
 _decode = compiled(_walk, parallel=True)
 _pack = compiled(_pack_walk, parallel=True)

@@ -54,8 +54,8 @@ def _scores(  # type: ignore[no-untyped-def]
     _typing, queries, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
 ):
     """out[q, t] = sum over pairs of d, in order, of query[q, d] * keys[t, d]: float32, for 1 to
-    4 `queries`, 16 tokens, d below 32 * `vectors`. Meanwhile as many keys are fetched from the
-    address `ahead` on."""
+    4 `queries`, 16 tokens, d below 32 * `vectors`. Meanwhile as many lines of 64 bytes are fetched
+    from the address `ahead` on, one after the other, as by `softmax_ir.scores`."""
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         queries, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride = given
@@ -66,12 +66,13 @@ def _scores(  # type: ignore[no-untyped-def]
             def body(step: Any, carried: list[Any]) -> list[Any]:
                 sums = list(carried)
                 offset = builder.mul(step, I64(64))
-                at, later = builder.add(keys, offset), builder.add(ahead, offset)
+                at = builder.add(keys, offset)
+                later = builder.add(ahead, builder.mul(offset, I64(TOKENS)))
                 words = []
                 for _ in range(TOKENS):
                     words.append(load(builder, at, 0, _WORDS))
-                    prefetch(builder, later, 1)
-                    at, later = builder.add(at, token_stride), builder.add(later, token_stride)
+                    prefetch(builder, later, 1, level=1)
+                    at, later = builder.add(at, token_stride), builder.add(later, I64(64))
                 for pair, column in enumerate(_turned(builder, words)):
                     both = builder.bitcast(column, PAIRS)
                     for q, row in enumerate(rows):
@@ -104,8 +105,8 @@ def _mix(  # type: ignore[no-untyped-def]
 ):
     """sums[q, d] += sum over pairs of t, in order, of weights[q, t] * values[t, d], for 1 to 4
     `queries` and 64 numbers d; weights and values bfloat16, sums float32 in the order that
-    `finish` knows. A last value without its neighbour is paired with `nothing`: zeros. As many
-    values are fetched from the address `ahead` on."""
+    `finish` knows. A last value without its neighbour is paired with `nothing`: zeros. Four lines
+    of 64 bytes are fetched for each pair, one after the other, from the address `ahead` on."""
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         queries, weights, weights_stride, values, stride, tokens, nothing, ahead, *to = given
@@ -119,11 +120,10 @@ def _mix(  # type: ignore[no-untyped-def]
             def body(pair: Any, carried: list[Any]) -> list[Any]:
                 totals, token = list(carried), builder.shl(pair, I64(1))
                 offset, after = builder.mul(token, stride), builder.add(token, I64(1))
-                even, later = builder.add(values, offset), builder.add(ahead, offset)
+                even, later = builder.add(values, offset), builder.mul(pair, I64(256))
                 there = builder.icmp_signed("<", after, tokens)
                 odd = builder.select(there, builder.add(even, stride), nothing)
-                prefetch(builder, later, 2)
-                prefetch(builder, builder.add(later, stride), 2)
+                prefetch(builder, builder.add(ahead, later), 4, level=1)
                 columns = [c for half in (0, 64) for c in _paired(builder, even, odd, half)]
                 for q, row in enumerate(rows):
                     both = splat(builder, builder.add(row, builder.shl(pair, I64(2))))

@@ -108,6 +108,21 @@ def _find_tiles(  # type: ignore[no-untyped-def]
     return end - start
 
 
+def _tile_place(  # type: ignore[no-untyped-def]
+    job, number, kv_heads, size, tables, lengths, window
+):
+    """Block, KV head and slot of the first token of tile `number` of those that a job reads.
+    Where there is none, all are 0: of what shall be fetched any tile will do."""
+    row, head = job // kv_heads, job % kv_heads
+    if row >= lengths.shape[0]:
+        return 0, 0, 0
+    start = max(0, lengths[row] - window) // TOKENS if window else 0
+    token = (start + number) * TOKENS
+    if token >= lengths[row]:
+        return 0, 0, 0
+    return tables[row, token // size], head, token % size
+
+
 def _first_of_part(lengths, window, kv_heads, part, parts):  # type: ignore[no-untyped-def]
     """The first job of a part, where jobs are cut into parts that cost about the same."""
     total = 0
@@ -224,6 +239,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
 
 _mix_one, _mix_two = mix(1), mix(2)
 weigh = compiled(_softmax, strict=True)  # the same bits whatever it is inlined into
+tile_place = compiled(_tile_place)
 _score, _mix = compiled(_score_keys), compiled(_mix_tokens)
 _find, _first = compiled(_find_tiles), compiled(_first_of_part)
 attend_part = compiled(_attend)

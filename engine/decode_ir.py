@@ -1,4 +1,4 @@
-"""Vectors of decode attention beside those of `softmax_ir`: two queries at a time, and results.
+"""Decode attention beside `softmax_ir`: two queries at a time, results, what is fetched early.
 
 Addresses and strides are int64, in bytes. Knows no model; keeps no state.
 """
@@ -52,6 +52,17 @@ def scores_of_two(  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
+
+
+@emitted
+def fetch(context, address):  # type: ignore[no-untyped-def]
+    """Ask for the line of 64 bytes at `address`, any address, in the second-level cache."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        prefetch(builder, values[0], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @emitted

@@ -145,7 +145,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
         out[q, t] = sum over d of query[q, d] * keys[t, d]
 
     as `scores` for one or two queries, of keys that are codes: int8, or FP8 times 2^-8.
-    Meanwhile as many bytes are fetched from the address `ahead` on.
+    Meanwhile as many bytes are fetched from the address `ahead` on, line by line.
     """
     together = TOKENS // queries  # tokens whose sums are in registers
 
@@ -171,7 +171,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
                         n = q * together + t
                         found[n] = dot(builder, sums[n], parts[q], key)
                     if t % 2:  # a line holds 32 numbers of two tokens
-                        prefetch(builder, builder.add(later, I64(32 * (first + t - 1))), 1)
+                        prefetch(builder, builder.add(later, I64(32 * (first + t - 1))), 1, level=1)
                 return found
 
             sums = transposed_sums(builder, loop(builder, vectors, [zero] * TOKENS, body))
@@ -196,10 +196,11 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
 
     for this number of queries and 64 numbers d: weights and out float32, values bfloat16. Of
     each 32 in out, the 16 with an even d come first, then those with an odd one; of values that
-    are codes (FP8 times 2^-8) they keep their order. Meanwhile values are fetched from the address
-    `ahead` on: of bfloat16 two lines of 64 bytes for each token, one after the other, of codes
-    as many as are read, from where they lie a stride apart.
+    are codes (FP8 times 2^-8) they keep their order. Meanwhile as many lines of 64 bytes as a
+    token's numbers take, one or two, are fetched for each token, one after the other, from the
+    address `ahead` on.
     """
+    lines = 2 if stored == "bfloat16" else 1
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         weights, weights_stride, values, token_stride, tokens, ahead, out, out_stride = given
@@ -208,11 +209,11 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
 
         def body(token: Any, sums: list[Any]) -> list[Any]:
             at = builder.add(values, builder.mul(token, token_stride))
+            later = builder.add(ahead, builder.mul(token, I64(64 * lines)))
+            prefetch(builder, later, lines, level=1)
             if stored == "bfloat16":
-                prefetch(builder, builder.add(ahead, builder.mul(token, I64(128))), 2, level=1)
                 parts = [p for half in (0, 64) for p in _widened(builder, at, half)]
             else:
-                prefetch(builder, builder.add(ahead, builder.mul(token, token_stride)), 1)
                 places = [builder.add(at, I64(LANES * part)) for part in range(4)]
                 parts = [_numbers(builder, place, LANES, stored) for place in places]
             found = []

@@ -14,13 +14,13 @@ _tile = tile(1, wide=True)
 
 
 @numba.njit
-def _scores(queries, query, keys, vectors, out):
-    scores_in_order(queries, query, vectors * 64, keys, vectors * 64, vectors, keys, out, 64)
+def _scores(queries, query, keys, vectors, out, ahead=0):
+    scores_in_order(queries, query, vectors * 64, keys, vectors * 64, vectors, ahead, out, 64)
 
 
 @numba.njit
-def _mixed(queries, weights, values, tokens, nothing, sums, out):
-    mix_in_order(queries, weights, 32, values, 128, tokens, nothing, values, sums, 256)
+def _mixed(queries, weights, values, tokens, nothing, sums, out, ahead=0):
+    mix_in_order(queries, weights, 32, values, 128, tokens, nothing, ahead, sums, 256)
     for query in range(queries):
         finish(sums + 256 * query, out + 128 * query)
 
@@ -76,6 +76,24 @@ def test_mixed_values_are_those_of_a_packed_product(queries, tokens):
     assert torch.equal(out, expected.bfloat16())
     exact = weights.double() @ values.nan_to_num(0.0).double()
     torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(queries):
+    torch.manual_seed(queries)
+    rows, tile = torch.randn(queries, 64).bfloat16(), torch.randn(16, 64).bfloat16()
+    weights, nothing = torch.rand(queries, 16).bfloat16(), torch.zeros(64).bfloat16()
+    scored, mixed = [], []
+    for ahead in (0, tile.data_ptr(), -1 << 62):
+        out, sums = torch.zeros(queries, 16), torch.zeros(queries, 64)
+        _scores(queries, rows.data_ptr(), tile.data_ptr(), 2, out.data_ptr(), ahead)
+        scored.append(out)
+        out = torch.zeros(queries, 64).bfloat16()
+        given = weights.data_ptr(), tile.data_ptr(), 16, nothing.data_ptr()
+        _mixed(queries, *given, sums.data_ptr(), out.data_ptr(), ahead)
+        mixed.append(out)
+    for found in (scored, mixed):
+        assert found[0].any() and all(torch.equal(found[0], each) for each in found)
 
 
 def test_sums_go_on_from_tile_to_tile():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.decode_ir import narrow_mixed, scores_of_two
+from baton.engine.decode_ir import fetch, narrow_mixed, scores_of_two
 from baton.engine.dot_bf16 import supported
 from baton.engine.softmax_ir import scores
 
@@ -51,6 +51,19 @@ def test_the_tile_that_is_fetched_may_lie_nowhere():
         run_scores_fetching(*at, ahead, out.data_ptr(), 64)
         found.append(out)
     assert found[0].any() and torch.equal(*found)
+
+
+@numba.njit
+def run_fetch(at):
+    fetch(at)
+
+
+def test_a_line_may_be_asked_for_that_lies_nowhere():
+    keys = torch.randn(64)
+    before = keys.clone()
+    for at in (keys.data_ptr(), 0, -64, 1 << 60):
+        run_fetch(at)
+    assert torch.equal(keys, before)
 
 
 @numba.njit
