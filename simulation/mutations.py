@@ -23,7 +23,6 @@ from baton.decode_worker.sessions import RouterSessions, _Log
 from baton.decode_worker.waiting_line import WaitingLine
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease, ReaderLease
-from baton.kv_transfer.mover import Read
 from baton.kv_transfer.places import Places
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.session import ReaderSession
@@ -38,7 +37,7 @@ from baton.router.move_budget import HOLD_S, Move, MoveBudget
 from baton.router.moves import Moves
 from baton.router.submission import Submission
 from baton.runtime import identity
-from baton.runtime.errors import ConfigError, Overloaded, ReadFailed
+from baton.runtime.errors import ConfigError, Overloaded
 from baton.runtime.links import LinkClosed
 from baton.simulation.world import World
 
@@ -254,10 +253,6 @@ def _not_asked(_: Any) -> Any:
     return take_turn
 
 
-def _short_like_others(before: Any) -> Any:
-    return lambda self, move, now_s, *, short: before(self, move, now_s)
-
-
 def _all_of_them(_: Any) -> Any:
     return lambda self, opened, workers: [boot_id for _, boot_id in opened]
 
@@ -292,16 +287,6 @@ def _closed_too_early(before: Any) -> Any:
     return lambda self, unsettled: before(self, [])
 
 
-def _since_it_was_asked_for(_: Any) -> Any:
-    async def landing(self: HandoffReader, read: Read) -> None:
-        await asyncio.wait({read.landed}, timeout=self._config.read_timeout_s)
-        if not read.landed.done():
-            raise ReadFailed("a READ took too long")
-        read.landed.result()
-
-    return landing
-
-
 MUTATIONS: dict[str, Break] = {
     "skip-checksums": Break("what lands is never compared", Places, "wrong", _always([])),
     "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", _always(None)),
@@ -321,12 +306,6 @@ MUTATIONS: dict[str, Break] = {
     ),
     "closed-too-early": Break(
         "`closed` is said while READs are in flight", ReaderSession, "leave", _closed_too_early
-    ),
-    "slow-is-stuck": Break(
-        "a READ's time counts while it waits",
-        HandoffReader,
-        "_await_landing",
-        _since_it_was_asked_for,
     ),
     "drop-the-last-offer": Break(
         "the partial last block is not offered", granter._Handoff, "_offer", _no_partial_block
@@ -368,13 +347,9 @@ MUTATIONS: dict[str, Break] = {
         "all that fails is moved at once", MoveBudget, "take", _always_a_move
     ),
     "moves-beside-the-budget": Break("the budget is not asked", Moves, "_take_turn", _not_asked),
-    "memory-costs-others": Break(
-        "what fits nowhere uses up all moves", MoveBudget, "failed", _short_like_others
-    ),
     "no-cap-of-ejection": Break(
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),
-    "turn-unseen": Break("nobody is told whom a request asks", Handoffs, "_tell", _always(None)),
     "forget-a-cancel": Break("workers hear of no cancel", Submission, "tell_cancel", _always(None)),
     "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", _always(None)),
     "forget-deadlines": Break(

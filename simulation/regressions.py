@@ -8,12 +8,18 @@ a new seed. What broke the product on purpose is in mutations.py.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from baton.decode_worker.handoffs import Handoffs
+from baton.kv_transfer.mover import Read
+from baton.kv_transfer.reader import HandoffReader
 from baton.proto import worker_pb2
 from baton.router.dispatch import Dispatcher
+from baton.router.move_budget import MoveBudget
 from baton.router.worker_link import WorkerLink
+from baton.runtime.errors import ReadFailed
 from baton.simulation.mutations import Break
 
 
@@ -31,6 +37,24 @@ def _without_turns(before: Any) -> Any:
         return False
 
     return take
+
+
+def _since_it_was_asked_for(_: Any) -> Any:
+    async def landing(self: HandoffReader, read: Read) -> None:
+        await asyncio.wait({read.landed}, timeout=self._config.read_timeout_s)
+        if not read.landed.done():
+            raise ReadFailed("a READ took too long")
+        read.landed.result()
+
+    return landing
+
+
+def _like_others(before: Any) -> Any:
+    return lambda self, move, now_s, *, short: before(self, move, now_s)
+
+
+def _untold(_: Any) -> Any:
+    return lambda *_: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,35 @@ PAST_BUGS: dict[str, PastBug] = {
             WorkerLink,
             "_welcomed",
             _any_role,
+        ),
+    ),
+    "waiting-is-stuck": PastBug(
+        95,
+        Break(
+            "a READ's time counted from when it was asked for: on a slow link, handoffs failed "
+            "that only waited for others",
+            HandoffReader,
+            "_await_landing",
+            _since_it_was_asked_for,
+        ),
+    ),
+    "memory-costs-others": PastBug(
+        53,
+        Break(
+            "a request that fits no worker's memory used up the moves of all others",
+            MoveBudget,
+            "failed",
+            _like_others,
+        ),
+    ),
+    "turn-unseen": PastBug(
+        136,
+        Break(
+            "a router did not know which of its candidates a request asks now, and left it with "
+            "the second one, which hung",
+            Handoffs,
+            "_tell",
+            _untold,
         ),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import structlog
@@ -11,7 +12,8 @@ import structlog
 from baton.router.circuits import Circuits
 from baton.runtime import logs
 from baton.simulation import lab, mutations
-from baton.simulation.mutations import Break
+from baton.simulation.mutations import MUTATIONS, Break
+from baton.simulation.regressions import PAST_BUGS
 from baton.simulation.scenario import STORM_EVERY, STORM_SEED, Fault, draw
 
 STORMY = ("fails always", "no memory at all")
@@ -66,18 +68,18 @@ def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("broken", "words"),
     [
-        ("no-budget-of-moves", " moves of "),
-        ("moves-beside-the-budget", "is moved beside the budget"),
-        ("memory-costs-others", "refuses with room: the worker failed"),
-        ("no-cap-of-ejection", " decode workers passed over"),
+        (MUTATIONS["no-budget-of-moves"], " moves of "),
+        (MUTATIONS["moves-beside-the-budget"], "is moved beside the budget"),
+        (PAST_BUGS["memory-costs-others"].undo, "refuses with room: the worker failed"),
+        (MUTATIONS["no-cap-of-ejection"], " decode workers passed over"),
     ],
 )
-def test_who_passes_a_bound_is_seen(name: str, words: str) -> None:
+def test_who_passes_a_bound_is_seen(broken: Break, words: str) -> None:
     breaches = [
         breach
         for seed in STORMS[:8]
-        for breach in lab.run(draw(seed), mutations.named(name)).breaches
+        for breach in lab.run(draw(seed), partial(mutations.applied, broken)).breaches
     ]
     assert any(words in breach for breach in breaches)

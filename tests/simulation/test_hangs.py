@@ -15,6 +15,7 @@ from baton.router.dispatch import Dispatcher
 from baton.runtime import logs
 from baton.simulation import lab, mutations
 from baton.simulation.mutations import Break
+from baton.simulation.regressions import PAST_BUGS
 from baton.simulation.scenario import HANG_EVERY, HANG_S, HANG_SEED, Fault, draw
 from baton.simulation.world import DRIFT
 
@@ -82,7 +83,7 @@ def _in_vain(before: Any) -> Any:
 @pytest.mark.parametrize(
     "broken",
     [
-        mutations.MUTATIONS["turn-unseen"],
+        PAST_BUGS["turn-unseen"].undo,
         Break("what is told is not acted on", Dispatcher, "_turned", lambda _: lambda *_: None),
         Break("hung prefill workers are not left", Dispatcher, "_left", _in_vain),
     ],
