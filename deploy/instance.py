@@ -6,7 +6,8 @@
       registry/          the workers' announcements
       <job>.json         what to run          <job>.status   how it fares
       <job>.progress     what it does before it is ready
-      <job>.lock         flocked by its keeper <job>.log      what it wrote (job_log.py)
+      <job>.lock         flocked by its keeper, whose pid it holds
+      <job>.log          what it wrote (job_log.py)
 
 The kernel drops a flock when its holder dies, however it dies: so a keeper that waits for the
 lifeline learns of the end of `baton serve` without pids, parents or heartbeats. All on one
@@ -21,6 +22,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import stat
 import tempfile
 import time
@@ -36,6 +38,7 @@ TOKEN_KEY = "BATON_TOKEN"  # the cluster token
 ERROR_KEY = "BATON_ERROR_FILE"  # where a child leaves its one clear message
 PROGRESS_KEY = "BATON_PROGRESS_FILE"  # where it says what it does before it is ready
 STOP_DEADLINE_S = 30.0
+NAMED_S = 1.0  # for a keeper that has just begun to write its pid
 KILL_S = 5.0  # for a keeper to kill a child after its grace, and to end
 
 JobState = Literal["running", "waiting", "failed", "stopped"]
@@ -115,7 +118,10 @@ class Instance:
             os.close(lifeline)
             if stopped():
                 return None
-            raise ConfigError(f"processes of an earlier instance in {folder} do not end: kill them")
+            raise ConfigError(
+                f"processes of an earlier instance in {folder} do not end, or still serve what is "
+                "open: wait, or kill them"
+            )
         for path in folder.iterdir():
             if path.name != "lifeline":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -142,16 +148,50 @@ class Instance:
             os.close(self._lifeline)
             self._lifeline = None
 
-    def end(self) -> bool:
-        """`release`, wait for the keepers, remove the folder. False if some keeper stayed."""
+    def end_job(self, name: str, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End one job while the others go on, and wait until its keeper has ended. Once
+        `hurried` comes true, what is still open there is cut off. A keeper that cannot be told
+        ends with the others."""
+        if tell_keeper(self.folder, name, signal.SIGTERM):
+            self._wait_ended(f"{name}.lock", hurried)
+
+    def end(self, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """`release`, wait for the keepers, remove the folder. False if some keeper stayed.
+        `hurried` as in `end_job`."""
         self.release()
-        if not wait_unkept(self.folder, time.monotonic() + self._stop_s):
+        if not self._wait_ended("*.lock", hurried):
             return False
         lifeline = _lock_lifeline(self.folder)
         if lifeline is not None:  # else a new instance has claimed the folder meanwhile
             shutil.rmtree(self.folder)
             os.close(lifeline)
         return True
+
+    def _wait_ended(self, locks: str, hurried: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + self._stop_s
+        if wait_unkept(self.folder, deadline, hurried, locks):
+            return True
+        if hurried():
+            for path in self.folder.glob(locks):
+                tell_keeper(self.folder, path.stem, signal.SIGINT)
+        return wait_unkept(self.folder, deadline, locks=locks)
+
+
+def tell_keeper(folder: Path, name: str, number: signal.Signals) -> bool:
+    """Send a signal to the keeper of a job: SIGTERM to end, SIGINT to make haste with it. False
+    if it has none, or one whose pid had no room on the disk. A keeper's lock names it, and its pid
+    is its own while it holds that."""
+    path = folder / f"{name}.lock"
+    deadline = time.monotonic() + NAMED_S
+    while is_locked(path):
+        if keeper := path.read_text():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(keeper), number)
+            return True
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return False
 
 
 def _lock_lifeline(folder: Path) -> int | None:
@@ -170,10 +210,15 @@ def _lock_lifeline(folder: Path) -> int | None:
         os.close(lifeline)  # its last holder removed the folder before we had the lock
 
 
-def wait_unkept(folder: Path, deadline: float, stopped: Callable[[], bool] = lambda: False) -> bool:
-    """Whether no keeper holds a job of `folder`, waiting until `deadline` (time.monotonic), or
-    until `stopped` comes true."""
-    while any(is_locked(path) for path in folder.glob("*.lock")):
+def wait_unkept(
+    folder: Path,
+    deadline: float,
+    stopped: Callable[[], bool] = lambda: False,
+    locks: str = "*.lock",
+) -> bool:
+    """Whether no keeper holds a job of `folder`, or those whose `locks` match, waiting until
+    `deadline` (time.monotonic), or until `stopped` comes true."""
+    while any(is_locked(path) for path in folder.glob(locks)):
         if time.monotonic() > deadline or stopped():
             return False
         time.sleep(0.02)

@@ -44,6 +44,7 @@ TICK_S = 0.1
 EARLY_DEATHS = 3  # of one job before it was ready
 LOG_TAIL_LINES = 20
 SWEEP_S = 5.0
+PATIENCE_S = 1.0  # before it is said what it waits for
 NEXT_STEP = "baton serve Qwen/Qwen3-0.6B"
 
 AfterReady = Callable[[str, str], bool]  # (url, model name) -> whether to go on serving
@@ -55,7 +56,8 @@ class Serving:
     def __init__(self, options: ServeOptions, say: Callable[[str], None]) -> None:
         self._options = options
         self._say = say
-        self._stopping = False  # a plain flag: an Event's lock is not safe in a signal handler
+        self._stopping = False  # plain flags: an Event's lock is not safe in a signal handler
+        self._hurried = False
         self._began = time.monotonic()
         self._names = [ROUTER_JOB, *plan.worker_names(options)]
         if options.launcher == "ray":
@@ -67,7 +69,9 @@ class Serving:
         self._authority: Authority | None = None  # None: it makes no certificates
 
     def stop(self) -> None:
-        """End `run` soon. Safe in signal handlers and other threads."""
+        """End `run` soon: what is open may finish, unless told twice. Safe in signal handlers and
+        other threads."""
+        self._hurried = self._stopping
         self._stopping = True
 
     def run(self, after_ready: AfterReady | None = None) -> None:
@@ -273,8 +277,20 @@ class Serving:
         threading.Thread(target=work, daemon=True).start()
 
     def _end(self, instance: Instance) -> None:
+        """The router first, while there are workers to finish what it has open."""
         self._progress("stopping")
-        instance.end()
+        patient_s = time.monotonic() + PATIENCE_S
+
+        def hurried() -> bool:
+            if time.monotonic() > patient_s:
+                self._tell("end", "open requests may finish; Ctrl-C again cuts them off")
+            return self._hurried
+
+        try:
+            instance.end_job(ROUTER_JOB, hurried)
+        except OSError as error:  # as without descriptors: then it ends with the others
+            self._progress(f"the router cannot be ended first: {error}")
+        instance.end(hurried)
         left = self._sweep(instance.instance_id)
         if instance.folder.exists() and left:
             shutil.rmtree(instance.folder, ignore_errors=True)

@@ -5,8 +5,9 @@
          └── holds the lifeline's flock ◀─────┘ waits for it
 
 A keeper is no child of whoever started it (it forks twice), so it outlives a Ray actor, a
-raylet and Ray's head; it ends with the lifeline alone, or by SIGTERM. Its child dies with it by
-PR_SET_PDEATHSIG, so nothing survives kill -9 of any of them. A second keeper of a job finds the
+raylet and Ray's head; it ends with the lifeline alone, or by SIGTERM; SIGINT then tells its child
+a second time, which ends at once. Its child dies with it by PR_SET_PDEATHSIG, so nothing survives
+kill -9 of any of them. A second keeper of a job finds the
 lock held and ends at once: that is how a re-made Ray actor adopts what still runs. Standard
 library alone, Linux alone (pidfd, prctl).
 """
@@ -47,6 +48,8 @@ ALREADY_KEPT = 3  # exit code: another keeper has the job
 NO_LIFELINE = 4  # exit code: the instance has ended
 WAKE_S = 60.0  # no wait is endless; waking up early does no harm
 LOOK_S = 10.0
+HURRY_S = 15.0  # from the second SIGTERM to a child to its SIGKILL
+APART_S = 0.2  # between the two: sooner they may be heard as one
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -67,10 +70,15 @@ class Supervisor:
         self._status = replace(before, ended="with its keeper", message="") if before else first
         self._rule = RestartRule(proven=self._status.well)
         self._stop_read, self._stop_write = os.pipe()
+        self._hurry_read, self._hurry_write = os.pipe()
 
     def stop(self) -> None:
-        """End the child and `run`. Safe in signal handlers and other threads."""
+        """End the child and `run`. Safe in signal handlers and other threads, as is `hurry`."""
         os.write(self._stop_write, b".")
+
+    def hurry(self) -> None:
+        """The child is to end at once, where it is being ended."""
+        os.write(self._hurry_write, b".")
 
     def run(self) -> None:
         """Start, watch, start again; returns when stopped or given up, the child being gone."""
@@ -149,8 +157,7 @@ class Supervisor:
                 self._rule.runs(time.monotonic() - began)
                 self._write()  # what could not be written before, or that it is well
                 if self._stop_read in ready:
-                    os.killpg(child.pid, signal.SIGTERM)
-                    select.select([ended], [], [], self._job.grace_s)
+                    self._end(child, ended)
                 if ready:
                     # The unreaped leader still holds its group's number: no stranger is hit.
                     os.killpg(child.pid, signal.SIGKILL)
@@ -158,6 +165,15 @@ class Supervisor:
                     return self._stop_read in ready
         finally:
             os.close(ended)
+
+    def _end(self, child: subprocess.Popen[bytes], ended: int) -> None:
+        """Let it end within its grace, or within HURRY_S once it is hurried."""
+        os.killpg(child.pid, signal.SIGTERM)
+        told = [ended, self._hurry_read]
+        ready, _, _ = select.select(told, [], [], self._job.grace_s)
+        if ready == [self._hurry_read] and not select.select([ended], [], [], APART_S)[0]:
+            os.killpg(child.pid, signal.SIGTERM)
+            select.select([ended], [], [], HURRY_S)
 
     def _bound_log(self) -> None:
         try:
@@ -236,12 +252,15 @@ def keep(folder: Path, name: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ALREADY_KEPT
+    os.ftruncate(lock, 0)  # it named the keeper before
     if os.fork():
         return 0
     os.setsid()
     supervisor = Supervisor(folder, read_job(folder, name), os.environ | read_environment(folder))
     signal.signal(signal.SIGTERM, lambda *_: supervisor.stop())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: supervisor.hurry())
+    with contextlib.suppress(OSError):  # a full disk: then it ends with the lifeline alone
+        os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `tell_keeper`
     threading.Thread(target=_follow_lifeline, args=(lifeline, supervisor), daemon=True).start()
     supervisor.run()
     os._exit(0)

@@ -1,7 +1,8 @@
 """The router process: its parts put together, its port bound, served until it is told to stop.
 
-Stopping: readiness goes off, open requests get a grace to end, then links close. Owns every
-part of the router. SIGTERM and SIGINT are handled here when it runs in the main thread.
+Stopping: readiness goes off, open requests get a grace to end, then links close; nothing open is
+no wait. A second signal ends the grace. Owns every part of the router. SIGTERM and SIGINT are
+handled here when it runs in the main thread.
 """
 
 from __future__ import annotations
@@ -152,10 +153,16 @@ async def _serve(
                 front.leave(drain_s + TOLD_S)
             loop.call_later(drain_s, dispatcher.end_all)
 
+    def cut() -> None:
+        """Who is there is told now; who does not take that is not waited for."""
+        leave()
+        dispatcher.end_all()
+        loop.call_later(TOLD_S, server.abort)
+
     def stop() -> None:
-        """Readiness goes off first, for balancers to hear of it. Told twice: leave now."""
+        """Readiness goes off first, for balancers to hear of it. Told twice: end now."""
         if router.stopping:
-            leave()
+            cut()
         else:
             router.stopping = True
             loop.call_later(leave_s, leave)
@@ -167,7 +174,8 @@ async def _serve(
             # bounded by the process's owner: this is the router's whole life
             await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stop()
+            if not router.stopping:
+                stop()
             if not serving.done():
                 await asyncio.wait({serving}, timeout=leave_s + drain_s + 2 * TOLD_S)
             if front is not None:
@@ -191,6 +199,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
+
+    def abort(self) -> None:
+        """Close every connection that is still open, unread words and all."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -42,7 +42,7 @@ class RouterConfig:
     model_sampling: bool = True  # temperature and so on as the model's files have them
     stream_buffer_messages: int = 1024  # a slow client's own buffer: tokens, and others' logprobs
     leave_s: float = 0.0  # told to stop, /readyz is red for so long before the port closes
-    drain_s: float = 10.0  # then open requests may finish for so long
+    drain_s: float = 300.0  # then open requests may finish for so long
     request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
     handed_back_s: float = 120.0  # what a stopping worker hands back waits so long for another
     max_attempts: int = 4  # placements of one request, the first included

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.instance import Instance, processes_of
+from baton.deploy.instance import Instance, Job, JobStatus, processes_of, read_status
+from baton.deploy.process_launcher import spawn_keepers
 
 WAIT_S = 60.0
 
@@ -45,3 +46,20 @@ def instance() -> Iterator[Instance]:
     yield claimed
     claimed.end()
     assert processes_of(claimed.instance_id) == []
+
+
+@pytest.fixture
+def start(
+    instance: Instance, wait_for: Callable[[Callable[[], bool]], bool]
+) -> Callable[[Job], JobStatus]:
+    """Starts the keeper of a job; answers once the keeper has told of it."""
+
+    def start(job: Job) -> JobStatus:
+        instance.write_job(job)
+        spawn_keepers(instance.folder, [job.name])
+        assert wait_for(lambda: read_status(instance.folder, job.name) is not None)
+        found = read_status(instance.folder, job.name)
+        assert found is not None
+        return found
+
+    return start

@@ -180,8 +180,13 @@ def test_memory_is_divided_among_those_that_share_it(
 def test_a_worker_is_not_killed_in_its_drain_nor_in_a_lease_that_it_granted(tmp_path: Path) -> None:
     config = Config(worker=WorkerConfig(drain_s=100.0), handoff=HandoffConfig(lease_s=7.0))
     router, *workers = jobs(ServeOptions(config), MODEL, tmp_path)
-    assert router.grace_s < 100
     assert {job.grace_s for job in workers} == {grace_s(config)} and grace_s(config) >= 100 + 14
+
+
+@pytest.mark.parametrize("router", [RouterConfig(), RouterConfig(leave_s=7.0, drain_s=900.0)])
+def test_a_router_is_not_killed_while_its_streams_end(tmp_path: Path, router: RouterConfig) -> None:
+    job, *_ = jobs(ServeOptions(Config(router=router)), MODEL, tmp_path)
+    assert job.grace_s >= router.leave_s + router.drain_s + 10  # and are told of the end
 
 
 def test_each_process_gets_a_certificate_of_its_own(tmp_path: Path) -> None:

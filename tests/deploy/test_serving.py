@@ -164,3 +164,47 @@ def test_a_line_that_cannot_be_said_ends_nothing(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
         with pytest.raises(OSError, match="No space"):
             full.close()
+
+
+class Ending:
+    """An instance that notes what of it is ended, and what it is told of haste meanwhile."""
+
+    instance_id = "0" * 32
+
+    def __init__(self, folder: Path, during: Any = lambda: None) -> None:
+        self.folder, self.during = folder, during
+        self.ended: list[tuple[str, bool]] = []
+
+    def end_job(self, name: str, hurried: Any) -> None:
+        self.during()
+        self.ended.append((name, hurried()))
+
+    def end(self, hurried: Any) -> None:
+        self.ended.append(("all", hurried()))
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_the_router_ends_first_and_a_second_ctrl_c_hurries_all(
+    tmp_path: Path, presses: int
+) -> None:
+    """The workers are there while its streams end."""
+    said: list[str] = []
+    serving = Serving(ServeOptions(Config()), said.append)
+    serving.stop()
+    ending: Any = Ending(tmp_path, lambda: [serving.stop() for _ in range(presses - 1)])
+    serving._end(ending)
+    assert ending.ended == [("router", presses > 1), ("all", presses > 1)]
+    assert len(said) == 2  # that it stops, and has stopped
+
+
+def test_a_long_end_says_what_it_waits_for_and_how_to_cut_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "PATIENCE_S", -1.0)
+    said: list[str] = []
+    serving = Serving(ServeOptions(Config()), said.append)
+    serving.stop()
+    ending: Any = Ending(tmp_path)
+    serving._end(ending)
+    (told,) = [line for line in said if "Ctrl-C again" in line]
+    assert "open requests may finish" in told

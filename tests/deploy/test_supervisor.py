@@ -43,17 +43,6 @@ IGNORE_TERM = (
 )
 
 
-@pytest.fixture
-def start(instance: Instance, wait_for: Wait) -> Callable[[Job], JobStatus]:
-    def start(job: Job) -> JobStatus:
-        instance.write_job(job)
-        spawn_keepers(instance.folder, [job.name])
-        assert wait_for(lambda: read_status(instance.folder, job.name) is not None)
-        return status(instance, job.name)
-
-    return start
-
-
 def python_job(name: str, code: str, grace_s: float = 10.0) -> Job:
     return Job(name, (sys.executable, "-S", "-c", code), grace_s)
 
@@ -354,8 +343,9 @@ def test_a_job_that_was_given_up_has_its_keeper_until_that_is_written(
 
 
 def test_a_keeper_whose_disk_is_full_to_the_last_byte_keeps_its_job(
-    instance: Instance, wait_for: Wait
+    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("baton.deploy.instance.NAMED_S", 0.05)
     instance.write_job(python_job("a", SLEEP))
     command = [sys.executable, "-P", "-m", "baton.deploy.supervisor", str(instance.folder), "a"]
     nothing = (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
@@ -376,3 +366,5 @@ def test_a_keeper_whose_disk_is_full_to_the_last_byte_keeps_its_job(
     os.kill(max(first, second), signal.SIGKILL)  # the child came last
     assert wait_for(lambda: {first, second} != set(processes_of(instance.instance_id)))
     assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
+    instance.end_job("a")  # which nobody can tell it: it ends with the instance
+    assert is_locked(instance.folder / "a.lock")

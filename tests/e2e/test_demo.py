@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 FIRST_TOKEN_S = 60.0
+TOKENS = 300
 ANSWER = r"a fox called Rosa.* a red kite"  # it tells the story that it was asked for
 COMMAND = [sys.executable, "-P", "-m", "baton.deploy.cli"]
 
@@ -56,13 +57,22 @@ def test_the_demo_streams_an_answer_and_leaves_no_process(tmp_path: Path, launch
     assert marked(marker) == []
 
 
+def _post(url: str, body: dict[str, object]) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    return urllib.request.urlopen(request, timeout=60)
+
+
 @pytest.mark.timeout(120)
-def test_serve_answers_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+def test_serve_answers_and_ctrl_c_leaves_no_process_and_cuts_no_stream(tmp_path: Path) -> None:
+    """Told together with their router, workers without a drain would cut it."""
     marker = f"BATON_TEST_MARKER={tmp_path.name}-serve"
     name, value = marker.split("=")
     process = subprocess.Popen(
         [*COMMAND, "serve", "--port", "0", "--launcher", "process"],
-        env=os.environ | {name: value, "XDG_RUNTIME_DIR": str(tmp_path)},
+        env=os.environ
+        | {name: value, "XDG_RUNTIME_DIR": str(tmp_path), "BATON_WORKER__DRAIN_S": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,7 +81,13 @@ def test_serve_answers_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
         url = _ready_url(process)
         with urllib.request.urlopen(f"{url}/readyz", timeout=10) as answer:
             assert answer.status == 200
-        process.send_signal(signal.SIGINT)
+        asked = {"model": "baton-tiny", "prompt": "Tell me a story.", "max_tokens": TOKENS}
+        asked |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        with _post(f"{url}/v1/completions", asked) as stream:
+            assert stream.readline().startswith(b"data: {")
+            process.send_signal(signal.SIGINT)  # what is open may finish
+            rest = stream.read().decode()
+        assert f'"completion_tokens":{TOKENS}' in rest and rest.endswith("data: [DONE]\n\n")
         assert process.wait(30) in (0, 130)
     finally:
         process.kill()

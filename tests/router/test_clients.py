@@ -248,6 +248,61 @@ async def test_readiness_goes_off_before_the_port_closes(
             await httpx.AsyncClient(base_url=running.url).get("/livez")
 
 
+async def test_a_router_with_nothing_open_ends_at_once_however_long_its_drain(
+    router: Any, fast_config: Any
+) -> None:
+    """Ctrl-C on a laptop: connections that only stay open are no reason to wait."""
+    async with router(config=replace(fast_config, drain_s=3600.0)) as running:
+        assert (await running.complete(max_tokens=2)).status_code == 200  # and kept alive
+        host, port = running.url.removeprefix("http://").split(":")
+        _, silent = await asyncio.open_connection(host, int(port))
+        _, begun = await asyncio.open_connection(host, int(port))
+        begun.write(b"GET /readyz HTTP/1.1\r\nhost:")
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running.serving, 5)
+        for writer in (silent, begun):
+            writer.close()
+
+
+async def test_a_second_signal_tells_streams_and_ends_at_once(
+    router: Any, eventually: Any, fast_config: Any
+) -> None:
+    async with router(config=replace(fast_config, drain_s=3600.0)) as running:
+        running.workers["decode-0"].step_s = 0.05
+        long = {"max_tokens": 2000, "ignore_eos": True}
+        whole = asyncio.create_task(running.complete(**long))
+        stream = asyncio.create_task(running.complete(stream=True, **long))
+        await eventually(lambda: len(running.workers["decode-0"].held) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert not (whole.done() or stream.done() or running.serving.done())
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(running.serving, 10)
+        text = (await stream).text
+        assert "the router stops" in text and text.endswith("data: [DONE]\n\n")
+        assert (await whole).status_code == 503
+        await eventually(lambda: not running.workers["decode-0"].held)
+
+
+async def test_an_upload_that_never_comes_does_not_outlast_a_second_signal(
+    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.server.TOLD_S", 0.3)
+    async with router(config=replace(fast_config, drain_s=3600.0)) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+        writer.write(head)
+        await asyncio.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert not running.serving.done()  # it is open, and may come
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running.serving, 10)
+        writer.close()
+
+
 async def not_ready(running: Any) -> bool:
     return bool((await running.http.get("/readyz")).status_code == 503)
 

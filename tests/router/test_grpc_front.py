@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 from dataclasses import replace
 from typing import Any
@@ -54,6 +56,32 @@ async def test_an_open_host_needs_keys(router: Any, fast_config: Any) -> None:
     with pytest.raises(ConfigError, match=r"router\.host.*router\.api_keys"):
         async with router(config=config):
             pass
+
+
+async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
+    grpc_router: Any, fast_config: Any, eventually: Any
+) -> None:
+    """However long the drain may last; a second signal then ends what is open."""
+    config = replace(fast_config, drain_s=3600.0)
+    async with grpc_router(config=config) as (running, stub):
+        async for _ in stub.Generate(asked()):
+            pass
+        async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+            watching = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+            assert await watching.read()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(running.serving, 5)
+    async with grpc_router(config=config) as (running, stub):
+        running.workers["decode-0"].step_s = 0.05
+        long = client_pb2.GenerateRequest(model="tiny", prompt="a", max_tokens=2000)
+        call = stub.Generate(long)
+        await eventually(lambda: running.workers["decode-0"].held)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert not running.serving.done() and not call.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert "the router stops" in (await refused(call)).details()
+        await asyncio.wait_for(running.serving, 10)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""How keepers end their children: each in its grace, at once where there is haste, one alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton.deploy import supervisor
+from baton.deploy.instance import Instance, Job, JobStatus, processes_of, read_status
+from baton.deploy.supervisor import Supervisor
+
+Wait = Callable[[Callable[[], bool]], bool]
+Start = Callable[[Job], JobStatus]
+
+SLEEP = "import time; time.sleep(600)"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "open('/proc/self/comm', 'w').write('deaf'); time.sleep(600)"
+)
+DRAINS = (
+    "import signal, sys, time; told = []; "
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0) if told else told.append(1)); "
+    "open('/proc/self/comm', 'w').write('drains'); time.sleep(600)"
+)
+
+
+def python_job(name: str, code: str, grace_s: float = 10.0) -> Job:
+    return Job(name, (sys.executable, "-S", "-c", code), grace_s)
+
+
+def called(pid: int, name: str) -> bool:
+    """Whether the process has got so far."""
+    return Path(f"/proc/{pid}/comm").read_text().strip() == name
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def draining(start: Start, wait_for: Wait, name: str, grace_s: float) -> int:
+    """A child that only ends when it is told twice."""
+    pid = start(python_job(name, DRAINS, grace_s)).pid
+    assert wait_for(lambda: called(pid, "drains"))
+    return pid
+
+
+def test_a_child_that_takes_its_time_is_told_twice_where_there_is_haste(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    pid = draining(start, wait_for, "a", grace_s=600.0)
+    began = time.monotonic()
+    assert instance.end(lambda: time.monotonic() - began > 0.5)
+    assert not alive(pid) and 0.5 < time.monotonic() - began < 10
+    assert processes_of(instance.instance_id) == []
+
+
+def test_who_is_in_haste_from_the_beginning_waits_for_no_child(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    """And each is told twice: two signals at once would be one."""
+    pids = [draining(start, wait_for, name, grace_s=600.0) for name in ("a", "b")]
+    began = time.monotonic()
+    assert instance.end(lambda: True)
+    assert time.monotonic() - began < 10 and not any(alive(pid) for pid in pids)
+
+
+def test_a_child_that_is_deaf_to_haste_too_is_killed(
+    instance: Instance, start: Start, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "HURRY_S", 0.2)
+    monkeypatch.setattr(supervisor, "APART_S", 0.05)
+    job = python_job("a", DEAF, grace_s=600.0)
+    instance.write_job(job)
+    keeper = Supervisor(instance.folder, job, dict(os.environ))
+    running = threading.Thread(target=keeper.run, daemon=True)
+    running.start()
+    assert wait_for(lambda: read_status(instance.folder, "a") is not None)
+    found = read_status(instance.folder, "a")
+    assert found is not None
+    pid = found.pid
+    assert wait_for(lambda: called(pid, "deaf"))
+    keeper.stop()
+    running.join(0.3)
+    assert running.is_alive() and alive(pid)  # it has its grace
+    keeper.hurry()
+    running.join(10)
+    assert not running.is_alive() and not alive(pid)
+
+
+def test_one_job_ends_while_the_others_go_on(
+    instance: Instance, start: Start, wait_for: Wait
+) -> None:
+    pids = {name: start(python_job(name, SLEEP)).pid for name in ("a", "b")}
+    instance.end_job("nobody")
+    instance.end_job("a")
+    assert not alive(pids["a"]) and alive(pids["b"])
+    found = [read_status(instance.folder, name) for name in pids]
+    assert [each.state for each in found if each is not None] == ["stopped", "running"]
+    slow = draining(start, wait_for, "c", grace_s=600.0)
+    instance.end_job("c", lambda: True)
+    assert not alive(slow) and alive(pids["b"])
