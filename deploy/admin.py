@@ -5,8 +5,8 @@
     GET /metrics  Prometheus text
     GET /healthz  200 while the process lives, however busy its loop is
     GET /readyz   200 while a generation could end here; else 503 and why not
-    POST /drain   an order, given with its proof (order_proof.py) as Bearer, answered 202; also
-                  /role/prefill and /role/decode
+    POST /drain   an order, given with its proof (order_proof.py) as Bearer, answered 202: taken,
+                  or by its body still to be taken; also /role/prefill and /role/decode
 
 Meant for loopback or a private network: what it shows needs no login, so nobody who asks may
 cost the worker much, or keep out who asks whether it lives. It reads no body and closes every
@@ -44,6 +44,9 @@ TAKE_S = 5.0  # for the client to take the answer
 STOP_S = 5.0
 CHECK_S = 1.0  # between two times that the books are added up
 CHECK_SHARE = 0.05  # of the worker's time, where they are long
+
+TAKEN = b"taken\n"
+TO_BE_TAKEN = b"it takes the order once its loop turns: until then /readyz says that it does not\n"
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -204,8 +207,12 @@ class AdminServer:
             said = b"give the proof of this order to this start of the worker as Bearer\n"
             return _Answer("401 Unauthorized", TEXT, said)
         log.info("an order came through the admin port", order=path)
-        await self._on_worker(self._orders[path], ANSWER_S)
-        return _Answer("202 Accepted", TEXT, b"accepted\n")
+        try:
+            await self._on_worker(self._orders[path], ANSWER_S)
+        except TimeoutError:  # it stands in the loop's queue, and nobody takes it back
+            log.warning("an order waits until the worker's loop turns", order=path)
+            return _Answer("202 Accepted", TEXT, TO_BE_TAKEN)
+        return _Answer("202 Accepted", TEXT, TAKEN)
 
     async def _audited(self) -> _Answer:
         try:

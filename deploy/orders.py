@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.deploy.admin import ANSWER_S, TAKEN
 from baton.deploy.instance import TOKEN_KEY, live_instances, read_environment
 from baton.deploy.order_proof import order_proof
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
-ORDER_TIMEOUT_S = 5.0
+ORDER_TIMEOUT_S = ANSWER_S + 10.0  # a worker that is busy answers late
 LOOK_S = 0.1
 END_WITHIN_S = 3900.0  # the longest drain, and what follows it
 
@@ -92,20 +93,28 @@ def find(worker_id: str, clusters: Sequence[Cluster]) -> Found:
     return found[0]
 
 
-def order(worker: Found, path: str) -> None:
-    """POST to the worker's admin port. Raises Unavailable if it does not accept."""
+def order(worker: Found, path: str, say: Callable[[str], None]) -> None:
+    """POST to the worker's admin port, and say how the worker has it. Raises Unavailable if it
+    refuses, or does not answer: then it says whether it may have the order all the same."""
+    worker_id, sent = worker.record.worker_id, False
     headers = {"Authorization": f"Bearer {worker.proof(path)}"}
     connection = http.client.HTTPConnection(worker.record.admin_address, timeout=ORDER_TIMEOUT_S)
     try:
         connection.request("POST", path, headers=headers)
+        sent = True
         answer = connection.getresponse()
         text = answer.read().decode(errors="replace").strip()
     except (OSError, http.client.HTTPException) as error:
-        raise Unavailable(f"{worker.record.worker_id} does not answer: {error}") from error
+        perhaps = "; it may take the order all the same: see `baton ps`" if sent else ""
+        raise Unavailable(f"{worker_id} does not answer: {error}{perhaps}") from error
     finally:
         connection.close()
     if answer.status != 202:
-        raise Unavailable(f"{worker.record.worker_id} refused {path}: {answer.status} {text}")
+        raise Unavailable(f"{worker_id} refused {path}: {answer.status} {text}")
+    if text == TAKEN.decode().strip():
+        say(f"{worker_id} takes nothing new and finishes what it has")
+    else:
+        say(f"{worker_id} has the order and has not taken it yet: {text}")
 
 
 def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None] = print) -> None:
@@ -114,8 +123,7 @@ def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None
     Raises ConfigError if it is not there, Unavailable if it refuses or does not end.
     """
     worker = find(worker_id, clusters)
-    order(worker, "/drain")
-    say(f"{worker_id} takes nothing new and finishes what it has")
+    order(worker, "/drain", say)
     _wait(worker, worker.ended, "ended")
     say(f"{worker_id} has ended; its keeper (`baton serve`) starts it again")
 
@@ -134,8 +142,7 @@ def change_role(
         return
     if [record for record in worker.there() if record.role == "decode"] == [worker.record]:
         raise ConfigError(f"{worker_id} is the only decode worker, and only they emit tokens")
-    order(worker, f"/role/{role}")
-    say(f"{worker_id} takes nothing new and finishes what it has")
+    order(worker, f"/role/{role}", say)
     _wait(worker, lambda: worker.successor() is not None, "come back")
     successor = worker.successor()
     if successor is None or successor.role != role:

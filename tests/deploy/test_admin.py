@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -276,64 +275,6 @@ async def test_asks_do_not_pile_up_before_a_loop_that_stands_still(
         assert statuses == [503] * 40
         assert (await get(address, "/audit"))[0] == 200
     assert books.looks <= 2
-
-
-@asynccontextmanager
-async def with_orders() -> AsyncIterator[tuple[str, list[str]]]:
-    given: list[str] = []
-    orders = {path: partial(given.append, path) for path in ("/drain", "/role/decode")}
-    server = AdminServer(
-        "127.0.0.1", 0, no_books, orders=orders, proof=lambda path: f"proof-of-{path}"
-    )
-    try:
-        yield await server.start(), given
-    finally:
-        await server.stop()
-
-
-async def test_an_order_with_its_proof_is_carried_out() -> None:
-    raw = (
-        b"POST /drain HTTP/1.1\r\nContent-Length: 0\r\nauthorization:  bearer proof-of-/drain \r\n"
-    )
-    async with with_orders() as (address, given):
-        assert (await ask(address, raw + b"\r\n"))[0] == 202
-    assert given == ["/drain"]
-
-
-@pytest.mark.parametrize(
-    ("line", "given", "status"),
-    [
-        ("POST /drain", "", 401),
-        ("POST /drain", "Authorization: Bearer ", 401),
-        ("POST /drain", "Authorization: Bearer proof-of-/drain2", 401),
-        ("POST /drain", "Authorization: Bearer proof-of-/role/decode", 401),
-        ("POST /drain", "Authorization: Basic proof-of-/drain", 401),
-        ("POST /drain", "X-Authorization: Bearer proof-of-/drain", 401),
-        ("GET /drain", "Authorization: Bearer proof-of-/drain", 405),
-        ("POST /other", "Authorization: Bearer proof-of-/other", 405),
-    ],
-)
-async def test_an_order_without_its_proof_or_by_reading_is_none(
-    line: str, given: str, status: int
-) -> None:
-    async with with_orders() as (address, carried_out):
-        head = f"{line} HTTP/1.1\r\n{given}\r\n\r\n" if given else f"{line} HTTP/1.1\r\n\r\n"
-        assert (await ask(address, head.encode()))[0] == status
-    assert carried_out == []
-
-
-@pytest.mark.parametrize("options", [{}, {"proof": lambda _: ""}])
-async def test_without_proofs_a_port_takes_no_order(options: Any) -> None:
-    carried_out: list[str] = []
-    orders = {"/drain": lambda: carried_out.append("drain")}
-    server = AdminServer("127.0.0.1", 0, no_books, orders=orders, **options)
-    try:
-        address = await server.start()
-        raw = b"POST /drain HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n"
-        assert (await ask(address, raw))[0] == 401
-    finally:
-        await server.stop()
-    assert carried_out == []
 
 
 async def test_ready_is_what_the_worker_says_of_itself() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.deploy import orders
+from baton.deploy.admin import ANSWER_S, TAKE_S, TO_BE_TAKEN
 from baton.deploy.instance import TOKEN_KEY, Instance
 from baton.deploy.order_proof import order_proof
 from baton.deploy.orders import change_role, cluster_at, drain, find, live_clusters
@@ -27,6 +30,8 @@ class Admin:
 
     address: str = ""
     status: int = 202
+    body: bytes = b"taken\n"
+    holds_s: float = 0.0  # before it answers
     heard: list[tuple[str, str]] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     accepted: threading.Event = field(default_factory=threading.Event)
@@ -40,10 +45,12 @@ def admin() -> Iterator[Admin]:
         def do_POST(self) -> None:
             made.heard.append((self.path, self.headers["Authorization"]))
             made.heads.append(self.headers.as_string())
-            self.send_response(made.status)
-            self.end_headers()
-            self.wfile.write(b"as the test says")
+            time.sleep(made.holds_s)
             made.accepted.set()
+            with suppress(OSError):  # who asked has left
+                self.send_response(made.status)
+                self.end_headers()
+                self.wfile.write(made.body)
 
         def log_message(self, *_: object) -> None: ...
 
@@ -89,11 +96,42 @@ def test_an_order_carries_its_proof_and_not_the_token_and_its_end_is_waited_for(
     proof = order_proof(TOKEN, "decode-0", "b" * 32, "/drain")
     assert admin.heard == [("/drain", f"Bearer {proof}")]
     assert TOKEN not in admin.heads[0]
+    assert said[0] == "decode-0 takes nothing new and finishes what it has"
     assert len(said) == 2 and "has ended" in said[1]
 
 
+def test_an_order_that_is_not_taken_yet_is_told_so_and_waited_for(
+    ready: Instance, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is carried out all the same: it was called refused."""
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    admin.body = TO_BE_TAKEN
+    announce(ready, "decode-0", admin.address)
+    announce(ready, "decode-1", admin.address, boot="d")
+    said: list[str] = []
+    coming = become(ready, admin, "prefill")
+    change_role("decode-0", "prefill", live_clusters(), said.append)
+    coming.join(60)
+    assert "has the order and has not taken it yet" in said[0] and "/readyz" in said[0]
+    assert len(said) == 2 and "is a prefill worker now" in said[1]
+
+
+def test_who_does_not_answer_may_have_the_order(
+    ready: Instance, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "ORDER_TIMEOUT_S", 0.05)
+    admin.holds_s = 0.3
+    announce(ready, "decode-0", admin.address)
+    with pytest.raises(Unavailable, match="may take the order all the same"):
+        drain("decode-0", live_clusters())
+
+
+def test_a_client_waits_longer_for_an_answer_than_the_port_takes() -> None:
+    assert orders.ORDER_TIMEOUT_S > ANSWER_S + TAKE_S
+
+
 def test_a_refusal_is_told_with_its_status(ready: Instance, admin: Admin) -> None:
-    admin.status = 401
+    admin.status, admin.body = 401, b"as the test says"
     announce(ready, "decode-0", admin.address)
     with pytest.raises(Unavailable, match="refused /drain: 401 as the test says"):
         drain("decode-0", live_clusters())
@@ -101,8 +139,9 @@ def test_a_refusal_is_told_with_its_status(ready: Instance, admin: Admin) -> Non
 
 def test_a_worker_that_does_not_answer_is_told(ready: Instance) -> None:
     announce(ready, "decode-0")
-    with pytest.raises(Unavailable, match="decode-0 does not answer"):
+    with pytest.raises(Unavailable, match="decode-0 does not answer: .*refused") as told:
         drain("decode-0", live_clusters())
+    assert "all the same" not in str(told.value)  # nobody has heard of it
 
 
 def test_a_worker_that_never_ends_is_told(
