@@ -15,6 +15,7 @@ from enum import Enum
 
 from opentelemetry.context import Context
 
+from baton.decode_worker.peer_calls import HandoffLink
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request
@@ -44,9 +45,16 @@ BUSY_PATIENCE_S = 30.0
 BUSY_PAUSE_S = 0.05
 BUSY_PAUSE_MOST_S = 1.0
 
-AT_FAULT = (WorkerLost, HandoffError, EngineError)  # of the prefill worker
-
 OnFirst = Callable[[Group, handoff_pb2.FirstTokens], None]
+
+
+class BrokenAlong(WorkerLost):
+    """The connection to the prefill worker has broken before: another handoff has told of it, and
+    it was forgotten then. There may be another connection by now."""
+
+
+AT_FAULT = (WorkerLost, HandoffError, EngineError)  # of the prefill worker,
+NO_FAULT = (OutOfMemory, BrokenAlong)  # but not these: the prompt may be, and one break is one
 
 
 class Fetched(Enum):
@@ -79,6 +87,8 @@ class Handoffs:
         self._wall_offset_s = wall_offset_s
         self._on_room = on_room  # blocks have left quarantine
         self._readers: set[asyncio.Task[None]] = set()
+        # for each peer the streams of one connection; those of one that has broken are in none
+        self._streams: dict[bytes, set[HandoffLink]] = {}
         self.open = 0
 
     async def fetch(self, group: Group, on_first: OnFirst) -> Fetched:
@@ -151,6 +161,7 @@ class Handoffs:
         on_first: OnFirst,
     ) -> FetchReport:
         link = await self._peers.open(candidate)
+        self._streams.setdefault(candidate.boot_id, set()).add(link)
 
         def quarantine(blocks: Sequence[int], settled: asyncio.Future[None]) -> None:
             self._quarantine(group, list(blocks), settled)
@@ -165,10 +176,22 @@ class Handoffs:
                 group.identities[group.held :],
                 lambda first: on_first(group, first),
             )
+        except WorkerLost as error:
+            if link not in self._streams.get(candidate.boot_id, ()):
+                raise BrokenAlong(str(error)) from error
+            del self._streams[candidate.boot_id]
+            raise
         finally:
+            self._leave(candidate.boot_id, link)
             task = asyncio.create_task(reader.finished())
             self._readers.add(task)
             task.add_done_callback(self._readers.discard)
+
+    def _leave(self, boot_id: bytes, link: HandoffLink) -> None:
+        streams = self._streams.get(boot_id, set())
+        streams.discard(link)
+        if not streams:
+            self._streams.pop(boot_id, None)
 
     def _opening(
         self,
@@ -211,11 +234,11 @@ class Handoffs:
         say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
         if isinstance(error, LeaseLost):  # of this handoff alone: the others have their own
             metrics.LEASES_EXPIRED.inc()
-        failed, prompts = group.request.failed_prefills, isinstance(error, OutOfMemory)
-        if isinstance(error, AT_FAULT) and not prompts:  # which may be the prompt's fault
+        if isinstance(error, AT_FAULT) and not isinstance(error, NO_FAULT):
+            failed = group.request.failed_prefills
             failed.extend({candidate.boot_id} - set(failed))
-        if isinstance(error, WorkerLost):
-            self._peers.forget(candidate.boot_id)
+            if isinstance(error, WorkerLost):
+                self._peers.forget(candidate.boot_id)
         self._tell(group.request, b"")
 
     def _tell(self, request: Request, prefill: bytes) -> None:

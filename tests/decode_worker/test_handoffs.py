@@ -33,13 +33,13 @@ PROMPT = list(range(30))
 class Bench:
     """One decode worker, two prefill workers that may refuse, and who was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 0.0) -> None:
         config = Config(
             pool=PoolConfig(block_size=4),
             step=StepConfig(prefill_tokens=32, chunk_tokens=16, local_prefill_tokens=8),
             handoff=HandoffConfig(lease_s=5.0),
         )
-        self.cluster = Cluster(config)
+        self.cluster = Cluster(config, lambda _: step_s)
         self.asked: list[str] = []
         self.forgotten: list[bytes] = []
         self.refusals: dict[str, list[BatonError]] = {"prefill-0": [], "prefill-1": []}
@@ -157,6 +157,38 @@ async def test_a_candidate_that_fails_is_not_asked_again(
     assert request.tokens() == request.expected()
     assert bench.asked == ["prefill-0", "prefill-1", "prefill-1", "prefill-1"]
     assert bench.forgotten == ([bench.boot_id("prefill-0")] if forgotten else [])
+
+
+async def broken_at_once(bench: Bench, wave: bytes) -> list[Request]:
+    """Requests whose handoffs from prefill-0 are all open as its connection breaks."""
+    boot_id, links = bench.boot_id("prefill-0"), bench.cluster.open_links
+    links.clear()
+    requests = [bench.client.submit(PROMPT[:14], salt=wave + b"%d" % n) for n in range(5)]
+    async with asyncio.timeout(20):
+        while sum(at == boot_id for _, at in links) < len(requests):
+            await asyncio.sleep(0)
+    streams = [link for link, at in links if at == boot_id]
+    await asyncio.gather(*(link.close() for link in streams))
+    await asyncio.gather(*(request.finished() for request in requests))
+    return requests
+
+
+async def test_a_connection_that_breaks_is_told_and_forgotten_once() -> None:
+    """All its handoffs go elsewhere, and one of them accuses: five accusations open a circuit.
+    The next connection to the same worker may break anew."""
+    bench = Bench(step_s=0.05)
+    handed = bench.cluster.decode["decode-0"].worker._handoffs
+    boot_id = bench.boot_id("prefill-0")
+    for count, wave in enumerate((b"a", b"b"), 1):
+        requests = await broken_at_once(bench, wave)
+        assert all(request.tokens() == request.expected() for request in requests)
+        accused = [list(request.asked[-1].failed) for request in requests]
+        assert sorted(accused) == [[]] * 4 + [[boot_id]]
+        assert {request.asked[-1].prefill for request in requests} == {bench.boot_id("prefill-1")}
+        assert bench.forgotten == [boot_id] * count
+    assert handed._streams == {}
+    await bench.cluster.quiet()
+    await bench.cluster.close()
 
 
 @pytest.mark.parametrize(("error", "counted"), [(LeaseLost("silent"), 1), (WorkerLost("gone"), 0)])
