@@ -1,11 +1,16 @@
-"""What tests of several folders share: a real OTLP collector in this process, and a fair watch."""
+"""What tests of several folders share: a real OTLP collector in this process, a fair watch, and
+programs in processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -71,3 +76,24 @@ def fair_watch() -> Callable[[], AbstractAsyncContextManager[Callable[[], float]
     """`async with fair_watch() as so_far_s`: the seconds in which this process had its turn. What
     its sleeps are late by, on a machine that others use too, does not count."""
     return watch
+
+
+def run_alone(program: str | Path, *arguments: object, within_s: float = 110) -> str:
+    way = [program] if isinstance(program, Path) else ["-c", program]
+    done = subprocess.run(
+        [sys.executable, "-P", *way, *map(str, arguments)],
+        env=os.environ | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def own_process() -> Callable[..., str]:
+    """`own_process(program, *arguments)`: what a Python program, a text or a file, prints in a
+    process of its own. In this one the threads and the garbage of other tests take and free memory
+    at any time, so nothing is counted here."""
+    return run_alone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 
 import pytest
 
@@ -19,8 +19,9 @@ from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavaila
 from baton.simulation.client import Client
 from baton.simulation.cluster import MAX_CONTEXT, VOCAB, Cluster
 from baton.simulation.virtual_steps import VirtualStep
+from baton.simulation.virtual_time import at_the_end, on_virtual_time
 
-pytestmark = pytest.mark.alone
+MakeCluster = Callable[[], Cluster]
 
 HELLO = worker_pb2.RouterHello(
     router_id="router",
@@ -30,24 +31,29 @@ HELLO = worker_pb2.RouterHello(
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    made = Cluster(
-        Config(
-            pool=PoolConfig(block_size=4),
-            step=StepConfig(prefill_tokens=32, chunk_tokens=16, local_prefill_tokens=8),
-            handoff=HandoffConfig(lease_s=1.0),
+def make_cluster() -> MakeCluster:
+    def make() -> Cluster:
+        made = Cluster(
+            Config(
+                pool=PoolConfig(block_size=4),
+                step=StepConfig(prefill_tokens=32, chunk_tokens=16, local_prefill_tokens=8),
+                handoff=HandoffConfig(lease_s=1.0),
+            )
         )
-    )
-    made.add_prefill("prefill-0", 32)
-    made.add_decode("decode-0", 48)
-    yield made
-    await made.close()
+        at_the_end(made.close)
+        made.add_prefill("prefill-0", 32)
+        made.add_decode("decode-0", 48)
+        return made
+
+    return make
 
 
 @pytest.mark.parametrize(("role", "blocks"), [("prefill", 32), ("decode", 48)])
+@on_virtual_time
 async def test_a_welcome_says_who_it_is_and_what_is_lost(
-    cluster: Cluster, role: str, blocks: int
+    make_cluster: MakeCluster, role: str, blocks: int
 ) -> None:
+    cluster = make_cluster()
     worker = (cluster.prefill | cluster.decode)[f"{role}-0"].worker  # type: ignore[operator]
     welcome, session = worker.attach(HELLO)
     assert (welcome.worker_id, welcome.boot_id, welcome.role) == (
@@ -62,9 +68,11 @@ async def test_a_welcome_says_who_it_is_and_what_is_lost(
     session.detach()
 
 
+@on_virtual_time
 async def test_a_prefill_worker_takes_no_request_of_a_router_and_owes_it_none(
-    cluster: Cluster,
+    make_cluster: MakeCluster,
 ) -> None:
+    cluster = make_cluster()
     worker = cluster.prefill["prefill-0"].worker
     _, session = worker.attach(HELLO)
     session.receive(worker_pb2.RouterMessage(submit=worker_pb2.Submit(request_id="a", prompt=[1])))
@@ -76,7 +84,11 @@ async def test_a_prefill_worker_takes_no_request_of_a_router_and_owes_it_none(
     session.detach()
 
 
-async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(cluster: Cluster) -> None:
+@on_virtual_time
+async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster()
     node = cluster.decode["decode-0"]
     idle = node.worker.load()
     assert (idle.running, idle.waiting, idle.fetching, idle.queued_tokens) == (0, 0, 0, 0)
@@ -96,9 +108,11 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(cluster
     assert prefill.load().free_blocks == 32 and prefill.load().fetching == 0
 
 
+@on_virtual_time
 async def test_handoffs_under_way_wake_no_worker_that_has_nothing_to_compute(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster = make_cluster()
     worker, planned = cluster.decode["decode-0"].worker, list[StepPlan]()
     scheduler, plan = worker._scheduler, worker._scheduler.plan
 
@@ -123,7 +137,9 @@ async def test_handoffs_under_way_wake_no_worker_that_has_nothing_to_compute(
     assert planned
 
 
-async def test_a_worker_that_stops_says_so_and_refuses(cluster: Cluster) -> None:
+@on_virtual_time
+async def test_a_worker_that_stops_says_so_and_refuses(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
     decode, prefill = cluster.decode["decode-0"].worker, cluster.prefill["prefill-0"].worker
     decode.draining.set()
     prefill.draining.set()
@@ -135,7 +151,9 @@ async def test_a_worker_that_stops_says_so_and_refuses(cluster: Cluster) -> None
     assert decode.audit()["requests"] == 0
 
 
-async def test_a_refused_request_leaves_nothing_and_its_id_free(cluster: Cluster) -> None:
+@on_virtual_time
+async def test_a_refused_request_leaves_nothing_and_its_id_free(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
     worker = cluster.decode["decode-0"].worker
     client = Client(cluster, "decode-0")
     with pytest.raises(InvalidRequest):
@@ -148,7 +166,9 @@ async def test_a_refused_request_leaves_nothing_and_its_id_free(cluster: Cluster
     assert again.tokens() == again.expected()
 
 
-async def test_another_attempts_cancel_ends_nothing(cluster: Cluster) -> None:
+@on_virtual_time
+async def test_another_attempts_cancel_ends_nothing(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
     request = Client(cluster, "decode-0").submit(list(range(20)))
     worker = cluster.decode["decode-0"].worker
     worker.cancel(request.submit.request_id, 2)
@@ -157,9 +177,11 @@ async def test_another_attempts_cancel_ends_nothing(cluster: Cluster) -> None:
     assert request.end().end == worker_pb2.LENGTH
 
 
+@on_virtual_time
 async def test_a_cancelled_choice_takes_no_more_steps_and_the_other_goes_on(
-    cluster: Cluster,
+    make_cluster: MakeCluster,
 ) -> None:
+    cluster = make_cluster()
     client = Client(cluster, "decode-0")
     worker = cluster.decode["decode-0"].worker
     request = client.submit(list(range(20)), max_tokens=40, n=2)
@@ -177,7 +199,11 @@ async def test_a_cancelled_choice_takes_no_more_steps_and_the_other_goes_on(
     assert worker.audit()["requests"] == 0
 
 
-async def test_steps_that_fail_leave_a_worker_whose_books_balance(cluster: Cluster) -> None:
+@on_virtual_time
+async def test_steps_that_fail_leave_a_worker_whose_books_balance(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster()
     node = cluster.decode["decode-0"]
     node.engine.fail_steps = 1
     client = Client(cluster, "decode-0")
@@ -190,6 +216,7 @@ async def test_steps_that_fail_leave_a_worker_whose_books_balance(cluster: Clust
     assert following.tokens(1) == following.expected(1)
 
 
+@on_virtual_time
 async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later() -> None:
     step = StepConfig(max_sequences=2, local_prefill_tokens=8)
     cluster = Cluster(Config(pool=PoolConfig(block_size=4), step=step), step_s=lambda batch: 0.06)
@@ -205,10 +232,12 @@ async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later(
     await cluster.close()
 
 
+@on_virtual_time
 async def test_the_copies_of_a_step_that_was_refused_are_never_made(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their blocks are another's by then."""
+    cluster = make_cluster()
     node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
     submit, refused = node.engine.submit, list[StepBatch]()
 
@@ -230,9 +259,11 @@ async def test_the_copies_of_a_step_that_was_refused_are_never_made(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
+@on_virtual_time
 async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, role: str
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
+    cluster = make_cluster()
     monkeypatch.setattr("baton.engine.step_pipeline.UNKNOWN_S", 0.2)
     client = Client(cluster, "decode-0")
     await client.submit(list(range(40)), max_tokens=8).finished()
@@ -250,10 +281,12 @@ async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
     assert node.worker.load().overdue_ms == 0
 
 
+@on_virtual_time
 async def test_who_fits_beside_no_quarantine_that_lasts_is_given_back_to_its_router(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its deadline may be an hour away, and another worker may have room."""
+    cluster = make_cluster()
     monkeypatch.setattr(waiting_line, "SHUT_OUT_S", 0.1)
     monkeypatch.setattr("baton.decode_worker.worker.IDLE_S", 0.02)
     node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
@@ -268,9 +301,11 @@ async def test_who_fits_beside_no_quarantine_that_lasts_is_given_back_to_its_rou
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_deadline_ends_a_handoff_and_its_prompt_on_the_prefill_worker(
-    cluster: Cluster,
+    make_cluster: MakeCluster,
 ) -> None:
+    cluster = make_cluster()
     prefill = cluster.prefill["prefill-0"]
     prefill.engine.stall()
     request = Client(cluster, "decode-0").submit(list(range(60)), deadline_ms=100)

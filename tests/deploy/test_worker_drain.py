@@ -13,6 +13,7 @@ from baton.deploy import worker_drain
 from baton.deploy.worker_drain import Course, serve_until
 from baton.runtime import logs
 from baton.runtime.errors import DeviceLost, EngineError
+from baton.simulation.virtual_time import on_virtual_time
 
 
 class Worker:
@@ -50,6 +51,7 @@ def start(
     return course, asyncio.create_task(serve_until(course, worker, watches, 7.0))
 
 
+@on_virtual_time
 async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
     worker = Worker()
     course, serving = start(worker)
@@ -63,6 +65,7 @@ async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
     assert worker.story == ["drain 7", "drained", "loop ended"]
 
 
+@on_virtual_time
 async def test_told_twice_it_waits_no_longer() -> None:
     worker = Worker()
     course, serving = start(worker)
@@ -74,6 +77,7 @@ async def test_told_twice_it_waits_no_longer() -> None:
     assert worker.story == ["drain 7", "loop ended"]
 
 
+@on_virtual_time
 async def test_an_order_to_drain_given_again_or_before_a_signal_hurries_nothing() -> None:
     worker = Worker()
     course, serving = start(worker)
@@ -87,6 +91,7 @@ async def test_an_order_to_drain_given_again_or_before_a_signal_hurries_nothing(
     assert worker.story == ["drain 7", "loop ended"]
 
 
+@on_virtual_time
 async def test_a_loop_that_fails_is_raised_and_not_drained() -> None:
     worker = Worker()
     _, serving = start(worker)
@@ -97,6 +102,7 @@ async def test_a_loop_that_fails_is_raised_and_not_drained() -> None:
     assert worker.story == []
 
 
+@on_virtual_time
 async def test_a_loop_that_fails_in_a_drain_ends_it_and_is_raised() -> None:
     worker = Worker()
     course, serving = start(worker)
@@ -109,6 +115,7 @@ async def test_a_loop_that_fails_in_a_drain_ends_it_and_is_raised() -> None:
     assert worker.story[0] == "drain 7" and "loop ended" not in worker.story
 
 
+@on_virtual_time
 async def test_a_watch_that_fails_drains_first_and_is_raised_then() -> None:
     worker = Worker()
     alarm = asyncio.Event()
@@ -144,6 +151,7 @@ def test_a_course_is_the_last_role_that_was_told_until_it_is_told_to_end() -> No
     assert course.hurried.is_set()
 
 
+@on_virtual_time
 async def test_told_another_role_and_then_to_end_it_drains_in_peace() -> None:
     worker = Worker()
     course, serving = start(worker)
@@ -158,6 +166,7 @@ async def test_told_another_role_and_then_to_end_it_drains_in_peace() -> None:
     assert course.begin() is None
 
 
+@on_virtual_time
 async def test_what_fails_in_the_loops_own_end_is_raised() -> None:
     worker = Worker()
     worker.end_fails = True
@@ -169,6 +178,7 @@ async def test_what_fails_in_the_loops_own_end_is_raised() -> None:
         await asyncio.wait_for(serving, 5)
 
 
+@on_virtual_time
 async def test_what_failed_first_is_raised_and_what_followed_is_logged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -190,6 +200,7 @@ async def test_what_failed_first_is_raised_and_what_followed_is_logged(
     ]
 
 
+@on_virtual_time
 async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +225,7 @@ async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
     await asyncio.sleep(0.01)
 
 
+@on_virtual_time
 async def test_what_can_finish_nothing_hands_back_at_once() -> None:
     """A watch that hurries before it fails: nobody waits for steps that all fail."""
     worker = Worker()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
     role: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is red before, and alive, whatever it computes; nothing of it stays behind."""
-    process, serving, registry = started(role, failing_s=1.0)
+    process, serving, registry = started(role, failing_s=2.0)
 
     def fail(_: StepBatch) -> Any:
         raise RuntimeError("an illegal memory access")
@@ -115,6 +116,13 @@ async def test_what_an_ill_worker_has_is_handed_back_for_another_to_go_on(
 ) -> None:
     """Its mover has died: what it decodes could go on for long, and no handoff any more."""
     process, serving, registry = started("decode", failing_s=0.3, blocks=64)
+    start = process._engine._runner.start
+
+    def slowly(batch: StepBatch) -> Any:
+        time.sleep(0.005)  # on no machine are 900 tokens through before it is known
+        return start(batch)
+
+    monkeypatch.setattr(process._engine._runner, "start", slowly)
     async with asyncio.timeout(60):
         record = await announced(registry, serving)
         going_on = asyncio.create_task(generate(record.address, 900))

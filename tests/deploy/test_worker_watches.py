@@ -11,6 +11,7 @@ from baton.deploy.worker_process import _watch_quarantine, _watch_steps
 from baton.engine.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.simulation.virtual_time import on_virtual_time
 
 
 class FullDisk(MemoryRegistry):
@@ -27,6 +28,7 @@ class FullDisk(MemoryRegistry):
         super().announce(record)
 
 
+@on_virtual_time
 async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -60,6 +62,7 @@ class Health:
         return self.fails
 
 
+@on_virtual_time
 async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -84,6 +87,7 @@ async def watched(pool: BlockPool, limit: float) -> asyncio.Task[None]:
     return task
 
 
+@on_virtual_time
 async def test_a_worker_ends_when_too_much_of_its_pool_is_in_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,6 +103,7 @@ async def test_a_worker_ends_when_too_much_of_its_pool_is_in_quarantine(
         await asyncio.wait_for(task, 30)
 
 
+@on_virtual_time
 async def test_blocks_that_are_merely_in_use_end_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "QUARANTINE_LOOK_S", 0.001)
     pool = BlockPool(8, 4)

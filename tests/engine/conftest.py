@@ -156,6 +156,13 @@ def triton_parity(parity: ModuleType) -> ModuleType:
     return neighbour("triton_parity")
 
 
+@pytest.fixture(scope="session")
+def pipeline_scene() -> type[Any]:
+    """`pipeline_scene(compiles=False)`: a step pipeline, and the device that a test plays."""
+    scene: type[Any] = neighbour("step_pipeline_scene").PipelineScene
+    return scene
+
+
 def checked_by_interpreter(name: str, file: Path) -> dict[str, dict[str, Any]]:
     """Every check of `parity.py name` by its own name, run under Triton's interpreter: in another
     process, since that is chosen when Triton is imported."""

@@ -7,8 +7,6 @@ loaded first: libraries, compiled code and threads are there before anything is 
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -85,19 +83,12 @@ def write_model(folder, layers, hidden, ffn, vocab):
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def measured(tmp_path, made):
+def measured(own_process, tmp_path, made):
     """(stored bytes, own pages at the peak, own pages after, highest mark of all pages)"""
     write_model(tmp_path / "small", 2, 128, 256, 512)
     size = write_model(tmp_path / "large", 24, 384, 1024, 4096)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, tmp_path / "small", tmp_path / "large", made],
-        env={**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
-    return size, *(int(part) for part in done.stdout.split())
+    told = own_process(PROGRAM, tmp_path / "small", tmp_path / "large", made)
+    return size, *map(int, told.split())
 
 
 linux = pytest.mark.skipif(
@@ -106,16 +97,16 @@ linux = pytest.mark.skipif(
 
 
 @linux
-def test_loading_peaks_at_a_tenth_more_than_the_model(tmp_path):
-    size, peak, _, mark = measured(tmp_path, "none")
+def test_loading_peaks_at_a_tenth_more_than_the_model(own_process, tmp_path):
+    size, peak, _, mark = measured(own_process, tmp_path, "none")
     assert size > 90e6
     assert 0.97 * size < peak < 1.1 * size
     assert mark < 1.1 * size  # mapped pages of the file too: they are given back as it is read
 
 
 @linux
-def test_quantising_makes_no_plain_copy_of_the_model(tmp_path):
-    size, peak, after, mark = measured(tmp_path, "int4")
+def test_quantising_makes_no_plain_copy_of_the_model(own_process, tmp_path):
+    size, peak, after, mark = measured(own_process, tmp_path, "int4")
     assert after < 0.45 * size  # embedding and head, 7 % of the model, stay as they are
     assert peak < 1.2 * after
     assert mark < 0.55 * size

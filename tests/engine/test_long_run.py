@@ -3,138 +3,39 @@
 400 steps by default, so that the test is short; BATON_LONG_RUN_STEPS=10000 runs them all.
 """
 
-import gc
-import itertools
 import os
-import sys
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import torch
 
-from baton.engine.attention import TorchAttention
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.decode_graph import DecodeGraphs
-from baton.engine.graph_device import HostDevice
-from baton.engine.loading import build_runner
-from baton.engine.pool import KvPool
-from baton.engine.runner import ModelRunner
 from baton.runtime import heap
 
+STORY = Path(__file__).with_name("long_run_story.py")
 STEPS = int(os.environ.get("BATON_LONG_RUN_STEPS", "400"))
-WARM_UP = 100
-STRETCHES = 4
-BATCH = 64
-BLOCK, TABLE = 8, 6  # tokens in a block, blocks of a sequence
 LIMIT_BYTES = 1 << 20
-GREEDY = SamplingParams(temperature=0.0)
+SECONDS = 100 + STEPS // 10
+
+pytestmark = [
+    pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated"),
+    pytest.mark.timeout(SECONDS + 20),
+]
 
 
-PYTHON_BLOCK = 512  # bytes: the largest that Python's own allocator hands out
-needs_glibc = pytest.mark.skipif(
-    not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated"
-)
-
-
-def own_bytes():
-    """What is allocated and not freed. Pages in memory would not do: a leak may fill holes of the
-    heap that other tests have left, and a hole's first touch looks like a leak."""
-    return heap.allocated_bytes() + PYTHON_BLOCK * sys.getallocatedblocks()
-
-
-def growth(run):
-    """Of STEPS steps, by the stretch that grew least: a leak is in all of them, a table that is
-    doubled once is in one."""
-    starts = [WARM_UP + STEPS * part // STRETCHES for part in range(STRETCHES + 1)]
-    grown = []
-    for start, end in itertools.pairwise(starts):
-        gc.collect()
-        before = own_bytes()
-        run(range(start, end))
-        gc.collect()
-        grown.append(own_bytes() - before)
-    return STRETCHES * min(grown)
-
-
-@needs_glibc
-def test_what_each_step_leaves_behind_is_seen():
-    left = []
-    assert growth(lambda numbers: left.extend(bytes([1]) * 65536 for _ in numbers)) > LIMIT_BYTES
-    assert len(left) == STEPS
-
-
-def step(number):
-    """64 sequences of every length, each a token further than in the step before; four draw by
-    seed, the others greedily, and one computes a prompt in a chunk."""
-    slices = []
-    for sequence in range(BATCH):
-        place = (number + 3 * sequence) % (BLOCK * TABLE - 12)
-        tokens = [(number * 7 + sequence) % 199]
-        if number % BATCH == sequence:
-            tokens *= 2 + sequence % 8
-        seeded = sequence % 16 == 0
-        params = SamplingParams(temperature=float(seeded), seed=sequence, top_p=0.9)
-        blocks = range(sequence * TABLE, (sequence + 1) * TABLE)
-        slices.append(Slice(tokens, place, blocks, (Draw(0, place + len(tokens), params),)))
-    return StepBatch(tuple(slices))
-
-
-@needs_glibc
-@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
-def test_steps_leave_nothing_behind(references, deterministic):
+@pytest.fixture
+def growth(references, own_process):
+    """By how many bytes a process grows in STEPS steps of a story."""
     folder = references("llama-biased").folder
-    runner = build_runner(
-        folder, blocks=BATCH * TABLE, block_size=BLOCK, deterministic=deterministic
-    )
-    runner.pool.tensor.zero_()
-    for number in range(WARM_UP):
-        runner.run(step(number))
-
-    def run(numbers):
-        for number in numbers:
-            assert not runner.run(step(number)).broken
-
-    assert growth(run) < LIMIT_BYTES
+    return lambda name: int(own_process(STORY, folder, name, STEPS, within_s=SECONDS))
 
 
-def ahead(runner, numbers):
-    """Steps that are started before the one before them is read, as the engine's threads do; each
-    row feeds itself, but every fiftieth step computes a chunk, and so goes without a graph."""
-    before = None
-    for number in numbers:
-        batch = step(number)
-        if number % 50:
-            slices = [
-                replace(item, tokens=(0,), feed=row, draws=(Draw(0, item.start + 1, GREEDY),))
-                for row, item in enumerate(batch.slices)
-            ]
-            batch = StepBatch(tuple(slices))
-        after = runner.start(batch)
-        if before is not None:
-            assert not before.result().broken
-        before = after
-    before.result()
+def test_what_each_step_leaves_behind_is_seen(growth):
+    assert growth("leak") > LIMIT_BYTES
 
 
-def greedy(logits, rules, tokens, finite):
-    tokens.copy_(logits.argmax(dim=-1))
-    finite.fill_(1)
+@pytest.mark.parametrize("name", ["plain", "deterministic"])
+def test_steps_leave_nothing_behind(growth, name):
+    assert growth(name) < LIMIT_BYTES
 
 
-@needs_glibc
-def test_steps_of_a_gpus_runner_leave_nothing_on_the_host(references):
-    """Its own code, over a device that captures nothing: stagings, tables, steps under way."""
-    plain = build_runner(
-        references("llama-biased").folder, blocks=1, block_size=BLOCK, backend="torch"
-    )
-    pool = KvPool(plain.spec, BATCH * TABLE, BLOCK, torch.float32, torch.device("cpu"))
-    pool.tensor.zero_()
-    attention = TorchAttention(pool, plain.spec.attention)
-    eager = ModelRunner(plain.spec, plain.decoder._weights, pool, attention)
-    rows = {"most_rows": BATCH, "table_width": TABLE}
-    graphs = DecodeGraphs(eager.decoder, HostDevice(), greedy, spare_block=pool.spare_block, **rows)
-    graphs.capture((BATCH,))
-    runner = CudaRunner(eager, graphs)
-    ahead(runner, range(WARM_UP))
-    assert growth(lambda numbers: ahead(runner, numbers)) < LIMIT_BYTES
+def test_steps_of_a_gpus_runner_leave_nothing_on_the_host(growth):
+    assert growth("gpu") < LIMIT_BYTES

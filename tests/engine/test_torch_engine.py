@@ -242,17 +242,20 @@ async def test_the_next_step_starts_while_one_runs():
 
 
 async def test_a_step_that_cannot_start_fails_alone():
+    before = set(threading.enumerate())
     gate = Overlapping()
     gate.go.set()
     engine = TorchEngine(gate)
     assert (await engine.submit(STEP).result()).device_s == 1.0
+    assert {each.name for each in set(threading.enumerate()) - before} >= {"device", "results"}
     gate.error = EngineError("out of bounds")
     with pytest.raises(EngineError, match="out of bounds"):
         await engine.submit(STEP).result()
     gate.error = None
     await engine.submit(STEP).result()
     await engine.close()
-    assert not [each for each in threading.enumerate() if each.name in ("device", "results")]
+    left = set(threading.enumerate()) - before
+    assert not [each for each in left if each.name in ("device", "results")]
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

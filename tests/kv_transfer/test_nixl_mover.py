@@ -7,7 +7,6 @@ import gc
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -117,10 +116,13 @@ async def test_a_read_that_has_ended_holds_nothing_in_a_circle() -> None:
 async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", BLOCK_BYTES)
     summing: set[int] = set()
+    both = threading.Event()
 
     def noted(*of_blocks: object) -> np.ndarray:
         summing.add(threading.get_ident())
-        time.sleep(0.002)  # long enough for the other thread to wake
+        if len(summing) == 2:
+            both.set()
+        both.wait(0.05)  # 32 times at most, for the other thread to wake
         return checksum.checksums(*of_blocks)  # type: ignore[arg-type]
 
     monkeypatch.setattr(

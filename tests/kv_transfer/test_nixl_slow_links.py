@@ -222,11 +222,11 @@ def slow_stage(lab: Any, mover: NixlMover, **config: Any) -> Any:
 
 async def test_many_handoffs_over_a_slow_link_all_come_through(lab: Any, mover_on: Any) -> None:
     """It takes three times as long as a READ may stand still."""
-    link = Link(piece_s=0.04)
-    stage = slow_stage(lab, mover_on(link))
+    link = Link(piece_s=0.08)
+    stage = slow_stage(lab, mover_on(link), read_timeout_s=0.8)
     begun = time.monotonic()
     ends = await handoffs(lab, stage, 5)
-    assert time.monotonic() - begun > 1.15 and len(link.posted) == 30
+    assert time.monotonic() - begun > 2.3 and len(link.posted) == 30
     assert [type(end).__name__ for end in ends] == ["FetchReport"] * 5
     assert not stage.quarantined
 

@@ -276,12 +276,10 @@ def failed() -> Callable[..., worker_pb2.Output]:
 
 
 @pytest.fixture
-async def fleet_scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FleetScene]:
-    """A fleet, and stubs of workers behind memory links."""
+def fleet_scene(monkeypatch: pytest.MonkeyPatch) -> type[FleetScene]:
+    """`fleet_scene()`: a fleet, and stubs of workers behind memory links."""
     monkeypatch.setattr("baton.router.fleet.POLL_S", 0.02)
-    made = FleetScene()
-    yield made
-    await made.end()
+    return FleetScene
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ def drained_alone_fixture(scene_of: Any, output: Any, failed: Any) -> Drained:
     return drained
 
 
+@on_virtual_time
 async def test_what_the_only_worker_hands_back_waits_until_it_has_come_back(
     drained_alone: Drained,
 ) -> None:
@@ -101,6 +102,7 @@ async def test_what_the_only_worker_hands_back_waits_until_it_has_come_back(
     assert (again.attempt, list(again.choices[0].accepted)) == (2, [10])
 
 
+@on_virtual_time
 async def test_what_was_handed_back_waits_for_its_bound_and_names_it(
     drained_alone: Drained,
 ) -> None:
@@ -111,6 +113,7 @@ async def test_what_was_handed_back_waits_for_its_bound_and_names_it(
     assert len(scene.dispatcher) == 0
 
 
+@on_virtual_time
 async def test_what_was_handed_back_waits_no_longer_than_its_deadline(
     drained_alone: Drained,
 ) -> None:

@@ -15,157 +15,178 @@ from baton.router.validation import Limits
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
+from baton.simulation.virtual_time import on_virtual_time
 
 
+@on_virtual_time
 async def test_workers_come_and_go(fleet_scene: Any, eventually: Any) -> None:
-    assert fleet_scene.fleet.linked() == {"prefill": 0, "decode": 0}
-    fleet_scene.add("prefill-0")
-    await eventually(lambda: fleet_scene.names() == ["prefill-0"])
-    assert fleet_scene.fleet.linked() == {"prefill": 1, "decode": 0}
-    decode = fleet_scene.add("decode-0")
-    await eventually(lambda: fleet_scene.names() == ["decode-0", "prefill-0"])
-    assert fleet_scene.fleet.linked() == {"prefill": 1, "decode": 1}
-    fleet_scene.registry.withdraw("decode-0", decode.boot_id.hex())
+    scene = fleet_scene()
+    assert scene.fleet.linked() == {"prefill": 0, "decode": 0}
+    scene.add("prefill-0")
+    await eventually(lambda: scene.names() == ["prefill-0"])
+    assert scene.fleet.linked() == {"prefill": 1, "decode": 0}
+    decode = scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0", "prefill-0"])
+    assert scene.fleet.linked() == {"prefill": 1, "decode": 1}
+    scene.registry.withdraw("decode-0", decode.boot_id.hex())
     await asyncio.sleep(0.1)
-    assert "decode-0" in fleet_scene.names()  # its link is up: the registry is only a hint
+    assert "decode-0" in scene.names()  # its link is up: the registry is only a hint
     decode.reachable = False
     await decode.ends[-1].close()
-    await eventually(lambda: fleet_scene.fleet.link("decode-0") is None)
-    assert "decode-0" in fleet_scene.bearer.lost_workers
+    await eventually(lambda: scene.fleet.link("decode-0") is None)
+    assert "decode-0" in scene.bearer.lost_workers
 
 
+@on_virtual_time
 async def test_a_prefill_worker_that_fits_no_decode_worker_is_named_and_not_counted(
     fleet_scene: Any, eventually: Any
 ) -> None:
+    scene = fleet_scene()
     with capture_logs() as logs:
-        fleet_scene.add("decode-0")
-        fleet_scene.add("prefill-0", 2)
-        fleet_scene.add("prefill-1", 3, kv_dtype="float32")
-        await eventually(lambda: len(fleet_scene.names()) == 3)
+        scene.add("decode-0")
+        scene.add("prefill-0", 2)
+        scene.add("prefill-1", 3, kv_dtype="float32")
+        await eventually(lambda: len(scene.names()) == 3)
         await eventually(lambda: any("not used" in entry["event"] for entry in logs))
         await asyncio.sleep(0.1)
-    assert fleet_scene.fleet.linked() == {"prefill": 1, "decode": 1}
+    assert scene.fleet.linked() == {"prefill": 1, "decode": 1}
     (said,) = [entry for entry in logs if "not used" in entry["event"]]  # once
     assert said["workers"] == {"prefill-1": "KV dtype 'float32', decode workers have 'd'"}
 
 
+@on_virtual_time
 async def test_another_boot_replaces_the_worker(fleet_scene: Any, eventually: Any) -> None:
-    fleet_scene.add("decode-0", 1)
-    await eventually(lambda: fleet_scene.names() == ["decode-0"])
-    other = fleet_scene.add("decode-0", 2, address="elsewhere")
+    scene = fleet_scene()
+    scene.add("decode-0", 1)
+    await eventually(lambda: scene.names() == ["decode-0"])
+    other = scene.add("decode-0", 2, address="elsewhere")
 
     def replaced() -> bool:
-        link = fleet_scene.fleet.link("decode-0")
+        link = scene.fleet.link("decode-0")
         return link is not None and link.up and link.boot_id == other.boot_id
 
     await eventually(replaced)
-    assert "decode-0" in fleet_scene.bearer.lost_workers
+    assert "decode-0" in scene.bearer.lost_workers
 
 
+@on_virtual_time
 async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_is(
     fleet_scene: Any, eventually: Any
 ) -> None:
-    old = fleet_scene.add("decode-0", 1)
-    await eventually(lambda: fleet_scene.fleet.linked() == {"prefill": 0, "decode": 1})
-    new = fleet_scene.put("decode-0", "prefill", 2)  # before the registry tells of it
+    scene = fleet_scene()
+    old = scene.add("decode-0", 1)
+    await eventually(lambda: scene.fleet.linked() == {"prefill": 0, "decode": 1})
+    new = scene.put("decode-0", "prefill", 2)  # before the registry tells of it
     await old.ends[-1].close()
     await eventually(lambda: len(new.ends) > 0)
-    assert fleet_scene.fleet.linked() == {"prefill": 0, "decode": 0}
-    fleet_scene.registry.announce(
+    assert scene.fleet.linked() == {"prefill": 0, "decode": 0}
+    scene.registry.announce(
         WorkerRecord("decode-0", new.boot_id.hex(), "prefill", "decode-0", "", "m", 1)
     )
-    await eventually(lambda: fleet_scene.fleet.linked() == {"prefill": 1, "decode": 0})
-    assert "decode-0" in fleet_scene.bearer.lost_workers
+    await eventually(lambda: scene.fleet.linked() == {"prefill": 1, "decode": 0})
+    assert "decode-0" in scene.bearer.lost_workers
 
 
+@on_virtual_time
 async def test_a_registry_that_cannot_be_read_ends_no_router(
     fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No descriptor is left for a moment: the workers that are known stay, new ones come later."""
-    fleet_scene.add("decode-0")
-    await eventually(lambda: fleet_scene.names() == ["decode-0"])
+    scene = fleet_scene()
+    scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0"])
 
     def unreadable() -> list[WorkerRecord]:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as broken, capture_logs() as logs:
-        broken.setattr(fleet_scene.registry, "workers", unreadable)
-        fleet_scene.add("decode-1", 2)
+        broken.setattr(scene.registry, "workers", unreadable)
+        scene.add("decode-1", 2)
         await asyncio.sleep(0.1)
-        assert fleet_scene.names() == ["decode-0"] and not fleet_scene.task.done()
+        assert scene.names() == ["decode-0"] and not scene.task.done()
     assert "cannot be read" in logs[0]["event"]
     assert logs[0]["why"].endswith("Too many open files")
-    await eventually(lambda: fleet_scene.names() == ["decode-0", "decode-1"])
+    await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 
 
+@on_virtual_time
 async def test_a_bad_record_harms_no_one(fleet_scene: Any, eventually: Any) -> None:
+    scene = fleet_scene()
     for boot_id in ("", "xyz", "00"):
-        fleet_scene.registry.announce(
+        scene.registry.announce(
             WorkerRecord(f"bad{len(boot_id)}", boot_id, "decode", "h", "", "m", 1)
         )
-    fleet_scene.add("decode-0")
-    await eventually(lambda: fleet_scene.names() == ["decode-0"])
+    scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0"])
 
 
+@on_virtual_time
 async def test_views_tell_what_each_worker_holds(fleet_scene: Any, eventually: Any) -> None:
-    fleet_scene.add("decode-0", 1)
-    fleet_scene.add("decode-1", 2)
-    fleet_scene.add("decode-2", 3, model_fingerprint="g")
-    await eventually(lambda: len(fleet_scene.names()) == 3)
-    tokens, key = list(range(11)), fleet_scene.key
+    scene = fleet_scene()
+    scene.add("decode-0", 1)
+    scene.add("decode-1", 2)
+    scene.add("decode-2", 3, model_fingerprint="g")
+    await eventually(lambda: len(scene.names()) == 3)
+    tokens, key = list(range(11)), scene.key
     for name, number, blocks in (("decode-0", 1, 2), ("decode-1", 2, 1), ("decode-2", 3, 2)):
         held = chain(key, root(key, "f", "d", salt=b"s"), tokens, 4)[:blocks]
         snapshot = worker_pb2.BlockEvents(
             boot_id=bytes([number]) * 16, snapshot=True, snapshot_end=True, stored=b"".join(held)
         )
-        assert fleet_scene.fleet.index.apply(name, snapshot)
+        assert scene.fleet.index.apply(name, snapshot)
 
     def held_blocks(salt: bytes) -> dict[str, int]:
-        views = fleet_scene.fleet.views()
-        fleet_scene.fleet.match(views, tokens, salt, {})
+        views = scene.fleet.views()
+        scene.fleet.match(views, tokens, salt, {})
         return {view.worker_id: view.held_blocks for view in views}
 
     assert held_blocks(b"s") == {"decode-0": 2, "decode-1": 1, "decode-2": 0}  # another model's KV
     assert set(held_blocks(b"t").values()) == {0}  # another tenant
 
 
+@on_virtual_time
 async def test_room_is_what_the_lines_of_decode_workers_leave(
     fleet_scene: Any, eventually: Any
 ) -> None:
-    assert fleet_scene.fleet.room() == 0
-    fleet_scene.add("prefill-0", 3)
-    ends = [fleet_scene.add(f"decode-{number}", number + 1) for number in range(2)]
-    await eventually(lambda: fleet_scene.fleet.room() == 2 * fleet_scene.config.max_waiting)
-    link = fleet_scene.fleet.link("decode-0")
+    scene = fleet_scene()
+    assert scene.fleet.room() == 0
+    scene.add("prefill-0", 3)
+    ends = [scene.add(f"decode-{number}", number + 1) for number in range(2)]
+    await eventually(lambda: scene.fleet.room() == 2 * scene.config.max_waiting)
+    link = scene.fleet.link("decode-0")
     assert link is not None
     link.placed_requests = 12
-    assert fleet_scene.fleet.room() == 2 * fleet_scene.config.max_waiting - 12
+    assert scene.fleet.room() == 2 * scene.config.max_waiting - 12
     for stub, load in zip(ends, ({"waiting": 600}, {"draining": True}), strict=True):
         await stub.ends[-1].send(worker_pb2.WorkerMessage(load=worker_pb2.Load(**load)))
-    await eventually(lambda: fleet_scene.fleet.room() == 0)
+    await eventually(lambda: scene.fleet.room() == 0)
 
 
+@on_virtual_time
 async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any, eventually: Any) -> None:
     """Where handoffs go, the registry says, whatever a worker puts into its welcome."""
+    scene = fleet_scene()
     assert "handoff_address" not in worker_pb2.WorkerWelcome.DESCRIPTOR.fields_by_name
-    fleet_scene.add("prefill-0", 1, address="there")
-    await eventually(lambda: fleet_scene.names() == ["prefill-0"])
-    assert [view.address for view in fleet_scene.fleet.views()] == ["there"]
+    scene.add("prefill-0", 1, address="there")
+    await eventually(lambda: scene.names() == ["prefill-0"])
+    assert [view.address for view in scene.fleet.views()] == ["there"]
 
 
+@on_virtual_time
 async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
     fleet_scene: Any, eventually: Any
 ) -> None:
+    scene = fleet_scene()
     with capture_logs() as told:
-        fleet_scene.add("decode-0", 1)
-        fleet_scene.add("decode-1", 2)
-        fleet_scene.add("prefill-0", 3, model_fingerprint="g")  # placement passes it over
-        await eventually(lambda: len(fleet_scene.names()) == 3)
+        scene.add("decode-0", 1)
+        scene.add("decode-1", 2)
+        scene.add("prefill-0", 3, model_fingerprint="g")  # placement passes it over
+        await eventually(lambda: len(scene.names()) == 3)
         await asyncio.sleep(0.1)
         assert not [line for line in told if line["log_level"] == "warning"]
-        fleet_scene.add("decode-2", 4, model_fingerprint="g")
-        fleet_scene.add("decode-3", 5, kv_dtype="e")
-        await eventually(lambda: len(fleet_scene.names()) == 5)
+        scene.add("decode-2", 4, model_fingerprint="g")
+        scene.add("decode-3", 5, kv_dtype="e")
+        await eventually(lambda: len(scene.names()) == 5)
         await asyncio.sleep(0.1)
     warnings = [line for line in told if line["log_level"] == "warning"]
     assert all("different numbers" in line["event"] for line in warnings)
@@ -177,15 +198,17 @@ async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
     assert len(warnings) <= 2  # one for each fleet that was seen
 
 
+@on_virtual_time
 async def test_a_worker_of_slow_steps_is_passed_over(
     fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scene = fleet_scene()
     monkeypatch.setattr("baton.router.circuits.SLOW_FOR_S", 0.1)
-    stubs = [fleet_scene.add(f"decode-{number}", number + 1) for number in range(3)]
-    await eventually(lambda: len(fleet_scene.names()) == 3)
+    stubs = [scene.add(f"decode-{number}", number + 1) for number in range(3)]
+    await eventually(lambda: len(scene.names()) == 3)
 
     def passed_over() -> list[str]:
-        return [view.worker_id for view in fleet_scene.fleet.views() if view.passed_over]
+        return [view.worker_id for view in scene.fleet.views() if view.passed_over]
 
     for stub, step_ms in zip(stubs, (20.0, 400.0, 25.0), strict=True):
         load = worker_pb2.Load(step_ms=step_ms, running=2)
@@ -195,104 +218,118 @@ async def test_a_worker_of_slow_steps_is_passed_over(
     await eventually(lambda: gauge.labels("open")._value.get() == 1)
 
 
+@on_virtual_time
 async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(
     fleet_scene: Any, eventually: Any
 ) -> None:
-    assert fleet_scene.fleet.limits() == Limits(1000, 300, 1000)
-    fleet_scene.add("decode-0", max_context=500)
-    fleet_scene.add("decode-1", 2, max_context=800)
-    await eventually(lambda: len(fleet_scene.names()) == 2)
-    assert fleet_scene.fleet.limits() == Limits(800, 300, 500)
+    scene = fleet_scene()
+    assert scene.fleet.limits() == Limits(1000, 300, 1000)
+    scene.add("decode-0", max_context=500)
+    scene.add("decode-1", 2, max_context=800)
+    await eventually(lambda: len(scene.names()) == 2)
+    assert scene.fleet.limits() == Limits(800, 300, 500)
 
 
+@on_virtual_time
 async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good(
     fleet_scene: Any, eventually: Any
 ) -> None:
     """Where its link is down, where it is started anew, and where the registry has lost it."""
-    fleet = fleet_scene.fleet
-    fleet_scene.add("decode-0", max_context=500)
-    large = fleet_scene.add("decode-1", 2, max_context=800)
-    await eventually(lambda: len(fleet_scene.names()) == 2)
+    scene = fleet_scene()
+    fleet = scene.fleet
+    scene.add("decode-0", max_context=500)
+    large = scene.add("decode-1", 2, max_context=800)
+    await eventually(lambda: len(scene.names()) == 2)
     assert fleet.away() == []
     large.reachable = False
     await large.ends[-1].close()
-    await eventually(lambda: fleet_scene.names() == ["decode-0"])
+    await eventually(lambda: scene.names() == ["decode-0"])
     assert fleet.away() == [Size(4, 9, 800)]
     assert fleet.limits() == Limits(800, 300, 500)
-    fleet_scene.registry.withdraw("decode-1", large.boot_id.hex())
+    scene.registry.withdraw("decode-1", large.boot_id.hex())
     await eventually(lambda: fleet.link("decode-1") is None)
     assert fleet.away() == [Size(4, 9, 800)]
-    anew = fleet_scene.add("decode-1", 3, max_context=700)
+    anew = scene.add("decode-1", 3, max_context=700)
     anew.reachable = False
     await eventually(lambda: fleet.link("decode-1") is not None)
     assert fleet.away() == [Size(4, 9, 800)]
     anew.reachable = True
-    await eventually(lambda: len(fleet_scene.names()) == 2)
+    await eventually(lambda: len(scene.names()) == 2)
     assert fleet.away() == [] and fleet.limits() == Limits(700, 300, 500)
 
 
+@on_virtual_time
 async def test_who_is_new_and_not_linked_yet_may_hold_anything(
     fleet_scene: Any, eventually: Any
 ) -> None:
-    fleet_scene.add("decode-0", max_context=500)
+    scene = fleet_scene()
+    scene.add("decode-0", max_context=500)
     for number, name in ((2, "decode-1"), (3, "prefill-0")):
-        fleet_scene.add(name, number).reachable = False
-    await eventually(lambda: len(fleet_scene.fleet._links) == 3 and fleet_scene.names())
-    assert fleet_scene.fleet.away() == [Size()]
-    assert fleet_scene.fleet.limits() == Limits(1000, 300, 500)
+        scene.add(name, number).reachable = False
+    await eventually(lambda: len(scene.fleet._links) == 3 and scene.names())
+    assert scene.fleet.away() == [Size()]
+    assert scene.fleet.limits() == Limits(1000, 300, 500)
 
 
+@on_virtual_time
 async def test_who_has_become_a_prefill_worker_holds_no_answer(
     fleet_scene: Any, eventually: Any
 ) -> None:
-    old = fleet_scene.add("decode-0")
-    await eventually(lambda: fleet_scene.names() == ["decode-0"])
-    new = fleet_scene.put("decode-0", "prefill", 2)
-    fleet_scene.registry.announce(
+    scene = fleet_scene()
+    old = scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0"])
+    new = scene.put("decode-0", "prefill", 2)
+    scene.registry.announce(
         WorkerRecord("decode-0", new.boot_id.hex(), "prefill", "decode-0", "", "m", 1)
     )
     await old.ends[-1].close()
-    await eventually(lambda: fleet_scene.fleet.linked() == {"prefill": 1, "decode": 0})
-    assert fleet_scene.fleet.away() == []
+    await eventually(lambda: scene.fleet.linked() == {"prefill": 1, "decode": 0})
+    assert scene.fleet.away() == []
 
 
+@on_virtual_time
 async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(
     fleet_scene: Any, eventually: Any
 ) -> None:
+    scene = fleet_scene()
     with capture_logs() as told:
-        fleet_scene.add("decode-0")
-        bad = fleet_scene.add("decode-1", 2, block_size=0)
-        await eventually(lambda: fleet_scene.names() == ["decode-0"] and len(bad.ends) > 2)
-    assert fleet_scene.names() == ["decode-0"] and fleet_scene.fleet.linked()["decode"] == 1
+        scene.add("decode-0")
+        bad = scene.add("decode-1", 2, block_size=0)
+        await eventually(lambda: scene.names() == ["decode-0"] and len(bad.ends) > 2)
+    assert scene.names() == ["decode-0"] and scene.fleet.linked()["decode"] == 1
     (said,) = [line for line in told if "welcome" in line["event"]]  # once, however often it tries
     assert said["worker_id"] == "decode-1" and said["log_level"] == "error"
     assert said["why"] == "block_size is 0, not from 1 to 256"
-    assert fleet_scene.fleet.away() == []  # nobody waits for it
+    assert scene.fleet.away() == []  # nobody waits for it
     bad.welcome = {}
-    await eventually(lambda: fleet_scene.names() == ["decode-0", "decode-1"])
+    await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 
 
+@on_virtual_time
 async def test_a_draining_worker_does_not_count(fleet_scene: Any, eventually: Any) -> None:
-    stub = fleet_scene.add("decode-0")
-    await eventually(lambda: fleet_scene.fleet.linked()["decode"] == 1)
+    scene = fleet_scene()
+    stub = scene.add("decode-0")
+    await eventually(lambda: scene.fleet.linked()["decode"] == 1)
     await stub.ends[-1].send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
-    await eventually(lambda: fleet_scene.fleet.linked()["decode"] == 0)
+    await eventually(lambda: scene.fleet.linked()["decode"] == 0)
 
 
+@on_virtual_time
 async def test_a_new_request_is_expected_to_end_where_it_ends_first(
     fleet_scene: Any, eventually: Any
 ) -> None:
-    assert fleet_scene.fleet.expected_s() == 0
+    scene = fleet_scene()
+    assert scene.fleet.expected_s() == 0
     for number, name in enumerate(("decode-0", "decode-1", "prefill-0")):
-        fleet_scene.add(name, number)
-    await eventually(lambda: len(fleet_scene.names()) == 3)
+        scene.add(name, number)
+    await eventually(lambda: len(scene.names()) == 3)
     now_s = asyncio.get_running_loop().time()
     for name, waiting in (("decode-0", 1000), ("decode-1", 500), ("prefill-0", 1)):
-        pace = fleet_scene.fleet._links[name]._pace
+        pace = scene.fleet._links[name]._pace
         pace.report(worker_pb2.Load(waiting=waiting, ended=1), now_s - 1)
         pace.report(worker_pb2.Load(waiting=waiting, ended=11), now_s)
-    assert 49 < fleet_scene.fleet.expected_s() < 50.2
-    link = fleet_scene.fleet.link("decode-1")
+    assert 49 < scene.fleet.expected_s() < 50.2
+    link = scene.fleet.link("decode-1")
     assert link is not None
     link.hung = True
-    assert 99 < fleet_scene.fleet.expected_s() < 100.2
+    assert 99 < scene.fleet.expected_s() < 100.2

@@ -15,6 +15,7 @@ from baton.router import grpc_call
 from baton.router.grpc_call import Call
 from baton.router.turns import Turns
 from baton.router.validation import Validator
+from baton.simulation.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.alone
 
@@ -51,15 +52,17 @@ def call_of(context: Any, longest_s: float = 60.0) -> Call:
 
 
 @pytest.mark.parametrize(("left_s", "allowed_s"), [(None, 60.0), (5.0, 4.99), (600.0, 60.0)])
+@on_virtual_time
 async def test_the_deadline_is_the_calls_or_the_longest_life(
     left_s: float | None, allowed_s: float
 ) -> None:
     call = call_of(Context(left_s))
     now_s = asyncio.get_running_loop().time()
-    assert call.deadline_s - now_s == pytest.approx(allowed_s, abs=0.05)
+    assert call.deadline_s - now_s == pytest.approx(allowed_s, abs=0.011)
     assert (call.header("a"), call.header("x"), call.tenant) == ("b", "", b"")
 
 
+@on_virtual_time
 async def test_a_client_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_call, "SEND_S", 0.05)
     context = Context()

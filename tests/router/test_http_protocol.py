@@ -154,7 +154,7 @@ async def test_trailers_without_end_close_the_connection(router: Any) -> None:
 @pytest.fixture
 async def wire(router: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """`reader, writer` of a connection on which one request was answered and kept open."""
-    monkeypatch.setattr(http_protocol, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_protocol, "HEAD_S", 1.0)
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -202,14 +202,14 @@ async def test_a_request_after_a_stray_byte_is_answered(wire: Any) -> None:
     writer.write(b"\r\n")
     await asyncio.sleep(0.1)
     assert b"200 OK" in await ask(LIVE)
-    await asyncio.sleep(0.4)  # longer than a head may take: the timer went with the request
+    await asyncio.sleep(1.2)  # longer than a head may take: the timer went with the request
     assert b"200 OK" in await ask(LIVE)
 
 
 async def test_a_surplus_connection_has_a_second_for_its_head(
     router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "SURPLUS_S", 0.3)
+    monkeypatch.setattr(http_protocol, "SURPLUS_S", 1.0)
     async with router(config=replace(fast_config, max_connections=2)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         idle = await asyncio.open_connection(host, int(port))

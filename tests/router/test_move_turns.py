@@ -10,6 +10,7 @@ from baton.router.move_budget import HOLD_S, Move, MoveBudget
 from baton.router.move_turns import MoveTurns
 from baton.runtime.errors import Overloaded
 from baton.simulation import virtual_loop
+from baton.simulation.virtual_time import on_virtual_time
 
 
 class Counted(MoveBudget):
@@ -46,6 +47,7 @@ async def pass_turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
+@on_virtual_time
 async def test_a_move_that_is_free_is_had_at_once() -> None:
     served = Served(1)
     move = await served.turns.take(short=False)
@@ -53,6 +55,7 @@ async def test_a_move_that_is_free_is_had_at_once() -> None:
     assert served.turns._timer is None  # nobody waits: nothing is timed
 
 
+@on_virtual_time
 async def test_the_end_of_a_move_calls_the_next_in_order() -> None:
     served = Served(1)
     tasks = [served.ask(name) for name in ("a", "b", "c")]
@@ -66,6 +69,7 @@ async def test_the_end_of_a_move_calls_the_next_in_order() -> None:
     assert list(served.moves) == ["a", "b", "c"] and not served.waiting()
 
 
+@on_virtual_time
 async def test_who_comes_later_does_not_go_first() -> None:
     served = Served(1)
     first, second = served.ask("first"), served.ask("second")
@@ -78,6 +82,7 @@ async def test_who_comes_later_does_not_go_first() -> None:
     await asyncio.gather(first, second, third, return_exceptions=True)
 
 
+@on_virtual_time
 async def test_moves_that_failed_refuse_all_who_wait() -> None:
     served = Served(2)
     moving = [served.ask(name) for name in ("a", "b")]
@@ -95,6 +100,7 @@ async def test_moves_that_failed_refuse_all_who_wait() -> None:
         await served.turns.take(short=False)
 
 
+@on_virtual_time
 async def test_what_lacks_memory_has_a_line_of_its_own() -> None:
     served = Served(1)
     await served.ask("a")
@@ -107,6 +113,7 @@ async def test_what_lacks_memory_has_a_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("when", ["waiting", "called"])
+@on_virtual_time
 async def test_who_leaves_takes_no_move_along(when: str) -> None:
     served = Served(1)
     await served.ask("a")
@@ -125,6 +132,7 @@ async def test_who_leaves_takes_no_move_along(when: str) -> None:
     assert list(served.budget._under_way) == [served.moves["stays"]]
 
 
+@on_virtual_time
 async def test_more_that_is_served_makes_room() -> None:
     served = Served(1, count=5)
     await served.ask("a")

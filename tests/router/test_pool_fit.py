@@ -25,6 +25,7 @@ from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.byte_tokenizer import ByteTokenizer
+from baton.simulation.virtual_time import on_virtual_time
 
 SIZE = 4
 
@@ -172,6 +173,7 @@ def unlike(scene: Any) -> None:
     scene.fleet.views = lambda: [replace(e, total_blocks=sizes[e.worker_id]) for e in views()]
 
 
+@on_virtual_time
 async def test_the_router_counts_them_and_a_small_worker_hears_nothing(scene_of: Any) -> None:
     scene = scene_of("decode-0", "decode-1")
     unlike(scene)
@@ -183,6 +185,7 @@ async def test_the_router_counts_them_and_a_small_worker_hears_nothing(scene_of:
     await scene.dispatcher.close()
 
 
+@on_virtual_time
 async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it(scene_of: Any) -> None:
     scene = scene_of("decode-0", "decode-1")
     unlike(scene)
@@ -204,6 +207,7 @@ async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it(scene_
     await scene.dispatcher.close()
 
 
+@on_virtual_time
 async def test_who_has_lost_the_only_large_worker_waits_for_it(scene_of: Any) -> None:
     """It was let in, so it is not called too large where only smaller ones are left."""
     scene = scene_of("decode-0", "decode-1")

@@ -17,6 +17,7 @@ from baton.router.fleet import UNTOLD
 from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
 from baton.simulation.scripted_worker import ScriptedWorker
+from baton.simulation.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.alone
 
@@ -119,13 +120,14 @@ async def test_a_deadline_ends_the_wait_for_the_index(
         assert await ask(running, stub) == "answered"
 
 
-async def test_why_it_was_late_is_told(router: Any, fast_config: Any) -> None:
+async def test_why_it_was_late_is_told(router: Any, fast_config: Any, eventually: Any) -> None:
     config = replace(fast_config, rebuild_s=60)
     async with router(config=config, wait=False, tells_blocks=False) as running:
+        await eventually(lambda: running.workers["decode-0"].seen("hello"))
         reply = await running.http.post(
             "/v1/completions",
             json={"model": "tiny", "prompt": "a"},
-            headers={"x-request-deadline": "0.3"},
+            headers={"x-request-deadline": "1"},
         )
         assert reply.status_code == 504 and UNTOLD in reply.json()["error"]["message"]
 
@@ -146,6 +148,7 @@ async def test_a_worker_that_comes_later_and_tells_nothing_delays_nothing(
         await later.die()
 
 
+@on_virtual_time
 async def test_the_wait_for_the_index_is_no_longer_than_that_for_a_worker(scene_of: Any) -> None:
     scene = scene_of()
     scene.fleet.known = False

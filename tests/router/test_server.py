@@ -58,14 +58,14 @@ def test_urls() -> None:
         assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def serve(folder: Path, **fields: Any) -> None:
+async def serve(folder: Path, ready: Any = None) -> None:
     await serve_router(
-        replace(Config(), router=RouterConfig(port=0, **fields)),
+        replace(Config(), router=RouterConfig(port=0)),
         model_folder=folder,
         model_name="tiny",
         registry=MemoryRegistry(),
         token="t",
-        ready=None,
+        ready=ready,
     )
 
 
@@ -78,13 +78,11 @@ async def test_a_broken_tokenizer_is_the_models_error(model_folder: Path, tmp_pa
 
 
 async def test_cancelling_frees_the_port(model_folder: Path) -> None:
-    port = bind("127.0.0.1", 0)
-    number = port.getsockname()[1]
-    port.close()
-    for _ in range(2):
-        task = asyncio.create_task(serve(model_folder, host="127.0.0.1"))
-        await asyncio.sleep(0.2)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    bind("127.0.0.1", number).close()
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(model_folder, url.set_result))
+    waited: set[asyncio.Future[Any]] = {serving, url}
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    bind("127.0.0.1", int(url.result().rpartition(":")[2])).close()

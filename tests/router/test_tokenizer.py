@@ -32,13 +32,20 @@ class Held:
 
         self.tokenizer._encode = wait  # type: ignore[method-assign]
 
-    def ask(self, text: str) -> asyncio.Task[list[int]]:
-        return asyncio.create_task(self.tokenizer.encode(text, add_special_tokens=False))
+    async def ask(self, text: str) -> asyncio.Task[list[int]]:
+        """It has its place, or has been refused."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        task = asyncio.create_task(encoding)
+        await asyncio.sleep(0)
+        return task
 
-    async def asked(self, *texts: str) -> list[asyncio.Task[list[int]]]:
-        tasks = [self.ask(text) for text in texts]
-        await asyncio.sleep(0.02)
-        return tasks
+    async def begin(self, text: str) -> asyncio.Task[list[int]]:
+        """A thread is at it."""
+        task = await self.ask(text)
+        async with asyncio.timeout(20):
+            while text not in self.begun:
+                await asyncio.sleep(0.001)
+        return task
 
 
 @pytest.fixture
@@ -64,22 +71,22 @@ async def test_a_prompt_that_a_thread_is_at_counts_though_its_request_has_ended(
     held: Held,
 ) -> None:
     """Deadlines would else let in as many as come: a thread cannot be stopped."""
-    for task in await held.asked("a", "b"):
+    for task in (await held.begin("a"), await held.begin("b")):
         task.cancel()
-    (waiting,) = await held.asked("c")
-    (refused,) = await held.asked("d")
-    assert isinstance(refused.exception(), Overloaded)
+    waiting, refused = await held.ask("c"), await held.ask("d")
+    assert isinstance(refused.exception(), Overloaded) and not waiting.done()
     assert held.begun == ["a", "b"]
     held.go.set()
     assert held.tokenizer.decode(await waiting) == "c"
-    assert held.tokenizer.decode(await held.ask("e")) == "e"
+    assert held.tokenizer.decode(await (await held.ask("e"))) == "e"
 
 
 async def test_a_prompt_whose_request_has_ended_leaves_the_queue_at_once(held: Held) -> None:
-    running = await held.asked("a", "b")
-    (left,) = await held.asked("c")
+    running = [await held.begin("a"), await held.begin("b")]
+    left = await held.ask("c")
     left.cancel()
-    (next_one,) = await held.asked("d")
+    await asyncio.wait({left})
+    next_one = await held.ask("d")
     assert not next_one.done()
     held.go.set()
     texts = [held.tokenizer.decode(await task) for task in (*running, next_one)]
@@ -97,7 +104,7 @@ async def test_a_text_that_is_not_unicode_frees_its_thread(model_folder: Path) -
 
 
 async def test_closing_does_not_wait_for_a_thread(held: Held) -> None:
-    (running,) = await held.asked("a")
+    running = await held.begin("a")
     await held.tokenizer.close()
     async with asyncio.timeout(5):
         with pytest.raises(asyncio.CancelledError):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
 from baton.runtime import heap
 
 MIB = 1 << 20
-# In a process of its own: another test's threads and garbage take and free in this one meanwhile.
 TAKE_AND_GIVE_BACK = """
 import ctypes, gc, sys
 from baton.runtime import heap
@@ -30,12 +28,10 @@ print(during - before, heap.allocated_bytes() - before)
 
 @pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated")
 @pytest.mark.parametrize("size", [1000, 64 * MIB])
-def test_what_is_taken_and_given_back_is_seen(size: int) -> None:
+def test_what_is_taken_and_given_back_is_seen(own_process: Callable[..., str], size: int) -> None:
     """Small ones from the heap, a large one as a mapping of its own."""
     count = max(1, MIB // size)
-    command = [sys.executable, "-P", "-c", TAKE_AND_GIVE_BACK, str(size), str(count)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    during, after = map(int, told.stdout.split())
+    during, after = map(int, own_process(TAKE_AND_GIVE_BACK, size, count).split())
     assert during == pytest.approx(size * count, rel=0.1)
     assert abs(after) < MIB // 20
 

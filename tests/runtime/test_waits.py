@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from baton.runtime import waits
+from baton.simulation.virtual_time import on_virtual_time
 
 
+@on_virtual_time
 async def test_it_ends_with_the_future_whatever_that_brings() -> None:
     loop = asyncio.get_running_loop()
     for end in ("result", "error", "cancel"):
@@ -26,6 +28,7 @@ async def test_it_ends_with_the_future_whatever_that_brings() -> None:
                 future.result()
 
 
+@on_virtual_time
 async def test_when_the_time_is_up_the_future_goes_on() -> None:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
@@ -38,6 +41,7 @@ async def test_when_the_time_is_up_the_future_goes_on() -> None:
     assert await waits.over(future, -1.0)
 
 
+@on_virtual_time
 async def test_who_is_cancelled_while_it_waits_leaves_the_future_alone() -> None:
     future = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(waits.over(future, 60.0))
@@ -51,6 +55,7 @@ async def test_who_is_cancelled_while_it_waits_leaves_the_future_alone() -> None
     assert future.result() == 1
 
 
+@on_virtual_time
 async def test_the_end_of_the_time_and_the_future_may_come_together() -> None:
     loop = asyncio.get_running_loop()
     for _ in range(20):
@@ -60,6 +65,7 @@ async def test_the_end_of_the_time_and_the_future_may_come_together() -> None:
         await asyncio.sleep(0.002)
 
 
+@on_virtual_time
 async def test_many_may_wait_for_the_same_future() -> None:
     future = asyncio.get_running_loop().create_future()
     patient = [asyncio.create_task(waits.over(future)) for _ in range(3)]
@@ -69,6 +75,7 @@ async def test_many_may_wait_for_the_same_future() -> None:
     assert await asyncio.gather(*patient) == [True] * 3
 
 
+@on_virtual_time
 async def test_ended_tasks_have_ended_whatever_they_raise_and_however_late() -> None:
     ends: list[str] = []
 
@@ -99,6 +106,7 @@ async def test_ended_tasks_have_ended_whatever_they_raise_and_however_late() -> 
     await waits.ended([])
 
 
+@on_virtual_time
 async def test_who_is_cancelled_while_he_ends_tasks_sees_them_ended_all_the_same() -> None:
     ends: list[str] = []
 
@@ -119,6 +127,7 @@ async def test_who_is_cancelled_while_he_ends_tasks_sees_them_ended_all_the_same
     assert ends == ["slow"]
 
 
+@on_virtual_time
 async def test_the_first_end_of_the_parts_is_the_end_of_all() -> None:
     ended: list[str] = []
 
@@ -146,6 +155,7 @@ async def test_the_first_end_of_the_parts_is_the_end_of_all() -> None:
     assert ended == ["one", "two", "three", "four"]
 
 
+@on_virtual_time
 async def test_the_parts_end_with_who_runs_them() -> None:
     ended = asyncio.Event()
 

@@ -1,0 +1,105 @@
+"""A pipeline over a device whose steps end when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.engine.batch import Slice, StepBatch, StepResult, forsake
+from baton.engine.step_pipeline import Over, StepPipeline
+from baton.runtime.errors import EngineError
+
+
+@dataclass
+class Plan:
+    batch: StepBatch
+
+
+class Handle:
+    def __init__(self, future: asyncio.Future[StepResult]) -> None:
+        self._future = future
+
+    async def result(self) -> StepResult:
+        return await asyncio.shield(self._future)
+
+    def forsake(self) -> None:
+        forsake(self._future)
+
+
+class Device:
+    def __init__(self) -> None:
+        self.steps: list[asyncio.Future[StepResult]] = []
+        self.refusal: EngineError | None = None
+
+    def submit(self, batch: StepBatch) -> Handle:
+        if self.refusal is not None:
+            raise self.refusal
+        self.steps.append(asyncio.get_running_loop().create_future())
+        return Handle(self.steps[-1])
+
+    async def close(self) -> None:
+        pass
+
+    def end(self, step: int, device_s: float = 0.0) -> None:
+        self.steps[step].set_result(StepResult((), device_s))
+
+
+class CompilingDevice(Device):
+    seconds = 0.0
+
+    def compiled_s(self) -> float:
+        return self.seconds
+
+
+def chunk(tokens: int = 1, start: int = 0) -> Plan:
+    """Of one token it is a decode step."""
+    return Plan(StepBatch((Slice([1] * tokens, start, [0]),)))
+
+
+def decode(sequences: int) -> Plan:
+    return Plan(StepBatch(tuple(Slice([1], 5, [number]) for number in range(sequences))))
+
+
+class PipelineScene:
+    chunk, decode = staticmethod(chunk), staticmethod(decode)
+
+    def __init__(self, *, compiles: bool = False) -> None:
+        self.device = CompilingDevice() if compiles else Device()
+        self.steps: StepPipeline[Plan] = StepPipeline(self.device)
+
+    async def over(self) -> Over[Plan]:
+        """The oldest step, which is not asked whether the next one should be planned."""
+        found = await self.steps.next()
+        assert found is not None
+        return found
+
+    async def run(self, plans: Iterable[Plan], step_s: float) -> list[Over[Plan]]:
+        """One after the other; each takes so long."""
+        ended = []
+        for plan in plans:
+            self.steps.submit(plan)
+            self.end_after(step_s)
+            ended.append(await self.steps.next() or await self.over())
+        return ended
+
+    def end_after(self, step_s: float) -> None:
+        """The step that was submitted last."""
+        last = len(self.device.steps) - 1
+        asyncio.get_running_loop().call_later(step_s, self.device.end, last)
+
+    async def planned_after_s(self, plan: Plan) -> float:
+        """How long it runs until the step after it should be planned."""
+        now_s = asyncio.get_running_loop().time
+        self.steps.submit(plan)
+        began_s = now_s()
+        assert await self.steps.next() is None
+        return now_s() - began_s
+
+    def allowed_s(self, plan: Plan) -> float:
+        """How long it may take, as the last step of all."""
+        self.steps.submit(plan)
+        due_s, now_s = self.steps.due_s(), asyncio.get_running_loop().time()
+        assert due_s is not None
+        self.steps.close()
+        return due_s - now_s

@@ -1,0 +1,145 @@
+"""When a step should long have been over: by the steps before it, and by what it compiles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from baton.engine.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S
+from baton.simulation.virtual_time import on_virtual_time
+
+MakeScene = Callable[..., Any]
+
+
+def seconds(expected_s: float) -> Any:
+    """The virtual loop's rounds take microseconds, which PATIENCE and growth multiply."""
+    return pytest.approx(expected_s, rel=5e-3)
+
+
+@on_virtual_time
+async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took(
+    pipeline_scene: MakeScene,
+) -> None:
+    scene, now_s = pipeline_scene(), asyncio.get_running_loop().time
+    steps, device = scene.steps, scene.device
+    assert steps.due_s() is None
+    for _ in range(2):
+        steps.submit(scene.chunk())
+        assert steps.due_s() - now_s() == seconds(UNKNOWN_S)
+        assert await steps.next() is None
+        scene.end_after(0.02)
+        await scene.over()
+    steps.submit(scene.chunk())
+    due_s = steps.due_s()
+    assert due_s - now_s() == seconds(PATIENCE * 0.02)
+    steps.submit(scene.chunk(8))
+    assert steps.due_s() == due_s  # the oldest one counts
+    assert await steps.next() is None
+    device.end(2)
+    await scene.over()
+    assert steps.due_s() - now_s() == seconds(UNKNOWN_S)  # of chunks, none is known
+    assert await steps.next() is None
+    device.end(3)
+    await scene.over()
+    assert steps.due_s() is None
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "times"),
+    [
+        ((256,), (2,), 1.0),  # reading the weights takes the same time for both
+        ((256,), (16, 100_000), 16 * 100_016 / 256**2),  # each of the few looks at very many
+        ((16, 100_000), (256,), 16.0),  # many look at few, and pass through the weights
+    ],
+)
+@on_virtual_time
+async def test_a_chunk_may_take_what_another_one_took_for_its_tokens_or_what_they_look_at(
+    pipeline_scene: MakeScene, before: tuple[int, ...], step: tuple[int, ...], times: float
+) -> None:
+    scene = pipeline_scene()
+    await scene.run([scene.chunk(*before)] * 2, 0.05)
+    assert scene.allowed_s(scene.chunk(*step)) == seconds(PATIENCE * times * 0.05)
+
+
+@pytest.mark.parametrize(("before", "step", "times"), [(1, 64, 64.0), (64, 1, 1.0)])
+@on_virtual_time
+async def test_a_slow_machine_may_compute_one_row_after_another(
+    pipeline_scene: MakeScene, before: int, step: int, times: float
+) -> None:
+    scene = pipeline_scene()
+    await scene.run([scene.decode(before)] * 2, 0.05)
+    assert scene.allowed_s(scene.decode(step)) == seconds(PATIENCE * times * 0.05)
+
+
+@on_virtual_time
+async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_one_is_known(
+    pipeline_scene: MakeScene,
+) -> None:
+    """Prompts that are cached but for a few tokens come among others. By pairs of tokens the large
+    step may take 400 times as long as they."""
+    scene = pipeline_scene()
+    await scene.run([scene.chunk(128)] * 2, 0.05)
+    await scene.run([scene.chunk(3, 16)] * 5, 0.02)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 0.05)
+
+
+@pytest.mark.parametrize(("last", "allowed_s"), [(128, 0.04), (3, 1.6)])
+@on_virtual_time
+async def test_the_last_two_of_a_size_count_and_a_machine_that_has_become_slow(
+    pipeline_scene: MakeScene, last: int, allowed_s: float
+) -> None:
+    scene = pipeline_scene()
+    await scene.run([scene.chunk(128)], 0.4)
+    await scene.run([scene.chunk(128)] * 2, 0.01)
+    if last == 3:
+        await scene.run([scene.chunk(3, 16)] * 2, 0.4)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(allowed_s)
+
+
+@on_virtual_time
+async def test_how_many_steps_are_known_is_bounded(pipeline_scene: MakeScene) -> None:
+    scene = pipeline_scene()
+    await scene.run([scene.chunk(128)] * 2, 0.0)
+    await scene.run([scene.chunk(3, 16)] * (KNOWN + 1), 0.0)
+    sizes = [took.size.tokens for took in scene.steps._last[True]]
+    assert sizes == [3] * KNOWN
+
+
+@on_virtual_time
+async def test_what_a_step_compiles_is_no_part_of_its_time(pipeline_scene: MakeScene) -> None:
+    scene = pipeline_scene(compiles=True)
+    steps, device = scene.steps, scene.device
+    device.seconds = 500.0  # before any step
+    await scene.run([scene.decode(1)] * 2, 0.02)
+    steps.submit(scene.decode(1))
+    due_s = steps.due_s()
+    device.seconds += 7.0
+    assert steps.due_s() == due_s + 7.0
+    device.seconds += 500.0
+    assert steps.due_s() == due_s + UNKNOWN_S  # a compiler may hang too
+    scene.end_after(507.02)
+    await steps.next()
+    await scene.over()
+    # nor is the next one allowed more
+    assert scene.allowed_s(scene.decode(1)) == seconds(PATIENCE * 0.02)
+
+
+@on_virtual_time
+async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time(
+    pipeline_scene: MakeScene,
+) -> None:
+    scene, now_s = pipeline_scene(compiles=True), asyncio.get_running_loop().time
+    steps, device = scene.steps, scene.device
+    await scene.run([scene.decode(1)] * 2, 0.02)
+    steps.submit(scene.decode(1))
+    await steps.next()
+    steps.submit(scene.decode(1))
+    device.seconds += 9.0
+    await asyncio.sleep(9.0)
+    device.end(2)
+    await scene.over()
+    assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)
+    steps.close()
