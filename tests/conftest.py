@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, settings
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton.runtime.silence import Silence
+
+# The same examples in each run, and slow machines are no failures. Others are looked for with
+# `pytest --hypothesis-profile=search`.
+PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("search", **PATIENT)
+settings.register_profile("baton", **PATIENT, derandomize=True)
+settings.load_profile("baton")
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -43,9 +53,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[Collector, str]]:
-    """The collector, and the address that it listens on."""
+@contextmanager
+def collecting() -> Iterator[tuple[Collector, str]]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     servicer = Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(servicer, server)
@@ -53,6 +62,20 @@ def collector() -> Iterator[tuple[Collector, str]]:
     server.start()
     yield servicer, f"127.0.0.1:{port}"
     server.stop(None).wait(10)
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    """The collector, and the address that it listens on."""
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_collector() -> Iterator[tuple[Collector, str]]:
+    """As `collector`, for what the tests of a module look at together."""
+    with collecting() as made:
+        yield made
 
 
 @asynccontextmanager
@@ -76,6 +99,16 @@ def fair_watch() -> Callable[[], AbstractAsyncContextManager[Callable[[], float]
     """`async with fair_watch() as so_far_s`: the seconds in which this process had its turn. What
     its sleeps are late by, on a machine that others use too, does not count."""
     return watch
+
+
+@pytest.fixture(scope="session")
+def ipv6() -> None:
+    """Skips where there is no loopback of IPv6, as in many containers."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError as error:
+        pytest.skip(f"no loopback of IPv6 here: {error}")
 
 
 def run_alone(program: str | Path, *arguments: object, within_s: float = 110) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -295,8 +294,8 @@ async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive(
 ) -> None:
     """Asked by threads, while this loop, which is the worker's, stands still. An answer may take
     longer than a head may."""
-    monkeypatch.setattr(admin, "HEAD_TIMEOUT_S", 1.2)
-    monkeypatch.setattr(admin, "ANSWER_S", 1.5)
+    monkeypatch.setattr(admin, "HEAD_TIMEOUT_S", 2.4)
+    monkeypatch.setattr(admin, "ANSWER_S", 3.0)
     async with serving() as address:
         answers: dict[str, tuple[int, float]] = {}
 
@@ -319,12 +318,12 @@ async def test_a_loop_that_does_not_turn_is_told_and_the_process_is_alive(
             "/metrics": 200,
             "/audit": 503,
         }
-        assert answers["/readyz"][1] < 2.0 and answers["/audit"][1] >= admin.ANSWER_S
-        assert answers["/healthz"][1] < 1.0
+        assert answers["/audit"][1] >= admin.ANSWER_S > answers["/readyz"][1] >= admin.READY_S
+        assert answers["/healthz"][1] < admin.ANSWER_S
         assert (await get(address, "/readyz"))[0] == 200
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+@pytest.mark.usefixtures("ipv6")
 async def test_an_ipv6_address_is_told_as_it_is_asked_for() -> None:
     server = AdminServer("::1", 0, no_books)
     try:

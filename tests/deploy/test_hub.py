@@ -204,7 +204,7 @@ def test_serve_ends_at_once_while_it_fetches(wait_for: Wait, number: signal.Sign
         served.send_signal(number)
         out, _ = served.communicate(timeout=30)
         assert served.returncode == (-number if number is signal.SIGKILL else 0)
-        assert out == "" and time.monotonic() - began < 5
+        assert out == "" and time.monotonic() - began < 20
         assert wait_for(lambda: not Path(f"/proc/{child}").exists())
     finally:
         served.kill()

@@ -161,12 +161,10 @@ async def test_a_listening_worker_announces_the_ports_that_it_really_has() -> No
         await server.stop(None)
 
 
+@pytest.mark.usefixtures("ipv6")
 async def test_a_worker_on_an_ipv6_address_announces_one_that_can_be_dialled() -> None:
     server = open_server("t")
-    try:
-        record = await _listen(boot(host="::1"), server, "[::1]:9")
-    except ConfigError:
-        pytest.skip("no loopback of IPv6 here")
+    record = await _listen(boot(host="::1"), server, "[::1]:9")
     try:
         assert record.address.startswith("[::1]:")
         channel = open_channel(record.address)

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +198,12 @@ def until() -> Callable[..., Awaitable[None]]:
     return wait
 
 
-@pytest.fixture
-def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """Clusters of one test; they end with it, and their logs are shown if it failed."""
+@contextmanager
+def clusters(folders: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 
     def make(*settings: str) -> Cluster:
-        cluster = Cluster(tmp_path_factory.mktemp("cluster"), settings)
+        cluster = Cluster(folders.mktemp("cluster"), settings)
         made.append(cluster)
         return cluster
 
@@ -211,6 +211,22 @@ def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     for cluster in made:
         cluster.close()
         print(cluster.logs())
+
+
+@pytest.fixture
+def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
+    """Clusters of one test; they end with it, and their logs are shown if it failed."""
+    with clusters(tmp_path_factory) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., Cluster]]:
+    """As `make_cluster`, for what the tests of a module look at together."""
+    with clusters(tmp_path_factory) as make:
+        yield make
 
 
 @pytest.fixture

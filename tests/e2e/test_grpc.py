@@ -18,7 +18,7 @@ import pytest
 from baton.proto import client_pb2, client_pb2_grpc
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LONG = " ".join(f"word {n}" for n in range(300))
+LONG = " ".join(f"word {n}" for n in range(200))
 USER = {"role": "user", "content": "Where is the red lamp?"}
 REASONS = {client_pb2.STOP: "stop", client_pb2.LENGTH: "length"}
 
@@ -93,7 +93,7 @@ async def test_what_a_client_gives_up_is_freed(
 ) -> None:
     """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
     asked = client_pb2.GenerateRequest(
-        model="small", prompt=f"{way} {delay_s} {LONG}", max_tokens=500, ignore_eos=True, n=2
+        model="small", prompt=f"{way} {delay_s} {LONG}", max_tokens=1000, ignore_eos=True, n=2
     )
     call = stub.Generate(asked, timeout=delay_s + 0.005 if way == "deadline" else None)
     if way == "cancel":

@@ -1,40 +1,90 @@
-"""One trace tells where a request's time went: router, decode and prefill worker together."""
+"""One trace tells where a request's time went: router, decode and prefill worker together. So do
+all their logs, by its id; and neither tells what was asked."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 
 PHASES = {"request", "queue", "prefill", "chunk", "handoff", "fetch", "decode"}
-TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACE, OTHER_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736", "0af7651916cd43dd8448eb211c80319c"
+BODY = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
+SECRET = "xylophone-4711"
+PROCESSES = ("router", "decode-0", "prefill-0")
 
 
-async def test_all_phases_of_a_request_are_in_one_trace(
-    make_cluster: Callable[..., Any], collector: tuple[Any, str]
-) -> None:
-    servicer, endpoint = collector
-    cluster = make_cluster(
-        "router.placement=disaggregated",
-        f"telemetry.otlp_endpoint={endpoint}",
-        "step.chunk_tokens=64",
-    ).start(1, 1)
-    body = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
-    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-        answer = await client.post("/v1/completions", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
+def traced(trace: str) -> dict[str, str]:
+    return {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
 
+
+async def whole(servicer: Any, trace: str, phases: set[str]) -> list[Any]:
+    """The spans of a trace, once those of all these phases and their parents have come."""
     async with asyncio.timeout(20):
-        while not set(servicer.spans) >= PHASES:
+        while True:
+            spans = [span for span in list(servicer.all) if span.trace_id.hex() == trace]
+            known = {span.span_id for span in spans}
+            orphans = {span.name for span in spans if span.parent_span_id not in known}
+            if {span.name for span in spans} >= phases and orphans <= {"request"}:
+                return spans
             await asyncio.sleep(0.1)
-    spans = servicer.all
-    assert {span.trace_id.hex() for span in spans} == {TRACE}  # the client's own
-    assert servicer.services == {"baton-router", "baton-decode-0", "baton-prefill-0"}
-    by_id = {span.span_id: span for span in spans}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What spans and logs tell of one request, and of a secret that was asked afterwards."""
+
+    request_id: str
+    spans: Sequence[Any]  # of the request
+    all_spans: str
+    services: set[str]
+    logs: dict[str, str]  # of each process
+
+
+@pytest.fixture(scope="module")
+def told(
+    make_shared_cluster: Callable[..., Any],
+    shared_collector: tuple[Any, str],
+    corrupting: tuple[str, ...],
+) -> Told:
+    """Of the reads, the first and the eleventh are spoiled: the latter is the request's own."""
+    servicer, endpoint = shared_collector
+    cluster = make_shared_cluster(
+        "router.placement=disaggregated",
+        "step.chunk_tokens=16",
+        f"telemetry.otlp_endpoint={endpoint}",
+        "telemetry.log_level=debug",
+    ).start(1, 1, command=corrupting)
+
+    async def story() -> tuple[str, list[Any]]:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            answer = await client.post("/v1/completions", json=BODY, headers=traced(TRACE))
+            assert answer.status_code == 200, answer.text
+            chat = {"model": "small", "messages": [{"role": "user", "content": SECRET}]}
+            for body, status in ((chat, 200), (chat | {"temperature": SECRET}, 400)):
+                asked = await client.post(
+                    "/v1/chat/completions", json=body, headers=traced(OTHER_TRACE)
+                )
+                assert asked.status_code == status, asked.text
+        spans = await whole(servicer, TRACE, PHASES)
+        await whole(servicer, OTHER_TRACE, {"request", "queue", "decode"})
+        return answer.headers["x-request-id"], spans
+
+    request_id, spans = asyncio.run(story())
+    cluster.quiet(10.0)
+    logs = {name: (cluster.folder / f"{name}.log").read_text() for name in PROCESSES}
+    assert {span.trace_id.hex() for span in servicer.all} == {TRACE, OTHER_TRACE}  # the clients'
+    return Told(request_id, spans, str(servicer.all), servicer.services, logs)
+
+
+def test_all_phases_of_a_request_are_in_one_trace(told: Told) -> None:
+    assert told.services == {f"baton-{name}" for name in PROCESSES}
+    by_id = {span.span_id: span for span in told.spans}
 
     def ancestors(span: Any) -> list[str]:
         names = []
@@ -43,14 +93,35 @@ async def test_all_phases_of_a_request_are_in_one_trace(
             names.append(span.name)
         return names
 
-    for span in spans:
+    for span in told.spans:
         assert span.name == "request" or "request" in ancestors(span), span.name
         assert span.end_time_unix_nano >= span.start_time_unix_nano
-    assert all("handoff" in ancestors(s) for s in spans if s.name in ("prefill", "chunk", "fetch"))
-    assert sum(span.name == "chunk" for span in spans) >= 3
-    request = servicer.spans["request"]
-    for span in spans:  # no phase begins before the request or ends long after it
+        if span.name in ("prefill", "chunk", "fetch"):
+            assert "handoff" in ancestors(span)
+    assert sum(span.name == "chunk" for span in told.spans) >= 3
+    (request,) = [span for span in told.spans if span.name == "request"]
+    for span in told.spans:  # no phase begins before the request
         assert span.start_time_unix_nano >= request.start_time_unix_nano - 5_000_000
+
+
+def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(told: Told) -> None:
+    events = {
+        name: [json.loads(line) for line in log.splitlines()] for name, log in told.logs.items()
+    }
+    mine = {
+        name: {event["event"] for event in lines if event.get("request_id") == told.request_id}
+        for name, lines in events.items()
+    }
+    assert "request ended" in mine["router"]
+    assert "blocks had wrong checksums and were read again" in mine["decode-0"]
+    assert "handoff over" in mine["prefill-0"]
+    (contact,) = [e for e in events["decode-0"] if e["event"] == "peer can be read"]
+    assert contact["transport"].startswith(("tcp", "shared memory, ", "not tcp, "))
+
+
+def test_no_prompt_text_is_in_spans_or_logs(told: Told) -> None:
+    assert SECRET not in told.all_spans
+    assert not [name for name, log in told.logs.items() if SECRET in log]
 
 
 async def test_a_prompt_computed_on_the_decode_worker_has_the_same_phases(
@@ -62,17 +133,11 @@ async def test_a_prompt_computed_on_the_decode_worker_has_the_same_phases(
         f"telemetry.otlp_endpoint={endpoint}",
         "step.local_prefill_tokens=64",
     ).start(1, 1)
-    body = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
-    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-        answer = await client.post("/v1/completions", json=body, headers=headers)
+        answer = await client.post("/v1/completions", json=BODY, headers=traced(TRACE))
     assert answer.status_code == 200, answer.text
-
-    async with asyncio.timeout(20):
-        while not set(servicer.spans) >= PHASES - {"handoff", "fetch"}:
-            await asyncio.sleep(0.1)
-    spans = servicer.all
-    assert {span.trace_id.hex() for span in spans} == {TRACE}
+    spans = await whole(servicer, TRACE, PHASES - {"handoff", "fetch"})
+    assert {span.trace_id.hex() for span in servicer.all} == {TRACE}
     assert servicer.services == {"baton-router", "baton-decode-0"}
     assert not {"handoff", "fetch"} & {span.name for span in spans}
     computed = [span for span in spans if span.name in ("prefill", "chunk")]
@@ -82,53 +147,3 @@ async def test_a_prompt_computed_on_the_decode_worker_has_the_same_phases(
     assert sum(span.name == "chunk" for span in computed) >= 3
     first = servicer.spans["prefill"]
     assert first.end_time_unix_nano <= servicer.spans["decode"].start_time_unix_nano + 50_000_000
-
-
-async def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(
-    make_cluster: Callable[..., Any], corrupting: tuple[str, ...]
-) -> None:
-    """Of the reads, the first and the eleventh are spoiled: the latter is a request's own."""
-    cluster = make_cluster("router.placement=disaggregated", "step.chunk_tokens=16")
-    cluster.start(1, 1, command=corrupting)
-    body = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-        answer = await client.post("/v1/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    cluster.quiet(10.0)
-    events = {
-        name: [
-            json.loads(line) for line in (cluster.folder / f"{name}.log").read_text().splitlines()
-        ]
-        for name in ("router", "decode-0", "prefill-0")
-    }
-    request_id = answer.headers["x-request-id"]
-    mine = {
-        name: {event["event"] for event in told if event.get("request_id") == request_id}
-        for name, told in events.items()
-    }
-    assert "request ended" in mine["router"]
-    assert "blocks had wrong checksums and were read again" in mine["decode-0"]
-    assert "handoff over" in mine["prefill-0"]
-    (contact,) = [e for e in events["decode-0"] if e["event"] == "peer can be read"]
-    assert contact["transport"].startswith(("tcp", "shared memory, ", "not tcp, "))
-
-
-async def test_no_prompt_text_is_in_spans_or_logs(
-    make_cluster: Callable[..., Any], collector: tuple[Any, str]
-) -> None:
-    servicer, endpoint = collector
-    cluster = make_cluster(f"telemetry.otlp_endpoint={endpoint}", "telemetry.log_level=debug")
-    cluster.start(1, 1)
-    secret = "xylophone-4711"
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-        body = {"model": "small", "messages": [{"role": "user", "content": secret}]}
-        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
-        bad = body | {"temperature": secret}
-        assert (await client.post("/v1/chat/completions", json=bad)).status_code == 400
-    async with asyncio.timeout(20):
-        while "request" not in servicer.spans:
-            await asyncio.sleep(0.1)
-    assert secret not in str(servicer.all)
-    logs = "".join(path.read_text() for path in cluster.folder.glob("*.log"))
-    assert secret not in logs
-    assert all(json.loads(line) for line in logs.splitlines())  # every line is JSON

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.fetch_report import FetchReport
@@ -33,9 +32,6 @@ from baton.proto import handoff_pb2
 from baton.runtime.config import HandoffConfig
 from baton.runtime.links import Link, MemoryLink, memory_link
 from baton.simulation.scripted_nixl import Ended, ScriptedAgent
-
-settings.register_profile("baton", deadline=None)  # slow machines are no failures
-settings.load_profile("baton")
 
 T = TypeVar("T")
 

@@ -80,13 +80,13 @@ async def test_before_the_first_byte_it_is_a_504(
         async with fair_watch() as so_far_s:
             started_s = loop.time()
             reply = await running.http.post(
-                "/v1/completions", json={**BODY, "stream": stream}, headers=headers(0.3)
+                "/v1/completions", json={**BODY, "stream": stream}, headers=headers(1.0)
             )
             assert reply.status_code == 504
-            assert loop.time() - started_s >= 0.3 and so_far_s() < 2.0
+            assert loop.time() - started_s >= 1.0 and so_far_s() < 3.0
         assert reply.json()["error"]["code"] == "deadline_exceeded"
         (submit,) = worker.seen("submit")
-        assert 0 < submit.deadline_ms <= 300
+        assert 0 < submit.deadline_ms <= 1000
         await eventually(lambda: not worker.held)  # told in the same tick
 
 
@@ -155,13 +155,13 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
 
     async with router() as running:
         try:
-            at_threads = [asyncio.create_task(ask(0.6)) for _ in range(ENCODE_THREADS)]
+            at_threads = [asyncio.create_task(ask(2.0)) for _ in range(ENCODE_THREADS)]
             await eventually(lambda: len(begun) == ENCODE_THREADS)
             status, took_s = await ask(0.3)
             assert status == 504 and took_s >= 0.3
             assert len(begun) == ENCODE_THREADS  # no thread has looked at it
             for status, took_s in await asyncio.gather(*at_threads):  # nor does one hold it up
-                assert status == 504 and took_s >= 0.6
+                assert status == 504 and took_s >= 2.0
         finally:
             go.set()
         assert not running.workers["decode-0"].seen("submit")

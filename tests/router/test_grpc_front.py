@@ -98,14 +98,17 @@ def test_ports_that_cannot_be(fields: dict[str, int], word: str) -> None:
     validate(Config(router=RouterConfig(port=0, grpc_port=0)))
 
 
-async def test_the_address_is_where_it_listens(grpc_router: Any, fast_config: Any) -> None:
+async def test_the_address_is_where_it_listens(grpc_router: Any) -> None:
     async with grpc_router() as (running, _):
         host, port = running.grpc_address.split(":")
         assert host == "127.0.0.1" and int(port) != int(running.url.rsplit(":", 1)[1])
-    if socket.has_ipv6:
-        async with grpc_router(config=replace(fast_config, host="::1"), wait=False) as (running, s):
-            assert running.grpc_address.startswith("[::1]:")
-            assert (await s.ListModels(client_pb2.ListModelsRequest())).models
+
+
+@pytest.mark.usefixtures("ipv6")
+async def test_an_ipv6_address_stands_in_brackets(grpc_router: Any, fast_config: Any) -> None:
+    async with grpc_router(config=replace(fast_config, host="::1"), wait=False) as (running, stub):
+        assert running.grpc_address.startswith("[::1]:")
+        assert (await stub.ListModels(client_pb2.ListModelsRequest())).models
 
 
 async def test_the_served_methods_are_those_of_the_contract(grpc_router: Any) -> None:

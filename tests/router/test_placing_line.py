@@ -81,29 +81,22 @@ async def test_who_waits_is_not_tried_before_there_is_room_and_then_in_order() -
     assert fakes.looks <= looks + 1  # nobody waits: nobody looks
 
 
-@on_virtual_time
-async def test_few_are_tried_in_one_turn_of_the_loop() -> None:
-    fakes = Fakes()
-    line = line_of(fakes)
-    tasks = [asyncio.create_task(line.place(submission(str(number)), 60)) for number in range(64)]
-    await asyncio.sleep(0)
-    fakes.space = 1000
-    most, before = 0, 0
-    while not all(task.done() for task in tasks):
-        await asyncio.sleep(0)
-        most, before = max(most, len(fakes.placed) - before), len(fakes.placed)
-    assert 0 < most <= AT_ONCE
-
-
 @pytest.mark.parametrize(
-    ("length", "at_once"),
-    [(TOKENS_AT_ONCE // 3, 3), (TOKENS_AT_ONCE - 1, 1), (10 * TOKENS_AT_ONCE, 1)],
+    ("length", "count", "at_once"),
+    [
+        (9, 64, AT_ONCE),
+        (TOKENS_AT_ONCE // 3, 6, 3),
+        (TOKENS_AT_ONCE - 1, 6, 1),
+        (10 * TOKENS_AT_ONCE, 6, 1),
+    ],
 )
 @on_virtual_time
-async def test_of_long_prompts_fewer_are_tried_in_one_turn(length: int, at_once: int) -> None:
+async def test_few_are_tried_in_one_turn_of_the_loop_and_of_long_prompts_fewer(
+    length: int, count: int, at_once: int
+) -> None:
     fakes = Fakes()
     line = line_of(fakes)
-    names = [str(number) for number in range(6)]
+    names = [str(number) for number in range(count)]
     waiting = [submission(name, length=length) for name in names]
     tasks = [asyncio.create_task(line.place(each, 60)) for each in waiting]
     await asyncio.sleep(0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from baton.proto import worker_pb2
 from baton.simulation.virtual_time import on_virtual_time, stand_still
 
@@ -50,13 +52,17 @@ async def test_silence_is_a_break(link_scene: Any, eventually: Any) -> None:
     await eventually(lambda: made.notes.losses)
 
 
+@pytest.mark.parametrize("silence_s", [0.5, 1.0])
 @on_virtual_time
-async def test_a_stall_of_this_process_is_no_silence_of_the_worker(link_scene: Any) -> None:
-    made = link_scene(link_heartbeat_s=0.05, link_silence_s=0.5, link_grace_s=60.0)
+async def test_a_stall_of_this_process_makes_no_worker_silent_or_quiet(
+    link_scene: Any, silence_s: float
+) -> None:
+    made = link_scene(link_heartbeat_s=0.05, link_silence_s=silence_s, link_grace_s=60.0)
     far = await made.accept()
     await made.next(far, "heartbeat")
     stand_still(0.8)
     for _ in range(8):
+        assert made.link.takes_work
         await asyncio.sleep(0.05)
         await far.send(load())
     assert made.link.up and made.link.load.free_blocks == 3 and not made.notes.losses
@@ -89,15 +95,3 @@ async def test_one_heartbeat_that_is_late_makes_nobody_quiet(link_scene: Any) ->
         assert made.link.takes_work
         await far.send(load())
         await asyncio.sleep(0.01)
-
-
-@on_virtual_time
-async def test_a_stall_of_this_process_makes_nobody_quiet(link_scene: Any) -> None:
-    made = link_scene(link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0)
-    far = await made.accept()
-    await made.next(far, "heartbeat")
-    stand_still(0.8)
-    for _ in range(8):
-        assert made.link.takes_work
-        await asyncio.sleep(0.05)
-        await far.send(load())

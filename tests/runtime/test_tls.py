@@ -87,8 +87,10 @@ async def asked(address: str, tls: Tls | None, token: str = TOKEN) -> str:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0"])
 async def test_both_sides_with_certificates_of_one_authority(
-    served: Any, tmp_path: Path, host: str
+    served: Any, tmp_path: Path, host: str, request: pytest.FixtureRequest
 ) -> None:
+    if host == "[::1]":
+        request.getfixturevalue("ipv6")
     party = Party(tmp_path / "tls", host)
     async with served(TOKEN, Tls(party.worker), host) as address:
         assert await asked(address, Tls(party.router)) == "word"

@@ -184,22 +184,27 @@ async def test_a_router_that_comes_during_a_drain_is_told_first() -> None:
     await asyncio.wait_for(task, 5)
 
 
+async def beside_a_step(  # type: ignore[no-untyped-def]
+    due_in_s: float, *, heartbeat_s: float, hang_s: float
+):
+    """A handler whose step is due then, the router's end of its link, and what serves it."""
+    handler = Handler()
+    link, task = start(handler, silence_s=600, heartbeat_s=heartbeat_s, hang_s=hang_s)
+    handler.due_s = now_s() + due_in_s
+    await link.send(HELLO)
+    return handler, link, task
+
+
 @on_virtual_time
 async def test_a_hang_is_told_as_soon_as_it_is_one() -> None:
     """Between two heartbeats, once; then with every heartbeat."""
-    handler = Handler()
-    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=0.35)
-    handler.due_s = now_s() - 0.0503
-    await link.send(HELLO)
+    _, link, task = await beside_a_step(-0.0503, heartbeat_s=0.2, hang_s=0.35)
     assert await overdue(link, task, 5) == [50, 250, 350, 550, 750]
 
 
 @on_virtual_time
 async def test_one_that_is_sooner_than_a_heartbeat_is_told_with_it() -> None:
-    handler = Handler()
-    link, task = start(handler, silence_s=600, heartbeat_s=0.1, hang_s=0.05)
-    handler.due_s = now_s() - 0.0603
-    await link.send(HELLO)
+    _, link, task = await beside_a_step(-0.0603, heartbeat_s=0.1, hang_s=0.05)
     assert await overdue(link, task, 3) == [60, 160, 260]
 
 
@@ -211,10 +216,7 @@ async def test_a_stall_of_this_process_is_no_hang_of_its_device(
     due_in_s: float, told: list[int]
 ) -> None:
     """The step was overdue before it, or became so meanwhile."""
-    handler = Handler()
-    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=1.2)
-    handler.due_s = now_s() + due_in_s
-    await link.send(HELLO)
+    _, link, task = await beside_a_step(due_in_s, heartbeat_s=0.2, hang_s=1.2)
     await asyncio.sleep(0.1)
     stand_still(1.5)  # its heartbeat is late by 1.4 s
     assert await overdue(link, task, 4) == told
@@ -222,10 +224,7 @@ async def test_a_stall_of_this_process_is_no_hang_of_its_device(
 
 @on_virtual_time
 async def test_a_heartbeat_that_is_late_by_less_than_another_hides_nothing() -> None:
-    handler = Handler()
-    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=1.2)
-    handler.due_s = now_s() - 0.1003
-    await link.send(HELLO)
+    _, link, task = await beside_a_step(-0.1003, heartbeat_s=0.2, hang_s=1.2)
     await asyncio.sleep(0.19)
     stand_still(0.19)
     assert await overdue(link, task, 3) == [100, 480, 680]
@@ -233,10 +232,7 @@ async def test_a_heartbeat_that_is_late_by_less_than_another_hides_nothing() -> 
 
 @on_virtual_time
 async def test_after_a_stall_the_next_step_is_judged_as_ever() -> None:
-    handler = Handler()
-    link, task = start(handler, silence_s=600, heartbeat_s=0.1, hang_s=60)
-    handler.due_s = now_s() - 0.2003
-    await link.send(HELLO)
+    handler, link, task = await beside_a_step(-0.2003, heartbeat_s=0.1, hang_s=60)
     await asyncio.sleep(0.05)
     stand_still(0.5)
     await asyncio.sleep(0.05)
