@@ -65,9 +65,10 @@ def test_what_became_of_a_part_is_told(gpu, monkeypatch, tmp_path, code, state, 
     script.write_text(code)
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
     monkeypatch.setattr(gpu, "SCRIPTS", {"kernel_parity": ["part.py"]})
-    (found,) = gpu._run(("kernel_parity",), 2.0, "cpu", tmp_path, GIVEN, [])
+    limit_s = 2.0 if state == "timed out" else 60.0
+    (found,) = gpu._run(("kernel_parity",), limit_s, "cpu", tmp_path, GIVEN, [])
     assert (found.state, found.said) == (state, said)
-    assert found.seconds < 20
+    assert found.seconds < 50
 
 
 def test_parts_side_by_side_are_told_each_by_itself(gpu, monkeypatch, tmp_path, capfd):

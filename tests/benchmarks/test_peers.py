@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -85,8 +86,18 @@ def test_close_ends_the_peer_and_its_children(peers: Any) -> None:
     made = peers.PeerProcess([sys.executable, "-c", program])
     child = made.answer()["child"]
     made.close()
-    state = Path(f"/proc/{child}/stat")  # gone, or dead and not yet waited for by its new parent
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    until_s = time.monotonic() + 20  # it was sent a signal, and dies when it has its turn
+    while not gone(child) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert gone(child)
+
+
+def gone(pid: int) -> bool:
+    """Or dead, and not yet waited for by its new parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_rounds_become_ratios(peers: Any) -> None:

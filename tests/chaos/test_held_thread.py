@@ -50,10 +50,10 @@ class Counting:
         return int(device), int(other)
 
     def grown(self) -> tuple[bool, bool]:
-        """Whether each has counted on in a while."""
-        before = self.counts()
-        time.sleep(0.1)
-        after = self.counts()
+        """Whether each has counted on, once the other has had a hundred turns."""
+        before, until_s = self.counts(), time.monotonic() + 20
+        while (after := self.counts())[1] < before[1] + 100 and time.monotonic() < until_s:
+            time.sleep(0.005)
         return after[0] > before[0], after[1] > before[1]
 
     def device(self) -> int:

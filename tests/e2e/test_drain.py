@@ -123,7 +123,7 @@ async def test_routers_are_started_anew_one_by_one_and_nothing_is_lost(
     until: Any,
     make_busy: Callable[..., Any],
 ) -> None:
-    cluster = make_busy("router.leave_s=0.5").start(0, 1)
+    cluster = make_busy("router.leave_s=2.0").start(0, 1)
     bodies = [
         {"model": "small", "prompt": f"stone {n}", "max_tokens": 20, "temperature": 0, "seed": n}
         for n in range(6)
