@@ -43,7 +43,7 @@ from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.worker import PrefillWorker
-from baton.runtime import garbage, logs, metrics, tracing
+from baton.runtime import garbage, logs, metrics, tracing, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grpc_links import open_port
@@ -52,7 +52,6 @@ from baton.runtime.registry import (
     Registry,
     Role,
     WorkerRecord,
-    check_worker_id,
 )
 from baton.runtime.tls import tls_of
 
@@ -80,10 +79,29 @@ def run_worker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint, config.telemetry.span_queue)
-    check_worker_id(worker_id)
     # before the model: they may have to be refused
     registry = DirectoryRegistry(registry_folder, secret=token)
     tls = tls_of(config.security)
+    with worker_lock.held(registry_folder, worker_id):
+        engine = _load(config, role, model_folder)
+        boot = Boot(
+            config=config,
+            role=role,
+            worker_id=worker_id,
+            boot_id=os.urandom(greeting.BOOT_ID_BYTES),
+            model_folder=model_folder,
+            registry=registry,
+            token=token,
+            tls=tls,
+        )
+        try:
+            asyncio.run(WorkerProcess(boot, engine).run())
+        finally:
+            tracing.shutdown()
+
+
+def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
+    """Its engine, with the model's weights and a pool. Raises ConfigError or ModelError."""
     started = time.monotonic()
     settings = config.worker
     engine = build_engine(
@@ -113,20 +131,7 @@ def run_worker(
     )
     if engine.memory is not None:
         log.info("memory", plan=engine.memory.line(), **asdict(engine.memory))
-    boot = Boot(
-        config=config,
-        role=role,
-        worker_id=worker_id,
-        boot_id=os.urandom(greeting.BOOT_ID_BYTES),
-        model_folder=model_folder,
-        registry=registry,
-        token=token,
-        tls=tls,
-    )
-    try:
-        asyncio.run(WorkerProcess(boot, engine).run())
-    finally:
-        tracing.shutdown()
+    return engine
 
 
 class WorkerProcess:

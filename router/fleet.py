@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from baton.proto import worker_pb2
 from baton.router.absent import Absent
+from baton.router.announced import Announced
 from baton.router.circuits import Circuits
 from baton.router.dialer import Dialer
 from baton.router.misfits import misfits
@@ -48,7 +49,7 @@ class Fleet:
         limits: Limits,
         boot_id: bytes | None = None,
     ) -> None:
-        self._registry = registry
+        self._announced = Announced(registry)
         self._dialer = dialer
         self._config = config
         self._key = key
@@ -57,10 +58,8 @@ class Fleet:
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._absent = Absent(config.handed_back_s)
-        self._records: Sequence[WorkerRecord] = ()  # as the registry last had them
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
         self._misfits: dict[str, str] = {}  # likewise
-        self._followed_s: float | None = None  # since when, on the loop's clock
         self._rebuilt = False
         self.index = RadixIndex(config.index_blocks)
         self.circuits = Circuits(random.Random(self._boot_id))
@@ -69,7 +68,7 @@ class Fleet:
         """Follow the registry until cancelled, then close every link."""
         try:
             while True:
-                self._follow(self._announced(), bearer)
+                self._follow(self._announced.workers(), bearer)
                 self.rebuilt()  # though nobody asks: who comes later is not waited for
                 self._tell_mixture()
                 self._judge()
@@ -82,20 +81,8 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _announced(self) -> Sequence[WorkerRecord]:
-        """What the registry says; what it said last, while it cannot be read (no descriptor is
-        left): the links know better than it who lives."""
-        try:
-            self._records = self._registry.workers()
-        except OSError as error:
-            log.error("the registry cannot be read", why=str(error))
-            return self._records
-        if self._followed_s is None:  # an unread registry is no empty one
-            self._followed_s = _now()
-        return self._records
-
     def _follow(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:
-        named = {record.worker_id: record for record in records if _sound(record)}
+        named = {record.worker_id: record for record in records}
         for worker_id, link in list(self._links.items()):
             record = named.get(worker_id)
             task = self._tasks[worker_id]
@@ -259,9 +246,9 @@ class Fleet:
         would else compute again what they hold. True in any case after `rebuild_s`, and then for
         ever. Who cannot be linked is waited for no longer than LINK_S; where nobody is there,
         nothing is waited for yet."""
-        if self._rebuilt or self._followed_s is None:
+        if self._rebuilt or self._announced.since_s is None:
             return self._rebuilt
-        waited_s = _now() - self._followed_s
+        waited_s = _now() - self._announced.since_s
         links = [link for link in self._links.values() if link.up or waited_s < LINK_S]
         missing = [link.worker_id for link in links if not self.index.complete(link.worker_id)]
         over = waited_s >= self._config.rebuild_s
@@ -308,15 +295,6 @@ def _size(welcome: worker_pb2.WorkerWelcome) -> Size:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _sound(record: WorkerRecord) -> bool:
-    """Whether the record can be used at all; the registry may hold what others wrote."""
-    try:
-        return len(bytes.fromhex(record.boot_id)) == 16
-    except ValueError:
-        log.warning("bad boot id in the registry", worker_id=record.worker_id)
-        return False
 
 
 def _replaced(link: WorkerLink, record: WorkerRecord) -> bool:

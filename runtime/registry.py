@@ -10,18 +10,23 @@ one machine and for tests, with nothing to install.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
+import re
+import stat
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from baton.runtime.errors import ConfigError
 
 MAX_ID = 100  # characters of a worker's id
+MAX_BYTES = 1 << 16  # of an announcement
 Role = Literal["prefill", "decode"]
 
 
@@ -40,8 +45,9 @@ class WorkerRecord:
 
 
 class Registry(Protocol):
-    """`announce` is repeated by the worker every few seconds; all three may block briefly on
-    local files, never on the network, and never raise for a lost record."""
+    """`announce` is repeated by the worker every few seconds. All may block briefly on local
+    files, never on the network, and never raise for a lost record; OSError where the files
+    cannot be read or written at all."""
 
     def announce(self, record: WorkerRecord) -> None: ...
 
@@ -49,19 +55,37 @@ class Registry(Protocol):
 
     def workers(self) -> list[WorkerRecord]: ...
 
+    def faults(self) -> Mapping[str, str]:
+        """Why the last `workers` left out an announcement, by worker id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """A worker's file as it was when it changed last."""
+
+    mark: tuple[int, int]  # inode and time of writing: another one each time
+    written_s: float  # on the reader's own monotonic clock
+    found: WorkerRecord | str  # or why it is of no use
+
 
 class DirectoryRegistry:
     """Announcements as files, replaced atomically; the newest of a worker id wins. Raises
     ConfigError if its folder cannot be made, or is open to others.
 
-    With a `secret` each announcement proves that its writer had it, and others are passed over:
-    whoever connects to what the registry names gives one. Without, all are listed."""
+    Who looks often judges an announcement's age by when it saw the file change, on its own
+    monotonic clock: a clock that is set hides nobody. With a `secret` each announcement proves
+    that its writer had it, and others are passed over: whoever connects to what the registry
+    names gives one. Without, all are listed."""
 
     def __init__(self, folder: Path, ttl_s: float = 15.0, secret: str = "") -> None:
         self._folder = folder
         self._key = blake2b(secret.encode(), digest_size=32, person=b"baton-registry").digest()
         self._proven = bool(secret)
         self._ttl_s = ttl_s
+        self._known: dict[str, _Announcement] = {}  # by worker id, as the last look found them
+        self._looked_s = float("-inf")
+        self._faults: dict[str, str] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -78,37 +102,87 @@ class DirectoryRegistry:
         os.replace(draft, path)
 
     def withdraw(self, worker_id: str, boot_id: str) -> None:
-        record = self._read(self._path(worker_id))
-        if record is not None and record.boot_id == boot_id:
-            self._path(worker_id).unlink(missing_ok=True)
+        path = self._path(worker_id)
+        with contextlib.suppress(FileNotFoundError):  # it is withdrawn already
+            found = self._read(path)
+            if isinstance(found, WorkerRecord) and found.boot_id == boot_id:
+                path.unlink()
 
     def workers(self) -> list[WorkerRecord]:
-        records = (self._read(path) for path in sorted(self._folder.glob("*.worker")))
-        return [record for record in records if record is not None]
+        now_s = time.monotonic()
+        known = self._look(now_s)
+        self._known, self._looked_s = known, now_s
+        fresh = {name: e.found for name, e in known.items() if now_s - e.written_s <= self._ttl_s}
+        self._faults = {name: found for name, found in fresh.items() if isinstance(found, str)}
+        return [found for found in fresh.values() if isinstance(found, WorkerRecord)]
+
+    def faults(self) -> Mapping[str, str]:
+        return self._faults
+
+    def _look(self, now_s: float) -> dict[str, _Announcement]:
+        """Every worker's file; only what has changed is read."""
+        known = {}
+        for name in sorted(_worker_files(self._folder)):
+            path = self._folder / name
+            try:
+                status = path.stat()
+                mark, last = (status.st_ino, status.st_mtime_ns), self._known.get(path.stem)
+                if last is None or last.mark != mark:
+                    written_s = now_s - self._age_s(status.st_mtime, now_s)
+                    usable = stat.S_ISREG(status.st_mode)
+                    found = self._read(path) if usable else "it is no file"
+                    last = _Announcement(mark, written_s, found)
+            except FileNotFoundError:
+                continue  # withdrawn meanwhile
+            known[path.stem] = last
+        return known
+
+    def _age_s(self, mtime_s: float, now_s: float) -> float:
+        """Of a file that changed after the last look: it is no older than that. Within that, and
+        for who never looked before, its own date tells, though it is of a clock that may be set:
+        by which a first look may hide a live worker until it announces itself again, or show a
+        dead one for another `ttl_s`."""
+        return min(max(0.0, time.time() - mtime_s), now_s - self._looked_s)
 
     def _path(self, worker_id: str) -> Path:
         check_worker_id(worker_id)
         return self._folder / f"{worker_id}.worker"
 
-    def _read(self, path: Path) -> WorkerRecord | None:
+    def _read(self, path: Path) -> WorkerRecord | str:
+        """What a file announces, or why that is of no use. Raises OSError."""
         try:
-            if time.time() - path.stat().st_mtime > self._ttl_s:
-                return None
-            found = json.loads(path.read_text())
+            with open(path, "rb") as file:
+                text = file.read(MAX_BYTES + 1)
+        except PermissionError:
+            return "this user may not read it"
+        if len(text) > MAX_BYTES:
+            return f"it is longer than {MAX_BYTES} bytes"
+        try:
+            found = json.loads(text)
             proof = str(found.pop("proof", ""))
             record = WorkerRecord(**found)
-        except (FileNotFoundError, ValueError, TypeError, AttributeError):
-            return None  # withdrawn meanwhile, or not one of ours
-        texts = (record.worker_id, record.boot_id, record.address, record.admin_address)
-        if not all(isinstance(text, str) for text in texts):
-            return None
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return "it is not what a worker of this version writes"
+        if why := _fault(record):
+            return why
+        if record.worker_id != path.stem:
+            return f"it is another worker's, {record.worker_id[:MAX_ID]!r}"
         if self._proven and not hmac.compare_digest(proof.encode(), self._proof(record).encode()):
-            return None  # not of this cluster
+            return "its writer did not have this cluster's token"
         return record
 
     def _proof(self, record: WorkerRecord) -> str:
         text = json.dumps(asdict(record), sort_keys=True)
         return blake2b(text.encode(), key=self._key, digest_size=16).hexdigest()
+
+
+def _worker_files(folder: Path) -> list[str]:
+    """Raises OSError if the folder cannot be read; one that is not there has none."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.name.endswith(".worker")]
+    except FileNotFoundError:
+        return []
 
 
 def _check_owner(folder: Path) -> None:
@@ -130,14 +204,35 @@ def check_worker_id(worker_id: str) -> None:
         )
 
 
+def _fault(record: WorkerRecord) -> str:
+    """Why nobody could use the record; empty if it can be used."""
+    fields = asdict(record)
+    if not isinstance(fields.pop("pid"), int) or not all(
+        isinstance(field, str) for field in fields.values()
+    ):
+        return "a field of it is of another type"
+    if record.role not in get_args(Role):
+        return f"there is no role {record.role[:MAX_ID]!r}"
+    if not re.fullmatch("[0-9a-f]{32}", record.boot_id):
+        return "its boot id is not 32 hex digits"
+    return ""
+
+
 class MemoryRegistry:
-    """Announcements in this process, for tests and simulation; they do not fade."""
+    """Announcements in this process, for tests and simulation; they do not fade. Nobody is kept
+    from an id: who makes workers here ends the last one of an id before the next."""
 
     def __init__(self) -> None:
         self._records: dict[str, WorkerRecord] = {}
+        self._faults: dict[str, str] = {}
 
     def announce(self, record: WorkerRecord) -> None:
-        self._records[record.worker_id] = record
+        if why := _fault(record):
+            self._records.pop(record.worker_id, None)
+            self._faults[record.worker_id] = why
+        else:
+            self._faults.pop(record.worker_id, None)
+            self._records[record.worker_id] = record
 
     def withdraw(self, worker_id: str, boot_id: str) -> None:
         if worker_id in self._records and self._records[worker_id].boot_id == boot_id:
@@ -145,3 +240,6 @@ class MemoryRegistry:
 
     def workers(self) -> list[WorkerRecord]:
         return list(self._records.values())
+
+    def faults(self) -> Mapping[str, str]:
+        return self._faults

@@ -121,6 +121,8 @@ class World:
     # -- processes ----------------------------------------------------------------------------
 
     def start_worker(self, name: str, role: Role, blocks: int) -> WorkerProcess:
+        before = self.workers.get(name)
+        assert before is None or not before.machine.alive  # as worker_lock.py sees to
         machine, boot_id = self._machine(name), self.dice.randbytes(16)
         size = self.config.pool.block_size
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from baton.deploy.worker_process import (
     WorkerProcess,
     _listen,
     first_step,
+    run_worker,
 )
 from baton.deploy.worker_roles import Boot
 from baton.engine.batch import StepBatch
@@ -32,8 +35,9 @@ from baton.models.embedded import embedded_model
 from baton.prefill_worker.service import HandoffService
 from baton.proto import worker_pb2
 from baton.router.dialer import GrpcDialer
-from baton.runtime.config import Config, WorkerConfig
-from baton.runtime.errors import ConfigError, Draining, EngineError, by_code
+from baton.runtime import logs, worker_lock
+from baton.runtime.config import Config, SecurityConfig, WorkerConfig
+from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError, by_code
 from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.simulation.hash_engine import HashEngine, block_bytes
@@ -65,6 +69,26 @@ async def test_a_registry_that_cannot_be_left_skips_nothing_of_a_workers_end(
     assert ended == ["mover"] and process._worker is None
     with pytest.raises(ConnectionError):
         await asyncio.open_connection(*record.address.split(":"))
+
+
+def test_a_start_under_the_id_of_a_live_process_is_refused_before_its_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(logs, "setup", lambda *_, **__: None)  # this and the next: the process's
+    monkeypatch.setattr(worker_process, "SWITCH_INTERVAL_S", sys.getswitchinterval())
+    plain = Config(security=SecurityConfig(tls="off"))
+    start = partial(
+        run_worker, plain, role="decode", model_folder=tmp_path / "no-model", token="secret"
+    )
+    with worker_lock.held(tmp_path, "decode-0"):
+        with pytest.raises(ConfigError, match=f"decode-0: process {os.getpid()} has it"):
+            start(worker_id="decode-0", registry_folder=tmp_path)
+        with pytest.raises(ModelError):  # it is about to load it
+            start(worker_id="decode-1", registry_folder=tmp_path)
+    with pytest.raises(ModelError):
+        start(worker_id="decode-0", registry_folder=tmp_path)
+    assert list(tmp_path.glob("*.worker")) == []
 
 
 async def test_a_failure_in_a_workers_end_is_raised_and_the_rest_of_it_goes_on(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton.runtime import registry as registries
 from baton.runtime.errors import ConfigError
 from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, Registry, WorkerRecord
 
@@ -59,18 +62,107 @@ def test_an_announcement_fades_and_comes_back(tmp_path: Path) -> None:
     assert registry.workers() == [ONE]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"1", b"null", b"\xff\xfe", b'{"worker_id": "x"}', b'{"unknown": 1}']
-    + [json.dumps(asdict(ONE) | {name: 7}).encode() for name in ("boot_id", "address")],
-)
-def test_rubbish_is_passed_over(tmp_path: Path, content: bytes) -> None:
+RUBBISH = [b"", b"{", b"[]", b"1", b"null", b"\xff\xfe", b'{"worker_id": "x"}', b'{"unknown": 1}']
+RUBBISH += [b"[" * 60_000, b'{"a":' * 12_000, b" " * 60_000]
+FIELDS: list[dict[str, object]] = [{"boot_id": 7}, {"address": 7}, {"pid": "1"}, {"memory": None}]
+FIELDS += [{"role": "router"}, {"role": ["decode"]}, {"boot_id": "a" * 31}, {"boot_id": "A" * 32}]
+FIELDS += [{"boot_id": "a " * 16}, {"boot_id": "a" * 32 + "\n"}, {"new": 1}]
+
+
+@pytest.mark.parametrize("content", RUBBISH)
+def test_rubbish_is_passed_over_and_told(tmp_path: Path, content: bytes) -> None:
     registry = DirectoryRegistry(tmp_path)
     registry.announce(ONE)
     (tmp_path / "rubbish.worker").write_bytes(content)
     (tmp_path / "decode-1.half.draft").write_bytes(b"{")
     assert registry.workers() == [ONE]
+    assert registry.faults() == {"rubbish": "it is not what a worker of this version writes"}
     registry.withdraw("rubbish", "x")
+    (tmp_path / "rubbish.worker").unlink()
+    assert registry.workers() == [ONE] and registry.faults() == {}
+
+
+@pytest.mark.parametrize("change", FIELDS, ids=str)
+def test_a_field_that_cannot_be_true_is_told(tmp_path: Path, change: dict[str, object]) -> None:
+    registry = DirectoryRegistry(tmp_path)
+    (tmp_path / "decode-0.worker").write_text(json.dumps(asdict(ONE) | change))
+    assert registry.workers() == [] and registry.faults().keys() == {"decode-0"}
+
+
+def test_an_announcement_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    registry = DirectoryRegistry(tmp_path)
+    with open(tmp_path / "long.worker", "wb") as file:
+        file.truncate(1 << 40)
+    assert registry.workers() == [] and "65536 bytes" in registry.faults()["long"]
+
+
+def test_what_is_no_file_hides_nobody(tmp_path: Path) -> None:
+    registry = DirectoryRegistry(tmp_path)
+    registry.announce(ONE)
+    (tmp_path / "folder.worker").mkdir()
+    os.mkfifo(tmp_path / "pipe.worker")  # to open it would wait for a writer
+    (tmp_path / "broken.worker").symlink_to(tmp_path / "nothing")
+    assert registry.workers() == [ONE]
+    assert registry.faults() == dict.fromkeys(("folder", "pipe"), "it is no file")
+
+
+def test_a_file_that_may_not_be_read_hides_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = DirectoryRegistry(tmp_path)
+    registry.announce(ONE)
+    registry.announce(TWO)
+
+    def refused(path: Path, mode: str) -> Any:
+        if path.stem == "decode-0":
+            raise PermissionError(13, "Permission denied")
+        return open(path, mode)
+
+    monkeypatch.setattr(registries, "open", refused, raising=False)  # root may read everything
+    assert registry.workers() == [TWO]
+    assert registry.faults() == {"decode-0": "this user may not read it"}
+
+
+def test_without_descriptors_it_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = DirectoryRegistry(tmp_path)
+    registry.announce(ONE)
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    for module, name in ((os, "scandir"), (registries, "open")):
+        with monkeypatch.context() as short:
+            short.setattr(module, name, none_left, raising=False)
+            with pytest.raises(OSError, match="Too many"):
+                registry.workers()
+    assert registry.workers() == [ONE]
+
+
+def test_a_folder_that_is_gone_is_empty(tmp_path: Path) -> None:
+    registry = DirectoryRegistry(tmp_path / "w")
+    (tmp_path / "w").rmdir()
+    assert registry.workers() == []
+
+
+def test_an_announcement_is_of_the_worker_that_its_file_names(tmp_path: Path) -> None:
+    """Else two files would tell two places of one worker."""
+    registry = DirectoryRegistry(tmp_path)
+    registry.announce(ONE)
+    (tmp_path / "decode-0.worker").rename(tmp_path / "decode-9.worker")
+    registry.announce(ONE)
+    assert registry.workers() == [ONE]
+    assert registry.faults() == {"decode-9": "it is another worker's, 'decode-0'"}
+
+
+def test_in_memory_a_worker_is_of_use_or_not_by_its_last_announcement() -> None:
+    registry = MemoryRegistry()
+    for _ in range(2):
+        registry.announce(ONE)
+        assert registry.workers() == [ONE] and registry.faults() == {}
+        registry.announce(replace(ONE, boot_id="no"))
+        assert registry.workers() == [] and registry.faults().keys() == {"decode-0"}
 
 
 def test_no_draft_is_left_and_others_of_the_host_cannot_look_in(tmp_path: Path) -> None:

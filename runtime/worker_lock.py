@@ -1,0 +1,67 @@
+"""One process per worker id and registry: who has the id holds a lock on a file beside it.
+
+Two processes under one id would take each other's place with each announcement, and every
+reader would follow, to and fro. The kernel drops a flock when its holder dies, however it dies:
+so a successor waits for nothing, and a process that is stopped, and may come back, keeps its
+id. One host, as the registry's folder. Knows no boot ids: a worker that changes its role keeps
+the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from baton.runtime.errors import ConfigError
+from baton.runtime.registry import check_worker_id
+
+PATIENCE_S = 5.0  # for a process that was killed to be gone
+LOOK_S = 0.05
+_PID_BYTES = 16
+
+
+@contextlib.contextmanager
+def held(folder: Path, worker_id: str) -> Iterator[None]:
+    """Have the id in the registry `folder` until the context ends. Blocks, for PATIENCE_S
+    at most. Raises ConfigError if another process has it still, or if nothing can be locked."""
+    check_worker_id(worker_id)
+    path = folder / f"{worker_id}.lock"
+    with contextlib.ExitStack() as ends:
+        try:
+            # never removed: who waits for it would get the lock of a file that is gone
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            ends.callback(os.close, lock)
+            if not _taken(lock, time.monotonic() + PATIENCE_S):
+                raise _refusal(lock, folder, worker_id)
+            os.pwrite(lock, str(os.getpid()).ljust(_PID_BYTES).encode(), 0)
+            for draft in folder.glob(f"{worker_id}.*.draft"):
+                draft.unlink(missing_ok=True)  # of a start that was killed
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be locked ({error.strerror or error}): give a registry on a disk "
+                "of this host that this user can write"
+            ) from error
+        yield
+
+
+def _taken(lock: int, until_s: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+        time.sleep(LOOK_S)
+
+
+def _refusal(lock: int, folder: Path, worker_id: str) -> ConfigError:
+    holder = os.pread(lock, _PID_BYTES, 0).decode(errors="replace").strip()
+    return ConfigError(
+        f"--worker-id {worker_id}: process {holder or '(of unknown id)'} has it in the registry "
+        f"{folder}, running or stopped: end that process, or give another id"
+    )
