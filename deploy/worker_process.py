@@ -292,11 +292,16 @@ async def _listen(
 
 
 async def _announce(registry: Registry, record: WorkerRecord) -> None:
+    told = ""
     while True:
+        why = ""
         try:
             registry.announce(record)
         except OSError as error:  # a full disk ends no request; the announcement fades meanwhile
-            log.error("the worker could not announce itself", why=str(error))
+            why = str(error)
+        if why and why != told:
+            log.error("the worker could not announce itself", why=why)
+        told = why
         await asyncio.sleep(ANNOUNCE_S)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy import worker_process
 from baton.deploy.worker_process import _watch_quarantine, _watch_steps
@@ -33,10 +34,10 @@ async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_process, "ANNOUNCE_S", 0.001)
-    registry = FullDisk(failures=2)
+    registry = FullDisk(failures=5)
     record = WorkerRecord(
         worker_id="decode-0",
-        boot_id="b",
+        boot_id="b" * 32,
         role="decode",
         address="a:1",
         admin_address="a:2",
@@ -44,12 +45,15 @@ async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
         pid=1,
     )
     announcing = asyncio.create_task(worker_process._announce(registry, record))
-    async with asyncio.timeout(5):
-        while not registry.workers():
-            assert not announcing.done()
-            await asyncio.sleep(0.001)
+    with capture_logs() as logs:
+        async with asyncio.timeout(60):
+            while not registry.workers():
+                assert not announcing.done()
+                await asyncio.sleep(0.001)
     announcing.cancel()
     await asyncio.wait({announcing})
+    (said,) = logs  # once
+    assert "No space left" in said["why"]
 
 
 class Health:
