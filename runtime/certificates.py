@@ -11,7 +11,6 @@ import os
 import stat
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -61,10 +60,10 @@ def read(security: SecurityConfig, now: datetime) -> Certificates:
             "process that is started alone needs security.authority, security.certificate and "
             "security.key (or security.tls=off, on a network that is yours alone)"
         )
-    authority = _content("security.authority", security.authority)
-    chain = _content("security.certificate", security.certificate)
-    key = _content("security.key", security.key)
-    _check_private(Path(security.key))
+    authority, _ = _content("security.authority", security.authority)
+    chain, _ = _content("security.certificate", security.certificate)
+    key, status = _content("security.key", security.key)
+    _check_private(security.key, status)
     authorities = _certificates("security.authority", security.authority, authority)
     own = _certificates("security.certificate", security.certificate, chain)
     _check_pair(security, own[0], key)
@@ -81,9 +80,11 @@ def read(security: SecurityConfig, now: datetime) -> Certificates:
     return Certificates(authority, chain, key, own[0].not_valid_after_utc)
 
 
-def _content(setting: str, file: str) -> bytes:
+def _content(setting: str, file: str) -> tuple[bytes, os.stat_result]:
+    """And what the very file is that was read: it may be replaced at any moment."""
     try:
-        return Path(file).read_bytes()
+        with open(file, "rb") as opened:
+            return opened.read(), os.fstat(opened.fileno())
     except OSError as error:
         raise ConfigError(
             f"{setting}: {file} cannot be read ({error.strerror or error}): give a PEM file that "
@@ -91,14 +92,13 @@ def _content(setting: str, file: str) -> bytes:
         ) from error
 
 
-def _check_private(path: Path) -> None:
+def _check_private(file: str, found: os.stat_result) -> None:
     """A key of this user's own is for nobody else; one of root's may be for a group too, as
     mounted secrets are for containers of another user."""
-    found = path.stat()
     shared = 0o027 if found.st_uid == 0 else 0o077
     if found.st_uid not in (0, os.getuid()) or stat.S_IMODE(found.st_mode) & shared:
         raise ConfigError(
-            f"security.key: {path} can be read or changed by other users (mode "
+            f"security.key: {file} can be read or changed by other users (mode "
             f"{stat.S_IMODE(found.st_mode):04o}): chmod 600 it as its owner, or mount the secret "
             "with mode 0400 (0440 where it is root's and for this process's group)"
         )
@@ -125,7 +125,14 @@ def _check_pair(security: SecurityConfig, own: x509.Certificate, key: bytes) -> 
         raise ConfigError(
             f"security.key: {security.key} holds no private key in PEM ({error})"
         ) from error
-    if _public_bytes(public) != _public_bytes(own.public_key()):
+    try:
+        certified = own.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(
+            f"security.certificate: the certificate in {security.certificate} is for a key of a "
+            f"kind that is not supported ({error}): give one for an ECDSA or RSA key"
+        ) from error
+    if _public_bytes(public) != _public_bytes(certified):
         raise ConfigError(
             f"security.key: {security.key} is not the key of the certificate in "
             f"{security.certificate} (security.certificate): give the two that were made together"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import (
@@ -119,18 +120,45 @@ def test_a_key_that_others_may_read_or_change(good: SecurityConfig, mode: int) -
     ],
 )
 def test_a_mounted_secret_may_be_roots_and_for_a_group(
-    good: SecurityConfig, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, fits: bool
+    monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, fits: bool
 ) -> None:
-    class Found:
-        st_uid, st_mode = owner, 0o100000 | mode
-
-    monkeypatch.setattr(Path, "stat", lambda _: Found)
+    found = os.stat_result((0o100000 | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     if fits:
-        certificates._check_private(Path("key"))
+        certificates._check_private("key", found)
     else:
         with pytest.raises(ConfigError, match=r"security\.key"):
-            certificates._check_private(Path("key"))
+            certificates._check_private("key", found)
+
+
+def test_a_key_is_held_to_be_private_by_the_file_that_was_read(
+    good: SecurityConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken away, as where a secret is mounted anew, once its content is here."""
+    fstat, key = os.fstat, Path(good.key)
+    content, inode = key.read_bytes(), key.stat().st_ino
+
+    def taken_away(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        if found.st_ino == inode:
+            key.unlink()
+        return found
+
+    monkeypatch.setattr(os, "fstat", taken_away)
+    assert read(good, NOON).key == content and not key.exists()
+
+
+def test_a_certificate_for_a_key_of_an_unknown_kind(
+    good: SecurityConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strange:
+        def public_key(self) -> object:
+            raise UnsupportedAlgorithm("curve 1.2.3")
+
+    monkeypatch.setattr(certificates, "_certificates", lambda *_: [Strange()])
+    refused(
+        good, r"security\.certificate: .* not supported \(curve 1\.2\.3\): give one for an ECDSA"
+    )
 
 
 def named(name: str) -> x509.Name:

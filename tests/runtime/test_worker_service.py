@@ -1,0 +1,94 @@
+"""A worker's block events over real gRPC: whoever leaves is forgotten at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.runtime.block_feed import BlockFeed
+from baton.runtime.config import RouterConfig
+from baton.runtime.grpc_links import credentials, open_channel, open_port, open_server
+from baton.runtime.worker_service import WorkerService
+
+BOOT = b"b" * 16
+LARGE = [number.to_bytes(16, "big") for number in range(1 << 15)]  # 512 KiB
+
+
+@pytest.fixture
+def feed() -> BlockFeed:
+    return BlockFeed(BOOT, list, most=4)
+
+
+@pytest.fixture
+async def channel(feed: BlockFeed) -> AsyncIterator[grpc.aio.Channel]:
+    handler: Any = None  # no link is opened here
+    add: Any = worker_pb2_grpc.add_WorkerServicer_to_server
+    server = open_server("t")
+    add(WorkerService(handler, feed, RouterConfig()), server)
+    port = open_port(server, "127.0.0.1:0", None)
+    await server.start()
+    channel = open_channel(f"127.0.0.1:{port}")
+    yield channel
+    await channel.close()
+    await server.stop(None)
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def watch(channel: grpc.aio.Channel) -> Any:
+    stub: Any = worker_pb2_grpc.WorkerStub(channel)
+    return stub.WatchBlocks(worker_pb2.WatchBlocksRequest(), metadata=credentials("t"))
+
+
+async def forgotten(feed: BlockFeed) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            await asyncio.sleep(0.005)
+            if not feed._watchers:
+                break
+    assert not feed._behind
+
+
+async def test_a_snapshot_and_what_follows_it(channel: grpc.aio.Channel, feed: BlockFeed) -> None:
+    call = watch(channel)
+    first = await call.read()
+    assert first.snapshot and first.snapshot_end and first.boot_id == BOOT
+    feed.publish(LARGE[:2], [])
+    assert (await call.read()).stored == b"".join(LARGE[:2])
+    call.cancel()
+    await forgotten(feed)
+
+
+async def test_who_leaves_while_nothing_happens_is_forgotten(
+    channel: grpc.aio.Channel, feed: BlockFeed, no_garbage_collector: None
+) -> None:
+    call = watch(channel)
+    await call.read()
+    call.cancel()
+    await forgotten(feed)
+
+
+async def test_who_leaves_without_having_read_is_forgotten(
+    channel: grpc.aio.Channel, feed: BlockFeed, no_garbage_collector: None
+) -> None:
+    """The worker is writing to it, and nobody collects the garbage."""
+    call = watch(channel)
+    await call.read()
+    async with asyncio.timeout(60):
+        while not feed._behind:  # until no more goes out
+            feed.publish(LARGE, [])
+            await asyncio.sleep(0.002)
+    await asyncio.sleep(0.05)
+    call.cancel()
+    await forgotten(feed)
