@@ -24,16 +24,13 @@ class Work:
     def __init__(self) -> None:
         self.emit: dict[tuple[str, int], Emit] = {}
         self.cancelled: list[tuple[str | int | list[int], ...]] = []
-        self.refuse = False
-        self.stumbles: Exception | None = None
+        self.fails: Exception | None = None
         self.sessions = RouterSessions(self.submit, self.cancel, grace_s=0.05)
 
     def submit(self, submit: worker_pb2.Submit, emit: Emit) -> None:
-        if self.refuse:
-            raise InvalidRequest("max_tokens is 0", field="max_tokens")
         self.emit[submit.request_id, submit.attempt] = emit
-        if self.stumbles is not None:
-            raise self.stumbles
+        if self.fails is not None:
+            raise self.fails
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int]) -> None:
         named = (sorted(choices),) if choices else ()
@@ -257,28 +254,25 @@ async def test_only_a_word_of_this_attempt_forgets_and_it_cancels_nothing() -> N
 
 async def test_a_refused_submit_ends_every_choice_with_its_reason() -> None:
     work = Work()
-    work.refuse = True
+    work.fails = InvalidRequest("max_tokens is 0", field="max_tokens")
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a", choices=3))
     outputs = (await session.outputs()).outputs
     assert [o.choice for o in outputs] == [0, 1, 2]
-    assert {o.failure.code for o in outputs} == {"InvalidRequest"}
-    assert {o.end for o in outputs} == {worker_pb2.FAILED}
+    assert {(o.failure.code, o.end) for o in outputs} == {("InvalidRequest", worker_pb2.FAILED)}
 
 
 @pytest.mark.parametrize("mistake", [RuntimeError, ValueError, TypeError, OverflowError, KeyError])
-async def test_a_submit_that_goes_wrong_in_an_unknown_way_ends_alone_and_at_once(
-    mistake: type[Exception],
-) -> None:
+async def test_a_submit_that_goes_wrong_ends_alone_and_at_once(mistake: type[Exception]) -> None:
     """The worker's own mistake: no client is told that his request was wrong."""
     work = Work()
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))
-    work.stumbles = mistake("this cannot be")
+    work.fails = mistake("this cannot be")
     with capture_logs() as told:
         session.receive(submit("b", choices=2))
-    (said,) = [line for line in told if line["log_level"] == "error"]
-    assert said["request_id"] == "b" and said["exc_info"]  # with its traceback
+    said = [(e["request_id"], e["exc_info"]) for e in told if e["log_level"] == "error"]
+    assert said == [("b", True)]  # with its traceback
     assert work.cancelled == [("b", 1)]  # what had begun
     outputs = (await session.outputs()).outputs
     assert [(o.choice, o.end) for o in outputs] == [(c, worker_pb2.FAILED) for c in (0, 1)]
@@ -340,7 +334,7 @@ async def test_a_stream_that_was_replaced_while_it_sent_ends_at_its_next_wait() 
 async def test_a_cancel_of_a_refused_request_reaches_nobody() -> None:
     """Its id may be in use by another router's request."""
     work = Work()
-    work.refuse = True
+    work.fails = InvalidRequest("max_tokens is 0", field="max_tokens")
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))
     cancel = worker_pb2.Cancel(request_id="a", attempt=1)
