@@ -37,7 +37,7 @@ def held(folder: Path, worker_id: str) -> Iterator[None]:
             ends.callback(os.close, lock)
             if not _taken(lock, time.monotonic() + PATIENCE_S):
                 raise _refusal(lock, folder, worker_id)
-            os.pwrite(lock, str(os.getpid()).ljust(_PID_BYTES).encode(), 0)
+            _name_holder(lock)
             for draft in folder.glob(f"{worker_id}.*.draft"):
                 draft.unlink(missing_ok=True)  # of a start that was killed
         except OSError as error:
@@ -59,8 +59,15 @@ def _taken(lock: int, until_s: float) -> bool:
         time.sleep(LOOK_S)
 
 
+def _name_holder(lock: int) -> None:
+    """For the words of a refusal, no more: a full disk keeps no worker from starting."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
 def _refusal(lock: int, folder: Path, worker_id: str) -> ConfigError:
-    holder = os.pread(lock, _PID_BYTES, 0).decode(errors="replace").strip()
+    holder = os.pread(lock, _PID_BYTES, 0).decode(errors="replace")
     return ConfigError(
         f"--worker-id {worker_id}: process {holder or '(of unknown id)'} has it in the registry "
         f"{folder}, running or stopped: end that process, or give another id"

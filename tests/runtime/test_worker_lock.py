@@ -114,6 +114,21 @@ def test_a_holder_that_could_not_say_who_it_is_is_refused_like_any(tmp_path: Pat
             raise AssertionError("both have it")
 
 
+def test_a_full_disk_keeps_no_worker_from_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with (
+        held(tmp_path, "decode-0"),
+        pytest.raises(ConfigError, match="process .of unknown id. has it"),
+        held(tmp_path, "decode-0"),
+    ):
+        raise AssertionError("both have it")
+
+
 def test_a_folder_that_knows_no_locks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
