@@ -56,6 +56,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws does not depend on those that ran before it in its process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     made: dict[str, Any] = {}
