@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,24 +13,28 @@ from baton.runtime import metrics, tracing
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
+from baton.simulation.virtual_time import at_the_end, on_virtual_time
 
-pytestmark = pytest.mark.alone
+MakeCluster = Callable[[], Cluster]
 
 STEP_S = 0.06
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    step = StepConfig(prefill_tokens=16, chunk_tokens=16, max_prompts=2)
-    handoff = HandoffConfig(lease_s=1.0)
-    made = Cluster(
-        Config(pool=PoolConfig(block_size=4), step=step, handoff=handoff),
-        step_s=lambda batch: STEP_S,
-    )
-    made.add_prefill("prefill-0", 128)
-    made.add_decode("decode-0", 128)
-    yield made
-    await made.close()
+def make_cluster() -> MakeCluster:
+    def make() -> Cluster:
+        step = StepConfig(prefill_tokens=16, chunk_tokens=16, max_prompts=2)
+        handoff = HandoffConfig(lease_s=1.0)
+        made = Cluster(
+            Config(pool=PoolConfig(block_size=4), step=step, handoff=handoff),
+            step_s=lambda batch: STEP_S,
+        )
+        at_the_end(made.close)
+        made.add_prefill("prefill-0", 128)
+        made.add_decode("decode-0", 128)
+        return made
+
+    return make
 
 
 def prompt_tokens() -> float:
@@ -38,9 +42,11 @@ def prompt_tokens() -> float:
     return float(counter._value.get())
 
 
+@on_virtual_time
 async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later(
-    cluster: Cluster,
+    make_cluster: MakeCluster,
 ) -> None:
+    cluster = make_cluster()
     node, client = cluster.prefill["prefill-0"], Client(cluster, "decode-0")
     long = client.submit([1] * 240, max_tokens=1)
     async with asyncio.timeout(5):
@@ -56,9 +62,11 @@ async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later(
     await cluster.quiet()
 
 
+@on_virtual_time
 async def test_a_chunk_counts_once_though_it_was_cut_and_computed_again(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster = make_cluster()
     spans: list[tuple[int, int]] = []
 
     def recording(name: str, *times: Any, **attributes: Any) -> None:
@@ -76,7 +84,11 @@ async def test_a_chunk_counts_once_though_it_was_cut_and_computed_again(
     assert prompt_tokens() - before == 40
 
 
-async def test_a_lease_that_nobody_closes_is_counted_when_it_ends(cluster: Cluster) -> None:
+@on_virtual_time
+async def test_a_lease_that_nobody_closes_is_counted_when_it_ends(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster()
     boot_id = cluster.prefill["prefill-0"].worker.boot_id
     ended: Any = [metrics.LEASES_EXPIRED, metrics.HANDOFFS.labels("expired")]
     before = [counter._value.get() for counter in ended]
