@@ -26,8 +26,9 @@ from chaos.stage import Stage
 DEVICE = "device"  # the engine's thread
 RED_S = 2.0
 STEPS_S = (0.1, 0.25, 0.5, 1.0)  # what 99 of 100 steps take at most, of the metrics' bounds
-PATIENCE = 4.0  # a step may take so many times as long as the last ones before it is overdue
-LEFT_S = 2.6  # then; so 3 s with the shortest of those steps
+PATIENCE = 4.0  # a step may take so many times as long as the last ones before it is left
+LEFT_S = 3.0  # by every router
+TOLD_S = 0.5  # and so long after that time, where it is longer: with the longest of those steps
 USED_S = 30.0  # after it goes on; its circuit opens for 5 s at first
 WORK_S = 20.0  # for a step to run there
 LONGS = 2  # at once
@@ -121,7 +122,7 @@ def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
         f"{seen.left_s:.2f} s (its steps took at most {1000 * step_s:g} ms), green "
         f"{seen.green_s:.2f} s and used {seen.used_s:.1f} s after it went on"
     )
-    left_most_s = LEFT_S + PATIENCE * step_s
+    left_most_s = max(LEFT_S, PATIENCE * step_s + TOLD_S)
     stage.broken += [
         said
         for kept, said in (

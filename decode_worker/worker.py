@@ -94,7 +94,7 @@ class DecodeWorker:
         self._step_ms = 0.0
         self.health = StepHealth(
             pool,
-            due_s=self._steps.due_s,
+            steps=self._steps,
             has_work=lambda: self._scheduler.running > 0,
             moves=mover.trouble,
             wake=self._wake.set,
@@ -196,6 +196,10 @@ class DecodeWorker:
             if self._fetches:
                 await asyncio.wait(set(self._fetches.values()))
             await self._handoffs.finished()
+
+    def red_in_s(self) -> float:
+        """As `StepHealth.red_in_s`."""
+        return self.health.red_in_s()
 
     def audit(self, *, check: bool = True) -> dict[str, Any]:
         """What this worker holds now. Raises RuntimeError if the books are to be added up, which

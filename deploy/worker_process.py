@@ -196,7 +196,7 @@ class WorkerProcess:
         watches = [
             asyncio.create_task(_announce(boot.registry, record)),
             asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
-            asyncio.create_task(_keep_probing(served.worker.health)),
+            asyncio.create_task(served.worker.health.watch()),
             asyncio.create_task(
                 _watch_steps(served.worker.health, config.worker.failing_s, self._course.hurry)
             ),
@@ -310,12 +310,6 @@ def _withdraw(registry: Registry, record: WorkerRecord) -> None:
         registry.withdraw(record.worker_id, record.boot_id)
     except OSError as error:  # the announcement fades by itself
         log.error("the worker could not withdraw its announcement", why=str(error))
-
-
-async def _keep_probing(health: StepHealth) -> None:
-    while True:
-        health.probe()
-        await asyncio.sleep(health.probe_pause_s)
 
 
 async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], None]) -> None:

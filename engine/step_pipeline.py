@@ -25,7 +25,11 @@ from baton.runtime.errors import EngineError
 # For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
 LEAD_S = 0.005
 KNOWN = 64  # of each kind of steps, how long the last ones took
-PATIENCE = 4.0  # times as long as its like took a step may take, and is not overdue
+PATIENCE = 4.0  # times as long as its like took a step may take
+# Where that is more than WHOLE_S, what routers wait for a step that is overdue (`router.hang_s`)
+# is a part of it: then it is overdue sooner, but not before WHOLE_S.
+WHOLE_S = 1.0
+WAIT_S = 1.5
 UNKNOWN_S = 30.0  # nor before this, while fewer than two of its kind have ended, or it compiles
 
 
@@ -109,6 +113,7 @@ class StepPipeline(Generic[Plan]):
         # of an engine that may compile in the middle of a step: seconds so far; they grow then
         self._compiled_s: Callable[[], float] = getattr(engine, "compiled_s", _none)
         self._compiled_before_s = 0.0  # the last end
+        self._stood_s = 0.0  # still, this process, since the oldest step began
         # the last steps without chunks and the last ones with some
         self._last: dict[bool, deque[_Took]] = {
             has_chunks: deque(maxlen=KNOWN) for has_chunks in (False, True)
@@ -148,11 +153,17 @@ class StepPipeline(Generic[Plan]):
 
     def due_s(self) -> float | None:
         """When the oldest step should long have been over, on the loop's clock. What it compiles
-        meanwhile, for up to UNKNOWN_S, is no part of it."""
+        meanwhile, for up to UNKNOWN_S, is no part of it, nor what this process stood still."""
         if not self._steps:
             return None
         allowed_s = self._allowed_s(self._steps[0].size)
-        return self._started_s() + allowed_s + min(self._compiling_s(), UNKNOWN_S)
+        compiling_s = min(self._compiling_s(), UNKNOWN_S)
+        return self._started_s() + allowed_s + compiling_s + self._stood_s
+
+    def stood_still(self, seconds: float) -> None:
+        """So long, until now, this process did nothing (SIGSTOP, no core); nor did its device,
+        for all that anybody knows."""
+        self._stood_s += min(seconds, self.running_s() or 0.0)
 
     def running_s(self) -> float | None:
         """For how long the oldest step has run; None if none is under way."""
@@ -176,7 +187,8 @@ class StepPipeline(Generic[Plan]):
             return UNKNOWN_S
         alike = sorted(reversed(last), key=lambda before: before.growth(size))[:2]
         longest_s = max(before.at_most(size) for before in alike)
-        return PATIENCE * max(longest_s, last[-1].seconds, last[-2].seconds)
+        whole_s = PATIENCE * max(longest_s, last[-1].seconds, last[-2].seconds)
+        return max(min(whole_s, WHOLE_S), whole_s - WAIT_S)
 
     def _plan_at(self) -> float:
         """Steps of one kind are alike, but for the length of chunks; rows add little, since
@@ -201,9 +213,9 @@ class StepPipeline(Generic[Plan]):
 
     def _take(self, outcome: StepResult | EngineError) -> Over[Plan]:
         started, now = self._started_s(), asyncio.get_running_loop().time()
-        took_s = max(0.0, now - started - self._compiling_s())
+        took_s = max(0.0, now - started - self._compiling_s() - self._stood_s)
         step = self._steps.popleft()
-        self._result, self._asked = None, False
+        self._result, self._asked, self._stood_s = None, False, 0.0
         self._last[step.size.has_chunks].append(_Took(took_s, step.size))
         self._last_end_s = now
         self._compiled_before_s = self._compiled_s()

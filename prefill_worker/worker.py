@@ -83,7 +83,7 @@ class PrefillWorker:
         self._step_ms = 0.0
         self.health = StepHealth(
             pool,
-            due_s=self._steps.due_s,
+            steps=self._steps,
             has_work=lambda: self._scheduler.computing > 0,
             moves=mover.trouble,
             wake=self._wake.set,
@@ -150,6 +150,10 @@ class PrefillWorker:
             overdue_ms=int(1000 * self.health.overdue_s()),
             trouble=self.health.trouble(),
         )
+
+    def red_in_s(self) -> float:
+        """As `StepHealth.red_in_s`."""
+        return self.health.red_in_s()
 
     def audit(self, *, check: bool = True) -> dict[str, Any]:
         """What this worker holds now. Raises RuntimeError if the books are to be added up, which

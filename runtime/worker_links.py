@@ -3,7 +3,8 @@
     router ── hello ──▶ attach ──▶ welcome
            ── submit, cancel, settled ──▶ Session.receive
            ◀── outputs of a step ── Session.outputs      ◀── load, every heartbeat, and as soon
-                                                             as the worker is overdue by `hang_s`
+                                                             as a step makes the worker red, or
+                                                             is overdue by `hang_s`
 
 Knows nothing of requests: a `LinkHandler` (the decode or the prefill worker) does. A link that
 breaks or falls silent is reported once, by `Session.detach`.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.proto import worker_pb2
@@ -49,6 +51,23 @@ class LinkHandler(Protocol):
 
     def load(self) -> worker_pb2.Load: ...
 
+    def red_in_s(self) -> float:
+        """Until the step that runs makes the worker red, if it does not end; at most 0 if it has,
+        infinite where none runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    heartbeat_s: float
+    hang_s: float
+
+    def pause_s(self, load: worker_pb2.Load, red_in_s: float) -> float:
+        """After this load: to the next heartbeat, or to the moment that makes the worker red, or
+        its step a hang."""
+        hang_in_s = self.hang_s - load.overdue_ms / 1000 if load.overdue_ms else 0.0
+        return min(in_s for in_s in (self.heartbeat_s, red_in_s, hang_in_s) if in_s > 0)
+
 
 async def serve_link(
     link: WorkerLink, handler: LinkHandler, *, heartbeat_s: float, silence_s: float, hang_s: float
@@ -73,39 +92,6 @@ async def serve_link(
     finally:
         session.detach()
         await link.close()
-
-
-class _Beat:
-    """When the next load is told, and for how long the worker says that it is overdue: while its
-    process stood still, so did its device, for all that anybody knows. As with `Silence`, a sleep
-    that was late shows it; one that was late by less than a heartbeat is a busy machine's."""
-
-    def __init__(self, heartbeat_s: float, hang_s: float) -> None:
-        self.heartbeat_s = heartbeat_s
-        self._hang_ms = 1000 * hang_s
-        self._now_s = asyncio.get_running_loop().time
-        self._next_s = self._now_s()
-        self._overdue_ms = 0  # as the worker said last
-        self._stood_ms = 0.0  # while it was overdue with this step
-
-    def corrected(self, load: worker_pb2.Load) -> worker_pb2.Load:
-        """What is to be told now."""
-        if load.overdue_ms < self._overdue_ms or not load.overdue_ms:
-            self._stood_ms = 0.0  # this is another step
-        self._overdue_ms = load.overdue_ms
-        late_s = self._now_s() - self._next_s
-        if late_s > self.heartbeat_s and load.overdue_ms:
-            self._stood_ms += 1000 * late_s
-        load.overdue_ms = max(0, load.overdue_ms - round(self._stood_ms))
-        return load
-
-    def pause_s(self, load: worker_pb2.Load) -> float:
-        """After this load: to the next heartbeat, or to the moment that makes it a hang."""
-        left_ms = self._hang_ms - load.overdue_ms
-        to_hang_s = left_ms / 1000 if load.overdue_ms and left_ms > 0 else self.heartbeat_s
-        pause_s = min(self.heartbeat_s, to_hang_s)
-        self._next_s = self._now_s() + pause_s
-        return pause_s
 
 
 async def _converse(
@@ -152,10 +138,10 @@ async def _send_load(
     while True:
         async with sending:
             told = told or handler.draining.is_set()
-            load = beat.corrected(handler.load())
+            load = handler.load()
             await link.send(worker_pb2.WorkerMessage(load=load))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(beat.pause_s(load)):
+            async with asyncio.timeout(beat.pause_s(load, handler.red_in_s())):
                 await (_for_ever() if told else handler.draining.wait())
 
 

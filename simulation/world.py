@@ -169,7 +169,7 @@ class World:
                 new_id=self._new_id,
             )
         task = machine.spawn(worker.run(), "loop")
-        machine.spawn(_keep_probing(worker), "probe")
+        machine.spawn(worker.health.watch(), "probe")
         process = WorkerProcess(machine, role, worker, engine, pool, array, mover, boot_id, task)
         self.workers[name] = process
         self.boots.setdefault(boot_id, process)
@@ -297,13 +297,6 @@ def _greeting(
         head_dim=mover.describe().block_bytes // kind.slabs,
     )
     return greeting.build(name, mover.describe(), common)
-
-
-async def _keep_probing(worker: PrefillWorker | DecodeWorker) -> None:
-    """As the worker's process does (deploy/worker_process.py)."""
-    while True:
-        worker.health.probe()
-        await asyncio.sleep(worker.health.probe_pause_s)
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:

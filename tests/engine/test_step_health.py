@@ -1,17 +1,27 @@
-"""What a worker's steps say of it: red at once, failing when it is no accident, well under load."""
+"""What a worker's steps say of it: red at once, failing when it is no accident, well under load,
+and no less so for what its process stood still."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
 
 from baton.engine.batch import Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool, Hold
-from baton.engine.probe import FAILURES
-from baton.engine.step_health import OVERDUE_S, StepHealth
+from baton.engine.probe import FAILURES, PROBE_S
+from baton.engine.step_health import LATE_S, OVERDUE_S, StepHealth
+from baton.runtime.config import RouterConfig
 from baton.runtime.errors import EngineError
+from baton.simulation.virtual_time import on_virtual_time, stand_still
 
 STEP = StepBatch((Slice([1], 0, (0,)),))
 FINE = StepResult(((),))
+HANG_S = RouterConfig().hang_s
 
 
 class Worker:
@@ -25,11 +35,18 @@ class Worker:
         self.woken = 0
         self.health = StepHealth(
             self.pool,
-            due_s=lambda: self.due,
+            steps=self,
             has_work=lambda: self.work,
             moves=lambda: self.mover,
             wake=self.wake,
         )
+
+    def due_s(self) -> float | None:
+        return self.due
+
+    def stood_still(self, seconds: float) -> None:
+        if self.due is not None:
+            self.due += seconds
 
     def wake(self) -> None:
         self.woken += 1
@@ -37,6 +54,21 @@ class Worker:
     def fail(self, times: int) -> None:
         for _ in range(times):
             self.health.heard(STEP, EngineError("no device"))
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def watched(worker: Worker) -> AsyncIterator[Worker]:
+    watching = asyncio.create_task(worker.health.watch())
+    try:
+        await asyncio.sleep(0.01)
+        yield worker
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 async def test_a_probe_wakes_the_loop_which_makes_a_step_of_it() -> None:
@@ -70,13 +102,27 @@ async def test_an_overdue_step_is_red_and_ends_nobody() -> None:
     """It may be compiling; a device that gives no result at all is DeviceLost."""
     worker = Worker()
     now = asyncio.get_running_loop().time()
+    assert worker.health.overdue_s() == 0.0 and worker.health.red_in_s() == math.inf
     worker.due = now + 60
     assert worker.health.overdue_s() == 0.0 and worker.health.trouble() == ""
+    assert 60 < worker.health.red_in_s() <= 60 + OVERDUE_S
     worker.due = now - OVERDUE_S - 1
     assert worker.health.overdue_s() >= OVERDUE_S + 1
     assert "overdue" in worker.health.trouble() and worker.health.failing() == ""
+    assert worker.health.red_in_s() <= -1
     worker.due, worker.work = None, True
     assert worker.health.overdue_s() == 0.0 and worker.health.trouble() == ""
+    assert worker.health.red_in_s() <= OVERDUE_S
+
+
+@on_virtual_time
+async def test_it_is_red_at_the_moment_that_was_foretold() -> None:
+    worker = Worker()
+    worker.due = now_s() + 0.3
+    while (left_s := worker.health.red_in_s()) > 0:
+        assert worker.health.trouble() == ""
+        await asyncio.sleep(left_s)
+    assert worker.health.trouble() and now_s() == pytest.approx(worker.due + OVERDUE_S, abs=0.001)
 
 
 async def test_load_is_neither() -> None:
@@ -92,3 +138,88 @@ async def test_a_pool_in_quarantine_is_red_and_has_its_own_watch() -> None:
     worker = Worker()
     worker.pool.allocate(4, Hold.QUARANTINED)
     assert "quarantine" in worker.health.trouble() and worker.health.failing() == ""
+
+
+@pytest.mark.parametrize("due_in_s", [-0.3, 0.3])
+@on_virtual_time
+async def test_a_stall_of_its_process_is_no_hang_of_its_device(due_in_s: float) -> None:
+    """The step was overdue before it, or became so meanwhile. Whoever asks first after it, before
+    the watch has had its turn, hears no more than whoever asks last."""
+    async with watched(Worker()) as worker:
+        worker.due = now_s() + due_in_s
+        stand_still(60)
+        for _ in range(2):
+            assert worker.health.trouble() == ""
+            assert worker.health.red_in_s() == pytest.approx(OVERDUE_S + due_in_s, abs=PROBE_S)
+            await asyncio.sleep(0)
+        await asyncio.sleep(OVERDUE_S + due_in_s)  # a hang counts from then on
+        assert worker.health.trouble()
+
+
+@on_virtual_time
+async def test_nor_is_it_one_of_planning() -> None:
+    async with watched(Worker()) as worker:
+        worker.work = True
+        assert worker.health.overdue_s() == 0.0
+        stand_still(60)
+        for _ in range(2):
+            assert worker.health.trouble() == "" and worker.health.overdue_s() <= PROBE_S
+            await asyncio.sleep(0)
+        await asyncio.sleep(OVERDUE_S)
+        assert worker.health.trouble()
+
+
+@on_virtual_time
+async def test_a_watch_that_is_late_by_no_more_than_a_busy_machine_hides_nothing() -> None:
+    async with watched(Worker()) as worker:
+        worker.due = now_s()
+        stand_still(LATE_S)
+        assert worker.health.overdue_s() == pytest.approx(LATE_S)
+        await asyncio.sleep(0.01)
+        assert worker.health.overdue_s() == pytest.approx(LATE_S + 0.01, abs=0.001)
+
+
+@on_virtual_time
+async def test_a_watch_that_has_ended_hides_nothing() -> None:
+    async with watched(Worker()) as worker:
+        worker.due = now_s()
+    await asyncio.sleep(60)
+    assert worker.health.overdue_s() == pytest.approx(60, abs=0.001)
+
+
+@on_virtual_time
+async def test_an_ill_worker_is_probed_every_half_second_however_long_its_probes_took() -> None:
+    """From the moment that it shows; a well one is left alone for longer."""
+    async with watched(Worker()) as worker:
+        worker.health.heard(worker.health.probe_batch(), StepResult(((),), device_s=1.0))
+        await asyncio.sleep(4)
+        assert worker.woken == 1
+        worker.fail(1)
+        await asyncio.sleep(4)
+        assert worker.woken in (8, 9)
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.02, 0.1, 0.25, 0.3, 0.36, 0.5, 0.67, 1.0, 3.0])
+@on_virtual_time
+async def test_a_step_that_never_ends_is_red_in_time_and_one_that_takes_long_is_not(
+    pipeline_scene: Callable[[], Any], step_s: float
+) -> None:
+    """Of a healthy worker a step may take 2.8 times as long as the last, and 0.8 s at least: that
+    is a loaded machine's chance, and no more than a detour. It may take four times as long, and
+    1.5 s, before routers leave it."""
+    scene = pipeline_scene()
+    health = StepHealth(
+        BlockPool(4, 16), steps=scene.steps, has_work=lambda: True, moves=str, wake=lambda: None
+    )
+    await scene.run([scene.chunk(8)] * 2, step_s)
+    began_s = now_s()
+    scene.steps.submit(scene.chunk(8))
+    await asyncio.sleep(health.red_in_s())
+    red_s = now_s() - began_s
+    assert health.trouble() and red_s > max(OVERDUE_S, 2.8 * step_s) - 0.001
+    assert red_s < 2.0 or step_s > 0.67
+    await asyncio.sleep(HANG_S - health.overdue_s())
+    left_s = now_s() - began_s
+    assert left_s > max(HANG_S, 4 * step_s) - 0.001
+    assert left_s < 3.0 or step_s > 0.67
+    scene.steps.close()

@@ -48,6 +48,20 @@ async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took(
 
 
 @pytest.mark.parametrize(
+    ("step_s", "allowed_s"),
+    [(0.2, 0.8), (0.25, 1.0), (0.3, 1.0), (0.62, 1.0), (0.75, 1.5), (2.0, 6.5), (30.0, 118.5)],
+)
+@on_virtual_time
+async def test_of_a_long_step_it_is_a_part(
+    pipeline_scene: MakeScene, step_s: float, allowed_s: float
+) -> None:
+    """What routers wait besides is the rest, so that who is left has had it all."""
+    scene = pipeline_scene()
+    await scene.run([scene.chunk(8)] * 2, step_s)
+    assert scene.allowed_s(scene.chunk(8)) == seconds(allowed_s)
+
+
+@pytest.mark.parametrize(
     ("before", "step", "times"),
     [
         ((256,), (2,), 1.0),  # reading the weights takes the same time for both
@@ -60,8 +74,8 @@ async def test_a_chunk_may_take_what_another_one_took_for_its_tokens_or_what_the
     pipeline_scene: MakeScene, before: tuple[int, ...], step: tuple[int, ...], times: float
 ) -> None:
     scene = pipeline_scene()
-    await scene.run([scene.chunk(*before)] * 2, 0.05)
-    assert scene.allowed_s(scene.chunk(*step)) == seconds(PATIENCE * times * 0.05)
+    await scene.run([scene.chunk(*before)] * 2, 0.002)
+    assert scene.allowed_s(scene.chunk(*step)) == seconds(PATIENCE * times * 0.002)
 
 
 @pytest.mark.parametrize(("before", "step", "times"), [(1, 64, 64.0), (64, 1, 1.0)])
@@ -70,8 +84,8 @@ async def test_a_slow_machine_may_compute_one_row_after_another(
     pipeline_scene: MakeScene, before: int, step: int, times: float
 ) -> None:
     scene = pipeline_scene()
-    await scene.run([scene.decode(before)] * 2, 0.05)
-    assert scene.allowed_s(scene.decode(step)) == seconds(PATIENCE * times * 0.05)
+    await scene.run([scene.decode(before)] * 2, 0.002)
+    assert scene.allowed_s(scene.decode(step)) == seconds(PATIENCE * times * 0.002)
 
 
 @on_virtual_time
@@ -86,16 +100,16 @@ async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_
     assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 0.05)
 
 
-@pytest.mark.parametrize(("last", "allowed_s"), [(128, 0.04), (3, 1.6)])
+@pytest.mark.parametrize(("last", "allowed_s"), [(128, 0.04), (3, 0.8)])
 @on_virtual_time
 async def test_the_last_two_of_a_size_count_and_a_machine_that_has_become_slow(
     pipeline_scene: MakeScene, last: int, allowed_s: float
 ) -> None:
     scene = pipeline_scene()
-    await scene.run([scene.chunk(128)], 0.4)
+    await scene.run([scene.chunk(128)], 0.2)
     await scene.run([scene.chunk(128)] * 2, 0.01)
     if last == 3:
-        await scene.run([scene.chunk(3, 16)] * 2, 0.4)
+        await scene.run([scene.chunk(3, 16)] * 2, 0.2)
     assert scene.allowed_s(scene.chunk(128)) == seconds(allowed_s)
 
 
@@ -141,5 +155,30 @@ async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time(
     await asyncio.sleep(9.0)
     device.end(2)
     await scene.over()
+    assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)
+    steps.close()
+
+
+@on_virtual_time
+async def test_what_its_process_stood_still_is_no_part_of_a_steps_time(
+    pipeline_scene: MakeScene,
+) -> None:
+    scene, now_s = pipeline_scene(), asyncio.get_running_loop().time
+    steps, device = scene.steps, scene.device
+    steps.stood_still(60.0)  # no step ran
+    await scene.run([scene.decode(1)] * 2, 0.02)
+    steps.submit(scene.decode(1))
+    due_s = steps.due_s()
+    await steps.next()
+    await asyncio.sleep(5.005)  # after 0.015 s
+    steps.stood_still(2.0)
+    steps.stood_still(3.0)
+    assert steps.due_s() == pytest.approx(due_s + 5.0)
+    steps.submit(scene.decode(1))
+    device.end(2)
+    await scene.over()
+    assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)  # nor is the next one allowed more
+    await asyncio.sleep(0.01)
+    steps.stood_still(60.0)  # it has run for less
     assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)
     steps.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from baton.simulation.virtual_time import on_virtual_time, stand_still
 class Handler:
     """Remembers what it is told; outputs come from a queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, red_after_s: float = math.inf) -> None:
+        self.red_after_s = red_after_s  # when the step should have been over
         self.hellos: list[str] = []
         self.received: list[str] = []
         self.detached = 0
@@ -32,6 +34,9 @@ class Handler:
         overdue_s = 0.0 if self.due_s is None else now_s() - self.due_s
         overdue_ms = max(0, int(1000 * overdue_s))
         return worker_pb2.Load(running=7, draining=self.draining.is_set(), overdue_ms=overdue_ms)
+
+    def red_in_s(self) -> float:
+        return math.inf if self.due_s is None else self.due_s + self.red_after_s - now_s()
 
     def receive(self, message: worker_pb2.RouterMessage) -> None:
         self.received.append(str(message.WhichOneof("kind")))
@@ -208,33 +213,12 @@ async def test_one_that_is_sooner_than_a_heartbeat_is_told_with_it() -> None:
     assert await overdue(link, task, 3) == [60, 160, 260]
 
 
-@pytest.mark.parametrize(
-    ("due_in_s", "told"), [(-0.3003, [300, 500, 700, 900]), (0.2997, [0, 0, 100, 300])]
-)
 @on_virtual_time
-async def test_a_stall_of_this_process_is_no_hang_of_its_device(
-    due_in_s: float, told: list[int]
-) -> None:
-    """The step was overdue before it, or became so meanwhile."""
-    _, link, task = await beside_a_step(due_in_s, heartbeat_s=0.2, hang_s=1.2)
-    await asyncio.sleep(0.1)
-    stand_still(1.5)  # its heartbeat is late by 1.4 s
-    assert await overdue(link, task, 4) == told
-
-
-@on_virtual_time
-async def test_a_heartbeat_that_is_late_by_less_than_another_hides_nothing() -> None:
-    _, link, task = await beside_a_step(-0.1003, heartbeat_s=0.2, hang_s=1.2)
-    await asyncio.sleep(0.19)
-    stand_still(0.19)
-    assert await overdue(link, task, 3) == [100, 480, 680]
-
-
-@on_virtual_time
-async def test_after_a_stall_the_next_step_is_judged_as_ever() -> None:
-    handler, link, task = await beside_a_step(-0.2003, heartbeat_s=0.1, hang_s=60)
-    await asyncio.sleep(0.05)
-    stand_still(0.5)
-    await asyncio.sleep(0.05)
-    handler.due_s = now_s() - 0.3003  # of another step
-    assert await overdue(link, task, 3) == [200, 300, 350]
+async def test_the_moment_that_makes_the_worker_red_is_told_too() -> None:
+    """It is red 0.13 s after its step is overdue, which it is not yet with the first load; then
+    there are heartbeats, and the moment of the hang."""
+    handler = Handler(red_after_s=0.13)
+    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=0.35)
+    handler.due_s = now_s() + 0.0303
+    await link.send(HELLO)
+    assert await overdue(link, task, 5) == [0, 130, 330, 350, 550]
