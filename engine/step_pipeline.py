@@ -85,10 +85,11 @@ class _Step(Generic[Plan]):
 
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """How long a step of some size took."""
+    """How long a step of some size took; whether that was a hang, by what was known then."""
 
     seconds: float
     size: _Size
+    hung: bool
 
     def growth(self, size: _Size) -> float:
         """How many times as long a step of another size takes at most, if time is a sum of shares
@@ -181,11 +182,13 @@ class StepPipeline(Generic[Plan]):
 
     def _allowed_s(self, size: _Size) -> float:
         """By the two steps that are the most like it: what a small one took says little of a
-        large one. And by the last two, since the machine may have become slow."""
+        large one, and a hang nothing. And by the last two, since the machine may have become
+        slow."""
         last = self._last[size.has_chunks]
-        if len(last) < 2:
+        sound = [before for before in reversed(last) if not before.hung]
+        if len(sound) < 2:
             return UNKNOWN_S
-        alike = sorted(reversed(last), key=lambda before: before.growth(size))[:2]
+        alike = sorted(sound, key=lambda before: before.growth(size))[:2]
         longest_s = max(before.at_most(size) for before in alike)
         whole_s = PATIENCE * max(longest_s, last[-1].seconds, last[-2].seconds)
         return max(min(whole_s, WHOLE_S), whole_s - WAIT_S)
@@ -216,7 +219,8 @@ class StepPipeline(Generic[Plan]):
         took_s = max(0.0, now - started - self._compiling_s() - self._stood_s)
         step = self._steps.popleft()
         self._result, self._asked, self._stood_s = None, False, 0.0
-        self._last[step.size.has_chunks].append(_Took(took_s, step.size))
+        hung = took_s > WAIT_S and took_s > WAIT_S + self._allowed_s(step.size)
+        self._last[step.size.has_chunks].append(_Took(took_s, step.size, hung))
         self._last_end_s = now
         self._compiled_before_s = self._compiled_s()
         return Over(step.plan, outcome, started, now)

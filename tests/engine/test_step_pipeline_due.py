@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S
+from baton.engine.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S, WAIT_S
 from baton.simulation.virtual_time import on_virtual_time
 
 MakeScene = Callable[..., Any]
@@ -111,6 +111,33 @@ async def test_the_last_two_of_a_size_count_and_a_machine_that_has_become_slow(
     if last == 3:
         await scene.run([scene.chunk(3, 16)] * 2, 0.2)
     assert scene.allowed_s(scene.chunk(128)) == seconds(allowed_s)
+
+
+@on_virtual_time
+async def test_a_step_that_hung_says_nothing_of_those_that_are_like_it(
+    pipeline_scene: MakeScene,
+) -> None:
+    """Else whoever hangs in such a step again, a while later, would be given four times as long
+    as it hung before."""
+    scene = pipeline_scene()
+    await scene.run([scene.chunk(128)] * 2, 0.02)
+    await scene.run([scene.chunk(128)], 5.0)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 5.0 - WAIT_S)
+    scene.device.end(3)
+    await scene.over()
+    await scene.run([scene.chunk(3, 16)] * 2, 0.01)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 0.02)
+
+
+@on_virtual_time
+async def test_of_a_machine_that_has_become_slow_only_the_first_step_reads_as_a_hang(
+    pipeline_scene: MakeScene,
+) -> None:
+    scene = pipeline_scene()
+    await scene.run([scene.chunk(128)] * 2, 0.02)
+    await scene.run([scene.chunk(128)] * 4, 5.0)
+    assert [took.hung for took in scene.steps._last[True]] == [False] * 2 + [True] + [False] * 3
+    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 5.0 - WAIT_S)
 
 
 @on_virtual_time

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from baton.engine.blocks import Hold
+from baton.proto import worker_pb2
 from baton.runtime import metrics
+from baton.runtime.links import memory_link
+from baton.runtime.worker_links import serve_link
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
 from baton.simulation.virtual_time import on_virtual_time
@@ -83,6 +86,37 @@ async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
     node.engine.go_on()
     await request.finished()
     assert request.tokens() == request.expected() and node.worker.health.trouble() == ""
+
+
+async def told(link: Any) -> float:
+    """Seconds until a load says that the worker is not ready."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    async with asyncio.timeout(20):
+        while not (await link.receive()).load.trouble:
+            pass
+    return clock() - began
+
+
+@ROLES
+@on_virtual_time
+async def test_its_router_hears_in_the_same_moment(make_cluster: MakeCluster, role: str) -> None:
+    """Not with the next heartbeat."""
+    cluster = make_cluster(step_s=0.002)
+    node = node_of(cluster, role)
+    near, far = memory_link()
+    link = serve_link(far, node.worker, heartbeat_s=0.5, silence_s=60.0, hang_s=1.5)
+    serving = asyncio.create_task(link)
+    await near.send(worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="r")))
+    async with probing(node.worker):
+        await asyncio.sleep(1.2)
+        node.engine.stall()
+        red_s, told_s = await asyncio.gather(turns(node.worker, red=True), told(near))
+        assert abs(told_s - red_s) < 0.02
+        node.engine.go_on()
+    await near.close()
+    await serving
+    await cluster.quiet()
 
 
 @ROLES
