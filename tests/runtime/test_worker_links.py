@@ -190,26 +190,26 @@ async def test_a_router_that_comes_during_a_drain_is_told_first() -> None:
 
 
 async def beside_a_step(  # type: ignore[no-untyped-def]
-    due_in_s: float, *, heartbeat_s: float, hang_s: float
+    due_in_s: float, *, heartbeat_s: float, hang_s: float, red_after_s: float = math.inf
 ):
-    """A handler whose step is due then, the router's end of its link, and what serves it."""
-    handler = Handler()
+    """The router's end of a link whose worker has a step that is due then, and what serves it."""
+    handler = Handler(red_after_s)
     link, task = start(handler, silence_s=600, heartbeat_s=heartbeat_s, hang_s=hang_s)
     handler.due_s = now_s() + due_in_s
     await link.send(HELLO)
-    return handler, link, task
+    return link, task
 
 
 @on_virtual_time
 async def test_a_hang_is_told_as_soon_as_it_is_one() -> None:
     """Between two heartbeats, once; then with every heartbeat."""
-    _, link, task = await beside_a_step(-0.0503, heartbeat_s=0.2, hang_s=0.35)
+    link, task = await beside_a_step(-0.0503, heartbeat_s=0.2, hang_s=0.35)
     assert await overdue(link, task, 5) == [50, 250, 350, 550, 750]
 
 
 @on_virtual_time
 async def test_one_that_is_sooner_than_a_heartbeat_is_told_with_it() -> None:
-    _, link, task = await beside_a_step(-0.0603, heartbeat_s=0.1, hang_s=0.05)
+    link, task = await beside_a_step(-0.0603, heartbeat_s=0.1, hang_s=0.05)
     assert await overdue(link, task, 3) == [60, 160, 260]
 
 
@@ -217,8 +217,5 @@ async def test_one_that_is_sooner_than_a_heartbeat_is_told_with_it() -> None:
 async def test_the_moment_that_makes_the_worker_red_is_told_too() -> None:
     """It is red 0.13 s after its step is overdue, which it is not yet with the first load; then
     there are heartbeats, and the moment of the hang."""
-    handler = Handler(red_after_s=0.13)
-    link, task = start(handler, silence_s=600, heartbeat_s=0.2, hang_s=0.35)
-    handler.due_s = now_s() + 0.0303
-    await link.send(HELLO)
+    link, task = await beside_a_step(0.0303, heartbeat_s=0.2, hang_s=0.35, red_after_s=0.13)
     assert await overdue(link, task, 5) == [0, 130, 330, 350, 550]
