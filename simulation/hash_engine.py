@@ -47,11 +47,12 @@ class _HashDevice:
     def __init__(
         self, pool: NDArray[np.uint8], block_size: int, slabs: int, vocab_size: int
     ) -> None:
-        # [blocks, slab, token, record]
-        self._pool = pool.reshape(pool.shape[0], slabs, block_size, RECORD_BYTES)
-        self._bytes = pool.reshape(-1).data  # the same; a record is written there at less cost
+        self._pool = pool
+        # [blocks, slab, token, record], read and written in parts at less cost
+        self._bytes = pool.reshape(-1).data
         self._block_size = block_size
         self._slabs = slabs
+        self._width = block_size * RECORD_BYTES  # of a slab
         self._vocab_size = vocab_size
 
     def copy_block(self, source: int, target: int) -> None:
@@ -69,19 +70,24 @@ class _HashDevice:
         return drawn
 
     def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
-        width = self._block_size * RECORD_BYTES  # of a slab
+        width, content = self._width, self._bytes
         for position, token in enumerate(tokens, start=start):
             block, place = divmod(position, self._block_size)
             at = blocks[block] * self._slabs * width + place * RECORD_BYTES
             for slab in range(self._slabs):
-                self._bytes[at : at + RECORD_BYTES] = record(token, position, slab)
+                content[at : at + RECORD_BYTES] = record(token, position, slab)
                 at += width
 
     def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
         """Of all that the pool holds of so many tokens, slab after slab."""
         table = blocks[: -(-length // self._block_size)]
-        read = self._pool.take(table, axis=0).swapaxes(0, 1)  # [slab, blocks, token, record]
-        return _digest(read.reshape(self._slabs, -1)[:, : length * RECORD_BYTES].tobytes())
+        width, content, size = self._width, self._bytes, length * RECORD_BYTES
+        starts = [block * self._slabs * width for block in table]
+        held = b""
+        for _ in range(self._slabs):
+            held += b"".join([content[at : at + width] for at in starts])[:size]
+            starts = [at + width for at in starts]
+        return _digest(held)
 
 
 @lru_cache(maxsize=1 << 16)

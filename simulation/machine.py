@@ -33,9 +33,9 @@ class Machine:
         self.alive = True
         self.silent = False  # dead without a word: nobody is told that its connections are gone
         self.stopped = False  # paused or dead
-        self.kept: deque[asyncio.Handle] = deque()
+        self.kept: deque[Any] = deque()  # the loop's handles
         self.tasks: list[asyncio.Task[Any]] = []  # of a dead one nothing may be collected early
-        self._resumed: Callable[[deque[asyncio.Handle]], None] | None = None
+        self._resumed: Callable[[deque[Any]], None] | None = None
         self.context = Context()
         self.context.run(OWNER.set, self)
 
@@ -44,9 +44,7 @@ class Machine:
         loop = asyncio.get_running_loop()
         return loop.create_task(work, name=f"{self.name} {name}", context=self.context.copy())
 
-    def keep(
-        self, handle: asyncio.Handle, resumed: Callable[[deque[asyncio.Handle]], None]
-    ) -> None:
+    def keep(self, handle: object, resumed: Callable[[deque[Any]], None]) -> None:
         """The loop's: this callback is due, and the process is stopped."""
         self.kept.append(handle)
         self._resumed = resumed

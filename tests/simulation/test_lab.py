@@ -66,6 +66,26 @@ def test_after_a_run_metrics_count_and_asyncio_lists_tasks_again() -> None:
     assert counter._value.get() == 2
 
 
+def test_within_a_run_its_loop_is_the_running_one_and_after_it_none_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asks = [asyncio.get_running_loop, asyncio.events.get_running_loop]
+    found: list[object] = []
+    main = lab.Run.main
+
+    async def watched(run: lab.Run) -> None:
+        found.extend([asyncio.get_running_loop(), asyncio.events._get_running_loop(), run._loop])
+        await main(run)
+
+    monkeypatch.setattr(lab.Run, "main", watched)
+    lab.run_seed(3)
+    assert found[0] is found[1] is found[2]
+    assert [asyncio.get_running_loop, asyncio.events.get_running_loop] == asks
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()
+    assert asyncio.events._get_running_loop() is None
+
+
 def test_different_seeds_are_different_scenarios() -> None:
     scenarios = [draw(seed) for seed in range(200)]
     assert draw(7) == draw(7)
