@@ -170,7 +170,6 @@ async def test_the_grace_ends_what_nobody_asks_for() -> None:
     assert lost == ["a"]
 
 
-@on_virtual_time
 async def test_a_router_that_came_back_in_time_keeps_its_requests() -> None:
     work = Work()
     first, _ = work.sessions.attach(hello())
@@ -294,7 +293,6 @@ async def test_cancel_needs_the_current_attempt() -> None:
     assert work.cancelled == [("a", 2)]
 
 
-@on_virtual_time
 async def test_two_routers_do_not_see_each_other() -> None:
     work = Work()
     one, _ = work.sessions.attach(hello(boot=b"1" * 16))
@@ -322,7 +320,6 @@ async def test_a_second_break_has_a_grace_of_its_own() -> None:
     assert work.sessions.count == 0 and work.cancelled == [("a", 1)]
 
 
-@on_virtual_time
 async def test_a_stream_that_was_replaced_while_it_sent_ends_at_its_next_wait() -> None:
     work = Work()
     first, _ = work.sessions.attach(hello())

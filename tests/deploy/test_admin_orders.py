@@ -71,6 +71,9 @@ async def test_an_order_that_the_loop_has_no_time_for_is_accepted_and_said_not_t
                 beside.join(30)  # this loop, which is the worker's, stands still
         assert given == [] and told == [(202, admin.TO_BE_TAKEN)] * 2
         assert [line["order"] for line in logs if "waits" in line["event"]] == ["/drain"] * 2
+        async with asyncio.timeout(20):
+            while not given:
+                await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert given == ["/drain"]
 
