@@ -33,8 +33,7 @@ class Work:
             raise self.fails
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int]) -> None:
-        named = (sorted(choices),) if choices else ()
-        self.cancelled.append((request_id, attempt, *named))
+        self.cancelled.append((request_id, attempt, *([sorted(choices)] if choices else [])))
 
     def token(
         self, request_id: str, index: int, end: worker_pb2.EndReason = 0, **more: int
@@ -256,15 +255,13 @@ async def test_a_refused_submit_ends_every_choice_with_its_reason() -> None:
     work.fails = InvalidRequest("max_tokens is 0", field="max_tokens")
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a", choices=3))
-    outputs = (await session.outputs()).outputs
-    assert [o.choice for o in outputs] == [0, 1, 2]
-    assert {(o.failure.code, o.end) for o in outputs} == {("InvalidRequest", worker_pb2.FAILED)}
+    told = [(o.choice, o.failure.code, o.end) for o in (await session.outputs()).outputs]
+    assert told == [(number, "InvalidRequest", worker_pb2.FAILED) for number in range(3)]
 
 
 @pytest.mark.parametrize("mistake", [RuntimeError, ValueError, TypeError, OverflowError, KeyError])
 async def test_a_submit_that_goes_wrong_ends_alone_and_at_once(mistake: type[Exception]) -> None:
-    """The worker's own mistake: no client is told that his request was wrong."""
-    work = Work()
+    work = Work()  # the mistake is its own: no client is told that his request was wrong
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))
     work.fails = mistake("this cannot be")
