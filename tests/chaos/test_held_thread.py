@@ -11,18 +11,23 @@ from collections.abc import Iterator
 import pytest
 
 from chaos import held_thread
+from chaos.hang import LOCKING
 from chaos.held_thread import HeldThread, NotHeld, threads
 
 COUNTING = """
-import sys, threading, time
+import hashlib, sys, threading, time
 from pathlib import Path
 
 counts = {"device": 0, "other": 0}
+
+content = bytes(1 << 22)
 
 def count(name):
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
     while True:
         time.sleep(0.001)
+        if "computing" in sys.argv:
+            hashlib.sha256(content)
         counts[name] += 1
 
 for name in counts:
@@ -35,8 +40,8 @@ for _ in sys.stdin:
 class Counting:
     """A process with two threads that count."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", COUNTING]
+    def __init__(self, *manners: str) -> None:
+        command = [sys.executable, "-c", COUNTING, *manners]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -62,10 +67,10 @@ class Counting:
 
 
 @pytest.fixture
-def counting() -> Iterator[Counting]:
+def counting(request: pytest.FixtureRequest) -> Iterator[Counting]:
     if why := held_thread.unavailable():
         pytest.skip(why)
-    made = Counting()
+    made = Counting(*getattr(request, "param", ()))
     yield made
     made.process.kill()
     made.process.communicate(timeout=10)
@@ -80,6 +85,26 @@ def test_one_thread_stands_still_and_its_process_lives(counting: Counting) -> No
     assert counting.grown() == (True, True)
     HeldThread(counting.device()).release()  # as often as one likes
     assert counting.grown() == (True, True)
+
+
+def places(counting: Counting) -> set[str]:
+    """Where its thread stands at fifty moments."""
+    found = set()
+    for _ in range(50):
+        held = HeldThread(counting.device())
+        found.add(held.place())
+        held.release()
+        time.sleep(0.001)
+    return found
+
+
+def test_who_sleeps_stands_in_the_c_library(counting: Counting) -> None:
+    assert any(LOCKING.match(place) for place in places(counting))
+
+
+@pytest.mark.parametrize("counting", [("computing",)], indirect=True)
+def test_who_computes_stands_in_another_librarys_code(counting: Counting) -> None:
+    assert not all(LOCKING.match(place) for place in places(counting))
 
 
 def test_who_holds_and_ends_lets_go(counting: Counting) -> None:
