@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from baton.deploy.instance import is_locked, live_instances, read_status
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 
 AUDIT_TIMEOUT_S = 2.0
-NOT_LOAD = ("worker_id", "boot_id")  # the role is shown: it need not be the name's
+PIPE_COLUMNS = 160  # where no terminal says how many: a row is a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +105,24 @@ def show(*, as_json: bool) -> int:
 
     table = Table("instance", "name", "state", "pid", "starts", "address", "load", box=None)
     for row in rows:
-        load = " ".join(f"{k}={_plain(v)}" for k, v in row.audit.items() if k not in NOT_LOAD)
         cells = (row.instance, row.name, row.state, str(row.pid), str(row.starts), row.address)
-        table.add_row(*(escape(cell) for cell in (*cells, load)))  # [fd00::1] is no markup
-    Console().print(table)
+        table.add_row(*(escape(cell) for cell in (*cells, _load(row.audit))))  # [::1] is no markup
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=PIPE_COLUMNS)
+    console.print(table)
     return 0
 
 
-def _plain(value: Any) -> str:
-    """A figure, or the figures that are not zero of a group, as blocks(total=8 free=8)."""
-    if isinstance(value, dict):
-        return "(" + " ".join(f"{k}={v}" for k, v in value.items() if v) + ")"
-    return str(value)
+def _load(audit: dict[str, Any]) -> str:
+    """In words, few enough for a terminal: `--json` has all. The role is shown: it need not be
+    the name's. Cached blocks are free ones to whoever needs room."""
+    words = [str(audit.get("role", ""))]
+    if audit.get("draining"):
+        words.append("drains")
+    words += [f"{audit[name]} {name}" for name in ("running", "waiting") if audit.get(name)]
+    blocks = audit.get("blocks")
+    if isinstance(blocks, dict):
+        total, *empty = (blocks.get(name, 0) for name in ("total", "free", "cached"))
+        words.append(f"KV {100 * (total - sum(empty)) / max(total, 1):.0f} %")
+    return ", ".join(words)

@@ -194,24 +194,40 @@ def test_json_carries_every_field_of_a_row(
     ]
 
 
-def test_the_table_shows_figures_without_zeros_and_brackets_as_they_are(
+@pytest.mark.parametrize(
+    ("audit", "load"),
+    [
+        (
+            b'{"worker_id": "decode-0", "boot_id": "ff", "role": "decode", "requests": 0,'
+            b' "running": 0, "waiting": 0, "step_s": null, "draining": false,'
+            b' "blocks": {"total": 8, "free": 2, "cached": 6, "used": 0}}',
+            "decode, KV 0 %",
+        ),
+        (
+            b'{"role": "prefill", "running": 3, "waiting": 1, "draining": true,'
+            b' "blocks": {"total": 8, "free": 2, "cached": 2, "used": 3, "leased": 1}}',
+            "prefill, drains, 3 running, 1 waiting, KV 50 %",
+        ),
+        (b'{"worker_id": "decode-0", "role": "changing"}', "changing"),
+        (b"not json", "[fd00::1]:4000"),  # no load: the address is the last
+    ],
+)
+def test_the_table_shows_load_in_words_a_row_to_a_line_and_brackets_as_they_are(
     instance: Instance,
     kept: set[str],
     admin: Admin,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    audit: bytes,
+    load: str,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    admin.answer = (
-        200,
-        b'{"worker_id": "decode-0", "boot_id": "ff", "role": "decode", "requests": 0,'
-        b' "blocks": {"total": 8, "free": 8, "used": 0}}',
-    )
+    """In a pipe: rich takes 80 columns there, and figures were cut off."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    admin.answer = (200, audit)
     kept.add("decode-0")
     put_status(instance, "decode-0", "running", pid=41)
     announce(instance, "decode-0", where="[fd00::1]:4000", admin=address(admin))
     assert show(as_json=False) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    _, line = capsys.readouterr().out.splitlines()
     assert line.split()[:6] == ["test", "decode-0", "running", "41", "1", "[fd00::1]:4000"]
-    assert line.rstrip().endswith("role=decode requests=0 blocks=(total=8 free=8)")
-    assert "boot_id" not in line
+    assert line.rstrip().endswith(f" {load}")
