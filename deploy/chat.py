@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 TIMEOUT_S = 120.0  # without any byte from the server
+COMMANDS = "/new starts over, Ctrl-D ends."
 Message = dict[str, str]
 
 
@@ -87,10 +88,16 @@ class ChatClient:
                 return connection, response
             with response:
                 refusal = _message(response.read().decode(errors="replace"))
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             connection.close()
             raise Unavailable(
                 f"nothing answers at {self._url} ({error}): start `baton serve`, or give --url"
+            ) from error
+        except http.client.HTTPException as error:  # whose words are what was sent
+            connection.close()
+            raise ConfigError(
+                f"what answers at {self._url} speaks no HTTP: give --url the address that "
+                "`baton serve` says, and not that of gRPC"
             ) from error
         connection.close()
         raise BatonError(f"the server answered {response.status}: {refusal}")
@@ -122,11 +129,11 @@ def printable(text: str) -> str:
 
 
 def _message(body: str) -> str:
-    """What an OpenAI error body says, or the body itself."""
+    """What an OpenAI error body says, or the body itself: `printable`, as it is shown."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        return printable(str(json.loads(body)["error"]["message"]))
     except (ValueError, KeyError, TypeError):
-        return body.strip()[:500]
+        return printable(body.strip()[:500])
 
 
 def chat(url: str, model: str | None, api_key: str | None, system: str | None) -> None:
@@ -140,15 +147,20 @@ def chat(url: str, model: str | None, api_key: str | None, system: str | None) -
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     shown = escape(printable(name))
-    console.print(f"[bold]{shown}[/] at {escape(url)}. /new starts over, Ctrl-D ends.")
+    console.print(f"[bold]{shown}[/] at {escape(url)}. {COMMANDS}")
     while True:
         try:
             said = console.input("[bold cyan]you[/] ")
         except EOFError:
             console.print()
             return
+        except KeyboardInterrupt:
+            console.print()  # the shell's prompt begins a line
+            raise
         if said.strip() == "/new":
             messages = list(opening)
+        elif said.startswith("/") and said[1:].strip().isalpha():  # as /help: no question
+            console.print(f"There is no {escape(said.strip())}: {COMMANDS}")
         elif said.strip():
             messages.append({"role": "user", "content": said})
             _answer(client, name, messages)
@@ -165,7 +177,7 @@ def _answer(client: ChatClient, model: str, messages: list[Message]) -> None:
         messages.append({"role": "assistant", "content": answer})
     except BatonError as error:
         messages.pop()
-        print(f"\nbaton: error: {printable(str(error))}", file=sys.stderr)
+        print(f"\nbaton: error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         messages.pop()
         print("\n(stopped)")

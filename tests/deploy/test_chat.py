@@ -132,6 +132,30 @@ def test_the_conversation_is_kept_and_new_starts_over(
     assert "A\n" in capsys.readouterr().out
 
 
+def test_a_command_that_there_is_not_is_answered_here_and_a_path_by_the_model(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(monkeypatch, ["/help", "/etc/hosts", "/ or not"])
+    server.answers += [(200, events("A")), (200, events("B"))]
+    chats.chat(f"http://127.0.0.1:{server.server_port}", "m", None, None)
+    asked = [body["messages"][-1]["content"] for _, body, _ in server.asked]
+    assert asked == ["/etc/hosts", "/ or not"]
+    assert "There is no /help: /new starts over" in capsys.readouterr().out
+
+
+def test_ctrl_c_at_the_prompt_ends_the_line_and_the_chat(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chats.chat(f"http://127.0.0.1:{server.server_port}", "m", None, None)
+    shown = capsys.readouterr().out
+    assert shown.endswith("you \n") and shown.count("\n") == 2
+
+
 def test_a_failed_answer_takes_its_question_back(
     server: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,8 +101,17 @@ def test_a_list_cut_short_is_a_server_that_stopped(serve: Serve) -> None:
 
 
 def test_what_speaks_no_http_is_no_server(serve: Serve) -> None:
-    with pytest.raises(Unavailable, match="nothing answers"):
-        ChatClient(serve(b"SSH-2.0-OpenSSH\r\n")).models()
+    with pytest.raises(ConfigError, match="speaks no HTTP") as caught:
+        ChatClient(serve(b"\x1b[2JSSH-2.0-OpenSSH\r\n")).models()
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_refusal_of_the_list_of_models_cannot_steer_the_terminal(serve: Serve) -> None:
+    """It ends `baton chat`, before anything is said: it was shown as it came."""
+    bodies = b"\x1b[2Jboo", b'{"error": {"message": "\\u001b[2Jboo"}}'
+    for body in bodies:
+        with pytest.raises(BatonError, match=r"500: \[2Jboo$"):
+            ChatClient(serve(b"HTTP/1.1 500 No\r\n\r\n" + body)).models()
 
 
 @pytest.mark.parametrize(
