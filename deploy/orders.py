@@ -35,10 +35,15 @@ class Cluster:
 
 
 def live_clusters(instance: str | None = None) -> list[Cluster]:
-    """Of the instances of this host, or of the one of that name."""
+    """Of the instances of this host, or of the one of that name. Raises ConfigError if none has
+    it."""
+    folders = live_instances()
+    if instance is not None and instance not in [folder.name for folder in folders]:
+        known = ", ".join(folder.name for folder in folders) or "none"
+        raise ConfigError(f"no instance {instance} runs here; there are: {known}")
     return [
         cluster_at(folder / "registry", read_environment(folder)[TOKEN_KEY], folder.name)
-        for folder in live_instances()
+        for folder in folders
         if instance in (None, folder.name) and (folder / "registry").is_dir()
     ]
 

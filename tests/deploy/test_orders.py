@@ -158,8 +158,8 @@ def test_who_is_not_there_is_told_with_those_who_are(ready: Instance) -> None:
     announce(ready, "decode-0")
     with pytest.raises(ConfigError, match="no worker decode-7 runs here; there are: decode-0"):
         find("decode-7", live_clusters())
-    with pytest.raises(ConfigError, match="there are: none"):
-        find("decode-0", live_clusters("port-1"))
+    with pytest.raises(ConfigError, match="no instance port-1 runs here; there are: test"):
+        live_clusters("port-1")
 
 
 def test_a_name_in_two_instances_asks_for_the_instance(ready: Instance) -> None:
