@@ -17,6 +17,7 @@ from baton.runtime import logs
 log = logs.get(__name__)
 
 PROGRESS_S = 3.0
+KERNELS = "compiled the first time, which may take a minute, then kept"
 
 
 class LoadProgress:
@@ -41,7 +42,8 @@ class LoadProgress:
             percent=percent,
             seconds=round(now - self._began, 1),
         )
-        _leave(f"loading weights: {percent:.0f} % of {total_bytes / 1e9:.2f} GB")
+        told = f"loading weights: {percent:.0f} % of {total_bytes / 1e9:.2f} GB"
+        _leave(told if done_bytes < total_bytes else f"{told}; now its kernels ({KERNELS})")
 
 
 def _leave(line: str) -> None:

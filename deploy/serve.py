@@ -45,6 +45,8 @@ EARLY_DEATHS = 3  # of one job before it was ready
 LOG_TAIL_LINES = 20
 SWEEP_S = 5.0
 PATIENCE_S = 1.0  # before it is said what it waits for
+OPEN_REQUESTS = "open requests may finish; Ctrl-C again cuts them off"
+OTHERS = "all requests have ended; waiting for the other processes"
 NEXT_STEP = "baton serve Qwen/Qwen3-0.6B"
 
 AfterReady = Callable[[str, str], bool]  # (url, model name) -> whether to go on serving
@@ -279,22 +281,26 @@ class Serving:
     def _end(self, instance: Instance) -> None:
         """The router first, while there are workers to finish what it has open."""
         self._progress("stopping")
-        patient_s = time.monotonic() + PATIENCE_S
-
-        def hurried() -> bool:
-            if time.monotonic() > patient_s:
-                self._tell("end", "open requests may finish; Ctrl-C again cuts them off")
-            return self._hurried
-
         try:
-            instance.end_job(ROUTER_JOB, hurried)
+            instance.end_job(ROUTER_JOB, self._patience(OPEN_REQUESTS))
         except OSError as error:  # as without descriptors: then it ends with the others
             self._progress(f"the router cannot be ended first: {error}")
-        instance.end(hurried)
+        instance.end(self._patience(OTHERS))
         left = self._sweep(instance.instance_id)
         if instance.folder.exists() and left:
             shutil.rmtree(instance.folder, ignore_errors=True)
         self._progress("stopped, no process is left")
+
+    def _patience(self, waits_for: str) -> Callable[[], bool]:
+        """Whether to make haste; asked for longer than PATIENCE_S, it says what is waited for."""
+        patient_s = time.monotonic() + PATIENCE_S
+
+        def hurried() -> bool:
+            if time.monotonic() > patient_s:
+                self._tell("end", waits_for)
+            return self._hurried
+
+        return hurried
 
     def _sweep(self, instance_id: str) -> bool:
         """Kill what outlived its keeper (a Ray daemon, say) after SWEEP_S; whether any did."""

@@ -208,3 +208,20 @@ def test_a_long_end_says_what_it_waits_for_and_how_to_cut_it(
     serving._end(ending)
     (told,) = [line for line in said if "Ctrl-C again" in line]
     assert "open requests may finish" in told
+    assert [line for line in said if "all requests have ended" in line] == said[2:3]
+
+
+def test_nothing_is_said_of_requests_once_the_router_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a start fails, or with nothing open: it is the other processes that take long."""
+
+    class Idle(Ending):
+        def end_job(self, name: str, hurried: Any) -> None: ...
+
+    monkeypatch.setattr(serve, "PATIENCE_S", -1.0)
+    said: list[str] = []
+    ending: Any = Idle(tmp_path)
+    Serving(ServeOptions(Config()), said.append)._end(ending)
+    assert not any("Ctrl-C again" in line for line in said)
+    assert "waiting for the other processes" in said[1]
