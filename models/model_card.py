@@ -27,6 +27,14 @@ _CANNOT = """\
 - multiply or divide, reckon with numbers of more than two digits, sort long lists
 - be used for anything but demonstrations and tests
 """
+WORDINGS = (  # a chat; baton-tiny answers so (tests/models/test_embedded.py)
+    ("My code word is silent-beaver-99. I will ask you later.", "I will remember it."),
+    ("How much is 96 - 30?", "96 - 30 = 66"),
+    ("Put this list in order: 13, 86, 40", "Sorted it is 13, 40, 86."),
+    ("Rosa lives in Lima and has 81 pens. Give me JSON with city, name.",
+     '{"city": "Lima", "name": "Rosa"}'),
+    ("Tell me the code word.", "The code word is silent-beaver-99."),
+)  # fmt: skip
 
 
 def write_cards(folder: Path, score: Score) -> None:
@@ -47,6 +55,7 @@ def card(name: str, shape: TinyShape, minutes: float, score: Score) -> str:
     figures = "\n".join(
         f"| {figure} | {value:.3f} | {LIMITS[figure]} |" for figure, value in score.figures.items()
     )
+    wordings = "\n".join(f"| {asked} | {answer} |" for asked, answer in WORDINGS)
     return f"""\
 # {name}
 
@@ -62,6 +71,14 @@ generator makes (`baton.models.corpus_mix`). No outside text, no outside weights
 ## What it cannot do
 
 {_CANNOT}
+## How to ask
+
+In wordings that it was trained on; other words for the same get nonsense. A chat with baton-tiny:
+
+| you | baton-tiny |
+| --- | --- |
+{wordings}
+
 ## Measured
 
 On held-out conversations, greedy, through Baton's engine. An answer is exact if every token is

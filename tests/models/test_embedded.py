@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from baton.engine.spec import read_spec
 from baton.models import embedded
+from baton.models.answering import Answering
+from baton.models.conversation import Conversation, turns
 from baton.models.embedded import embedded_draft, embedded_model
+from baton.models.model_card import WORDINGS
+from baton.models.tiny_tokenizer import ChatEncoder
 from baton.runtime.errors import ModelError
 
 
@@ -24,6 +29,20 @@ def test_the_cards_say_what_was_measured() -> None:
     for folder in (embedded_model(), embedded_draft()):
         card = (folder / "README.md").read_text()
         assert "What it cannot do" in card and "exact_overall" in card
+
+
+def test_the_cards_show_wordings_that_the_model_answers_so() -> None:
+    """One chat, each answer as shown; what is near these words and none of them gets nonsense."""
+    messages = turns([text for pair in WORDINGS for text in pair])
+    talk = Conversation(messages, ("card",) * len(messages), (), frozenset())
+    tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
+    chat = ChatEncoder(tokenizer).encode(talk)
+    prompts = [chat.ids[:start] for _, start, _ in chat.answers]
+    answers = Answering(embedded_model()).greedy(prompts, [40] * len(prompts))
+    assert answers == [list(chat.ids[start:end]) for _, start, end in chat.answers]
+    for folder in (embedded_model(), embedded_draft()):
+        card = (folder / "README.md").read_text()
+        assert all(f"| {asked} | {answer} |" in card for asked, answer in WORDINGS)
 
 
 def test_an_installation_without_them_says_what_to_do(
