@@ -50,6 +50,8 @@ def _rows(folder: Path) -> Iterator[ProcessRow]:
             continue
         kept = is_locked(folder / f"{name}.lock") or status.state in ("failed", "stopped")
         record = records.get(name)
+        if record is not None and record.pid != status.pid:
+            record = None  # of the start before: it was killed, and has withdrawn nothing
         yield ProcessRow(
             instance=folder.name,
             name=name,

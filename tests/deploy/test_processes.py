@@ -13,7 +13,7 @@ import pytest
 from baton.deploy import processes
 from baton.deploy.instance import Instance, JobState, JobStatus, live_instances, write_private
 from baton.deploy.processes import fetch_audit, running, show
-from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
 NOBODY = "127.0.0.1:9"
 
@@ -56,9 +56,11 @@ def put_status(
     write_private(instance.folder / f"{name}.status", json.dumps(asdict(status)))
 
 
-def announce(instance: Instance, worker_id: str, where: str = NOBODY, admin: str = NOBODY) -> None:
-    role = "prefill" if worker_id.startswith("prefill") else "decode"
-    record = WorkerRecord(worker_id, "b" * 32, role, where, admin, "tiny", 7)  # type: ignore[arg-type]
+def announce(
+    instance: Instance, worker_id: str, where: str = NOBODY, admin: str = NOBODY, pid: int = 7
+) -> None:
+    role: Role = "prefill" if worker_id.startswith("prefill") else "decode"
+    record = WorkerRecord(worker_id, "b" * 32, role, where, admin, "tiny", pid)
     DirectoryRegistry(instance.folder / "registry").announce(record)
 
 
@@ -78,10 +80,21 @@ def test_a_worker_starts_until_it_has_announced_itself(instance: Instance, kept:
         ("decode-0", "starting"),
         ("router", "running"),  # a router announces itself to nobody
     ]
-    announce(instance, "decode-0", where="127.0.0.1:4000")
+    announce(instance, "decode-0", where="127.0.0.1:4000", pid=41)
     (worker, _) = running()
     assert (worker.state, worker.pid, worker.starts) == ("running", 41, 2)
     assert (worker.address, worker.model, worker.instance) == ("127.0.0.1:4000", "tiny", "test")
+
+
+def test_a_worker_that_was_killed_starts_whatever_the_start_before_it_has_announced(
+    instance: Instance, kept: set[str], admin: Admin
+) -> None:
+    """It was shown as running, at the address of a dead process, until that had faded."""
+    kept.add("decode-0")
+    announce(instance, "decode-0", where="127.0.0.1:4000", admin=address(admin), pid=41)
+    put_status(instance, "decode-0", "running", pid=42, starts=2)
+    (worker,) = running()
+    assert (worker.state, worker.pid, worker.address) == ("starting", 42, "")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_json_carries_every_field_of_a_row(
     admin.answer = (200, b'{"blocks": {"total": 8, "free": 8, "used": 0}}')
     kept.add("decode-0")
     put_status(instance, "decode-0", "running", pid=41)
-    announce(instance, "decode-0", where="127.0.0.1:4000", admin=address(admin))
+    announce(instance, "decode-0", where="127.0.0.1:4000", admin=address(admin), pid=41)
     assert show(as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == [
         {
@@ -226,7 +239,7 @@ def test_the_table_shows_load_in_words_a_row_to_a_line_and_brackets_as_they_are(
     admin.answer = (200, audit)
     kept.add("decode-0")
     put_status(instance, "decode-0", "running", pid=41)
-    announce(instance, "decode-0", where="[fd00::1]:4000", admin=address(admin))
+    announce(instance, "decode-0", where="[fd00::1]:4000", admin=address(admin), pid=41)
     assert show(as_json=False) == 0
     _, line = capsys.readouterr().out.splitlines()
     assert line.split()[:6] == ["test", "decode-0", "running", "41", "1", "[fd00::1]:4000"]
