@@ -190,9 +190,11 @@ def _add_errors(app: FastAPI) -> None:
         if error.status_code == 404:
             return error_response(NotFound(f"there is no route {path}: see /v1/models"))
         if error.status_code == 405:
-            refusal = MethodNotAllowed(f"{request.method} is not allowed on {path}")
+            headers = error.headers or {}
+            use = headers.get("Allow", "another method")
+            refusal = MethodNotAllowed(f"{request.method} is not allowed on {path}: use {use}")
             response = error_response(refusal)
-            response.headers.update(error.headers or {})
+            response.headers.update(headers)
             return response
         return error_response(InvalidRequest(str(error.detail)))
 

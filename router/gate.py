@@ -125,9 +125,10 @@ def _ignore() -> None:
 
 
 async def read_body(request: Request, max_bytes: int, admission: Admission) -> bytes:
-    """The request's body. Raises TooLarge as soon as the limit is passed, with or without a
-    Content-Length; InvalidRequest if it does not come in time, Overloaded if it has to make room.
-    """
+    """The request's body. Raises InvalidRequest if it is compressed, TooLarge as soon as
+    the limit is passed, with or without a Content-Length; InvalidRequest if it does not come in
+    time, Overloaded if it has to make room."""
+    _check_plain(request)
     too_large = TooLarge(f"the body is larger than {max_bytes} bytes: send less")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > max_bytes:
@@ -147,3 +148,10 @@ async def read_body(request: Request, max_bytes: int, admission: Admission) -> b
     except ClientDisconnect as error:
         raise Cancelled("the client left while sending its request") from error
     return b"".join(parts)
+
+
+def _check_plain(request: Request) -> None:
+    for header, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
+        given = ", ".join(request.headers.getlist(header))
+        if given.lower() not in ("", plain):
+            raise InvalidRequest(f"{header} is {given[:40]!r}: send the body uncompressed", header)

@@ -3,15 +3,18 @@
 A head (request line and headers) is small and comes soon, or the connection ends: uvicorn alone
 would keep a head of any size, for any time. So does what is left of a body that nobody reads any
 more. Nor are there more connections than a limit: one more is answered 503 and closed, unless it
-asks for health. What is not HTTP is answered as every other error. Who does not read what he is
-sent is cut off, and who leaves ends all that he has asked for.
+asks for health. What is not HTTP is answered as every other error, and in its turn: behind the
+answers to what came before it. Who does not read what he is sent is cut off, and who leaves ends
+all that he has asked for. An offer to speak another protocol is passed over.
 Owned by one connection; the event loop calls everything here.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import httptools
 import orjson
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -25,6 +28,28 @@ HEAD_S = 20.0
 ALWAYS = (b"GET /livez ", b"GET /readyz ", b"GET /metrics ")  # whatever the load
 SEND_BYTES = 64 << 10  # or all there is: who takes less in SEND_S is gone
 SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets an answer
+FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class StayingParser(httptools.HttpRequestParser):
+    """Reads on as HTTP/1.1 behind a head with `Upgrade`, which a server may ignore (RFC 9110,
+    7.8). The library stops there, and would take a body for the next request: Java's client
+    makes this offer with each request."""
+
+    def __init__(self, connection: BoundedHttp) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        left = memoryview(data)
+        while left:
+            try:
+                super().feed_data(left)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                self._connection.stay(super().feed_data)
+                left = left[offer.args[0] :]
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -32,7 +57,8 @@ class BoundedHttp(HttpToolsProtocol):
     what came since then that was no body. `_head_alone`: what is being read belongs to one head.
     `_unsent_bytes` were not taken by the client when `_send_timer` was set, which runs while
     there are any. `_answering` is the request that is being answered, the first of those that
-    are pipelined; `cycle` is the last."""
+    are pipelined; `cycle` is the last. `_refusal` is what was wrong after that, to be told once
+    it is answered: nothing is read any more. `_staying`: a head is read that nobody sent."""
 
     _surplus = False
     _head_open = True
@@ -43,9 +69,12 @@ class BoundedHttp(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
+    _refusal: bytes | None = None
+    _staying = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = StayingParser(self)
         transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of every byte
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.connections.discard(self)
@@ -76,7 +105,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
         if self._surplus and not self._head_bytes and not data.startswith(ALWAYS):
             self._turn_away()
@@ -84,6 +113,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._tail_bytes += len(data)
         self._head_alone = self._head_open
         super().data_received(data)
+        if self._refusal is not None:
+            return
         if not self._head_open and self._tail_bytes > HEAD_BYTES:
             self.transport.close()  # trailers without end: nobody waits for them
         if self.transport.is_closing():
@@ -99,11 +130,27 @@ class BoundedHttp(HttpToolsProtocol):
                 )
 
     def on_response_complete(self) -> None:
+        last = not self.pipeline
         super().on_response_complete()
+        if last and self._refusal is not None and not self.transport.is_closing():
+            self.transport.write(self._refusal)
+            self.transport.close()
         if self._surplus:
             self.transport.close()
 
+    def stay(self, feed: Callable[[bytes], None]) -> None:
+        """The parser has read a head with an offer to leave HTTP/1.1: let it read the body."""
+        framing = [line for line in self.headers if line[0] in FRAMING]
+        if framing:
+            self._staying = True
+            feed(b"POST / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % line for line in framing))
+            self.cycle.more_body = True  # its task has not begun
+            feed(b"\r\n")
+            self._staying = False
+
     def on_message_begin(self) -> None:
+        if self._staying:
+            return
         super().on_message_begin()
         self._expect_head()
 
@@ -112,6 +159,8 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._staying:
+            return
         self._head_open = self._head_alone = False
         self._head_bytes = self._tail_bytes = 0
         self._stop_timer()
@@ -173,13 +222,27 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, status: bytes, message: str) -> None:
         self._answer(status, InvalidRequest(message))
 
+    def _owed(self) -> bool:
+        """Answers are to be given before one to what is being read."""
+        if self.cycle is None or self._answered():
+            return False
+        if self._head_open or not self.cycle.more_body:
+            return True
+        return self._answering is not self.cycle
+
     def _answer(self, status: bytes, error: BatonError) -> None:
-        """The only answer on this connection; `status` may hold headers."""
+        """The last answer on this connection; `status` may hold headers."""
         self._stop_timer()
         body = orjson.dumps(error_body(error))
         head = (
             b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             % len(body)
         )
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
-        self.transport.close()
+        answer = b"HTTP/1.1 " + status + b"\r\n" + head + body
+        if self._owed():
+            self._refusal = answer
+            if not self._head_open and self.cycle.more_body:
+                self.pipeline.popleft()  # this is its answer
+        else:
+            self.transport.write(answer)
+            self.transport.close()
