@@ -125,7 +125,7 @@ class DirectoryRegistry:
         for name in sorted(_worker_files(self._folder)):
             path = self._folder / name
             try:
-                status = path.stat()
+                status = path.lstat()  # a link may lead anywhere, also to itself
                 mark, last = (status.st_ino, status.st_mtime_ns), self._known.get(path.stem)
                 if last is None or last.mark != mark:
                     written_s = now_s - self._age_s(status.st_mtime, now_s)
@@ -167,7 +167,8 @@ class DirectoryRegistry:
             return why
         if record.worker_id != path.stem:
             return f"it is another worker's, {record.worker_id[:MAX_ID]!r}"
-        if self._proven and not hmac.compare_digest(proof.encode(), self._proof(record).encode()):
+        given, right = proof.encode(errors="replace"), self._proof(record).encode()
+        if self._proven and not hmac.compare_digest(given, right):
             return "its writer did not have this cluster's token"
         return record
 

@@ -102,8 +102,10 @@ def test_what_is_no_file_hides_nobody(tmp_path: Path) -> None:
     (tmp_path / "folder.worker").mkdir()
     os.mkfifo(tmp_path / "pipe.worker")  # to open it would wait for a writer
     (tmp_path / "broken.worker").symlink_to(tmp_path / "nothing")
+    (tmp_path / "round.worker").symlink_to(tmp_path / "round.worker")
     assert registry.workers() == [ONE]
-    assert registry.faults() == dict.fromkeys(("folder", "pipe"), "it is no file")
+    names = ("broken", "folder", "pipe", "round")
+    assert registry.faults() == dict.fromkeys(names, "it is no file")
 
 
 def test_a_file_that_may_not_be_read_hides_nobody(
@@ -185,7 +187,8 @@ def test_an_announcement_without_the_secret_is_passed_over(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "change",
     [{"address": "10.0.0.1:1"}, {"boot_id": "f" * 32}, {"role": "prefill"}, {"pid": 1}]
-    + [{"proof": ""}, {"proof": None}, {"proof": "é" * 32}, {"proof": "0" * 32}],
+    + [{"proof": ""}, {"proof": None}, {"proof": "é" * 32}, {"proof": "0" * 32}]
+    + [{"proof": "\ud800"}, {"model": "\ud800"}],  # no text, and JSON can hold it
 )
 def test_a_changed_announcement_is_none(tmp_path: Path, change: dict[str, object]) -> None:
     registry = DirectoryRegistry(tmp_path, secret="s")
