@@ -247,7 +247,7 @@ def bind(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the last: what can be no name of a host
         raise ConfigError(f"router.host is {host!r}: {error}; give a name or an address") from error
     listener = socket.socket(family, kind, protocol)  # named: asyncio then sends without delay
     try:

@@ -7,6 +7,7 @@ is the commented default file, held against these classes by a test. Pure standa
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -143,6 +144,7 @@ class Config:
     security: SecurityConfig = field(default_factory=SecurityConfig)
 
 
+_VISIBLE = re.compile(r"[!-~]+")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -211,6 +213,7 @@ def validate(config: Config) -> None:
     """Raise ConfigError naming the first setting that is out of bounds or contradicts another."""
     check_device(config.worker.device)
     _check_files(config.security)
+    _check_keys(config.router.api_keys)
     for name, (low, high) in _BOUNDS.items():
         section, key = name.split(".")
         value = getattr(getattr(config, section), key)
@@ -243,6 +246,16 @@ def _check_files(security: SecurityConfig) -> None:
             f"{' and '.join(missing)} must be given too: security.authority, "
             "security.certificate and security.key belong together"
         )
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    """Of an empty key everybody has one; what no header can bring nobody has. None is shown."""
+    for place, key in enumerate(keys, start=1):
+        if not _VISIBLE.fullmatch(key):
+            raise ConfigError(
+                f"router.api_keys: key {place} of {len(keys)} is empty or holds other than visible "
+                "ASCII characters: give another, or leave it out"
+            )
 
 
 def section_names() -> list[str]:

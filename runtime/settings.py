@@ -66,7 +66,7 @@ def _from_file(file: Path | None) -> Iterator[_Given]:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers and of lists without end
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
     for section, keys in content.items():
         if not isinstance(keys, dict):

@@ -53,6 +53,12 @@ def test_an_open_host_needs_keys(host: str, keys: tuple[str, ...], allowed: bool
         check_exposure(config)
 
 
+@pytest.mark.parametrize("host", ["..", "a" * 300, "no\0name"])
+def test_what_can_be_no_host_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"router\.host is .*give a name or an address"):
+        bind(host, 0)
+
+
 def test_urls() -> None:
     with bind("127.0.0.1", 0) as listener:
         assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -116,6 +116,8 @@ def test_what_is_wrong_is_refused_by_name_and_place(
         ("[ruoter]\n", "did you mean router"),
         ("port = 1\n", "put `port` under a section"),
         ("[router\n", "not valid TOML"),
+        (f"[router]\nport = {'9' * 5000}\n", "not valid TOML"),
+        ("[router]\napi_keys = " + "[" * 5000, "not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_and_named(tmp_path: Path, text: str, told: str) -> None:
@@ -123,6 +125,15 @@ def test_a_wrong_file_is_refused_and_named(tmp_path: Path, text: str, told: str)
     with pytest.raises(ConfigError, match=told) as refused:
         load(file, {}, {})
     assert str(file) in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", "a\\n", "\\u0000", "schl\u00fcssel", " a"])
+def test_a_key_that_all_or_none_would_have_is_refused_unshown(tmp_path: Path, key: str) -> None:
+    """With an empty one `Authorization: Bearer` alone opened the router, on any host."""
+    file = written(tmp_path, f'[router]\napi_keys = ["good", "{key}"]\n')
+    with pytest.raises(ConfigError, match="router.api_keys: key 2 of 2 is empty or") as refused:
+        load(file, {}, {})
+    assert "good" not in str(refused.value) and "schl" not in str(refused.value)
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
