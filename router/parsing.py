@@ -8,11 +8,12 @@ takes up to about 100 ms (docs/reliability.md). Knows no model. Stateless.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from baton.router.openai_schema import NEUTRAL, Body, Generation
 from baton.runtime.errors import InvalidRequest
@@ -130,7 +131,7 @@ def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
     """pydantic's first complaint in our words; its union tags are not part of the path. Of a
     union's complaints the one that got deepest into the body tells most, and a wrong value
     more than a wrong type."""
-    complaints = [(_path(found["loc"], body), found) for found in error.errors(include_url=False)]
+    complaints = [(_path(found, body), found) for found in error.errors(include_url=False)]
     first_root = complaints[0][0][:1]
     path, found = max(
         (complaint for complaint in complaints if complaint[0][:1] == first_root),
@@ -140,6 +141,8 @@ def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
     field = field.removeprefix(".")
     if len(field) > LONGEST_NAME:
         field = f"{field[:LONGEST_NAME]}..."
+    if path and not field:
+        return InvalidRequest("the body has a field without a name: leave it out")
     if not field:
         return InvalidRequest(f"the body: {found['msg']}")
     if found["type"] == "missing":
@@ -150,7 +153,8 @@ def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
     return InvalidRequest(f"{field}: {said[:1].lower()}{said[1:]}", field)
 
 
-def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
+def _path(complaint: ErrorDetails, body: Any) -> list[int | str]:
+    location = complaint["loc"]
     path: list[int | str] = []
     inside: Any = body
     for place, part in enumerate(location):
@@ -158,7 +162,7 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
             inside = inside[str(part)]
         elif isinstance(inside, list) and isinstance(part, int) and part < len(inside):
             inside = inside[part]
-        elif not (isinstance(inside, dict) and place == len(location) - 1 and part != "[key]"):
+        elif complaint["type"] != "missing" or place < len(location) - 1:
             continue  # a union's tag
         path.append(part)
     return path

@@ -116,6 +116,8 @@ class Validator:
             raise InvalidRequest("give either prompt or messages", "prompt")
         if request.messages is not None:
             return await self.chat_tokens(request.messages, limits, request.tools or ())
+        if request.tools:
+            raise InvalidRequest("tools go with messages: leave them out beside prompt", "tools")
         special = request.add_special_tokens
         return await self.text_tokens(request.prompt or "", special, "prompt", limits)
 
@@ -249,6 +251,10 @@ class Validator:
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 raise InvalidRequest(f"{field}: the key must be a token id", field)
             self._check_token(int(key), field, limits)
+            if int(key) in bias:
+                raise InvalidRequest(
+                    f"{field}: token {int(key)} has a bias already: give one", field
+                )
             bias[int(key)] = value
         return bias
 
