@@ -18,7 +18,7 @@ import re
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, Protocol, get_args
@@ -207,9 +207,9 @@ def check_worker_id(worker_id: str) -> None:
 
 def _fault(record: WorkerRecord) -> str:
     """Why nobody could use the record; empty if it can be used."""
-    fields = asdict(record)
-    if not isinstance(fields.pop("pid"), int) or not all(
-        isinstance(field, str) for field in fields.values()
+    found = {field.name: getattr(record, field.name) for field in fields(record)}
+    if not isinstance(found.pop("pid"), int) or not all(
+        isinstance(value, str) for value in found.values()
     ):
         return "a field of it is of another type"
     if record.role not in get_args(Role):

@@ -69,6 +69,16 @@ FIELDS += [{"role": "router"}, {"role": ["decode"]}, {"boot_id": "a" * 31}, {"bo
 FIELDS += [{"boot_id": "a " * 16}, {"boot_id": "a" * 32 + "\n"}, {"new": 1}]
 
 
+def nested(depth: int) -> object:
+    found: object = "m"
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+FIELDS += [{"memory": nested(600)}, {"proof": nested(600)}]  # JSON's own limit is beyond
+
+
 @pytest.mark.parametrize("content", RUBBISH)
 def test_rubbish_is_passed_over_and_told(tmp_path: Path, content: bytes) -> None:
     registry = DirectoryRegistry(tmp_path)
@@ -82,9 +92,9 @@ def test_rubbish_is_passed_over_and_told(tmp_path: Path, content: bytes) -> None
     assert registry.workers() == [ONE] and registry.faults() == {}
 
 
-@pytest.mark.parametrize("change", FIELDS, ids=str)
+@pytest.mark.parametrize("change", FIELDS, ids=lambda change: str(change)[:50])
 def test_a_field_that_cannot_be_true_is_told(tmp_path: Path, change: dict[str, object]) -> None:
-    registry = DirectoryRegistry(tmp_path)
+    registry = DirectoryRegistry(tmp_path, secret="s")
     (tmp_path / "decode-0.worker").write_text(json.dumps(asdict(ONE) | change))
     assert registry.workers() == [] and registry.faults().keys() == {"decode-0"}
 
