@@ -138,10 +138,12 @@ async def _send_load(
     while True:
         async with sending:
             told = told or handler.draining.is_set()
-            load = handler.load()
+            # as of the load: what turns red while it is sent is told right after it
+            load, now_s = handler.load(), asyncio.get_running_loop().time()
+            next_s = now_s + beat.pause_s(load, handler.red_in_s())
             await link.send(worker_pb2.WorkerMessage(load=load))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(beat.pause_s(load, handler.red_in_s())):
+            async with asyncio.timeout_at(next_s):
                 await (_for_ever() if told else handler.draining.wait())
 
 

@@ -219,3 +219,26 @@ async def test_the_moment_that_makes_the_worker_red_is_told_too() -> None:
     there are heartbeats, and the moment of the hang."""
     link, task = await beside_a_step(0.0303, heartbeat_s=0.2, hang_s=0.35, red_after_s=0.13)
     assert await overdue(link, task, 5) == [0, 130, 330, 350, 550]
+
+
+@on_virtual_time
+async def test_what_turns_red_while_a_load_is_sent_is_told_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The router's end was slow to take the load; no heartbeat is due for minutes."""
+    handler = Handler(red_after_s=0.13)
+    near, far = memory_link()
+    send = far.send
+
+    async def slowly(message: worker_pb2.WorkerMessage) -> None:
+        await send(message)
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(far, "send", slowly)
+    serving = serve_link(far, handler, heartbeat_s=500, silence_s=600, hang_s=60)
+    task = asyncio.create_task(serving)
+    await near.send(HELLO)
+    await near.receive()
+    handler.due_s = now_s() + 0.1503  # so it is red while the first load is sent, from 0.2 to 0.4
+    async with asyncio.timeout(5):
+        assert await overdue(near, task, 2) == [49, 249]
