@@ -36,7 +36,7 @@ class GrpcFront:
         config = router.config
         self._config = config
         self._leaving = asyncio.Event()
-        self._stopping: asyncio.Task[None] | None = None
+        self._stops: set[asyncio.Task[None]] = set()
         self._server = grpc.aio.server(options=_options(config))
         turns = router.validator.turns
         door = Doorkeeper(Keys(config.api_keys), config.max_connections, config.request_s, turns)
@@ -71,11 +71,12 @@ class GrpcFront:
 
     def leave(self, grace_s: float) -> asyncio.Task[None]:
         """No call is taken any more; open ones may end for `grace_s`. The task ends with the
-        last of them. Only the first grace counts."""
-        if self._stopping is None:
-            self._leaving.set()
-            self._stopping = asyncio.create_task(self._server.stop(grace_s), name="grpc leaves")
-        return self._stopping
+        last of them. Told again, the grace that ends first counts."""
+        self._leaving.set()
+        stop = asyncio.create_task(self._server.stop(grace_s), name="grpc leaves")
+        self._stops.add(stop)
+        stop.add_done_callback(self._stops.discard)
+        return stop
 
 
 def _options(config: RouterConfig) -> list[tuple[str, int]]:

@@ -157,6 +157,8 @@ async def _serve(
         """Who is there is told now; who does not take that is not waited for."""
         leave()
         dispatcher.end_all()
+        if front is not None:
+            front.leave(TOLD_S)
         loop.call_later(TOLD_S, server.abort)
 
     def stop() -> None:

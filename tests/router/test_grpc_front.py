@@ -84,6 +84,24 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
         await asyncio.wait_for(running.serving, 10)
 
 
+async def test_a_message_that_never_comes_does_not_outlast_a_second_signal(
+    grpc_router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.server.TOLD_S", 0.3)
+    async with (
+        grpc_router(config=replace(fast_config, drain_s=3600.0)) as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        call = channel.stream_stream(f"/{SERVICE}/Generate")()
+        assert await channel.unary_unary(f"/{SERVICE}/ListModels")(b"")  # so it has come before
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert not running.serving.done() and not call.done()  # its message may come
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running.serving, 10)
+        await refused(call)
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
