@@ -274,7 +274,7 @@ class Serving:
                     return
             except BaseException as error:
                 self._after_error = error
-            self.stop()
+            self._stopping = True  # and no haste, if it was told before
 
         threading.Thread(target=work, daemon=True).start()
 

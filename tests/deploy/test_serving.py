@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,3 +226,22 @@ def test_nothing_is_said_of_requests_once_the_router_has_ended(
     Serving(ServeOptions(Config()), said.append)._end(ending)
     assert not any("Ctrl-C again" in line for line in said)
     assert "waiting for the other processes" in said[1]
+
+
+def test_what_ends_by_itself_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`baton demo --once` told to end while its answer comes: others' requests may finish too."""
+
+    class AtOnce:
+        def __init__(self, target: Any, daemon: bool) -> None:
+            self.start = target
+
+    monkeypatch.setattr(serve, "threading", SimpleNamespace(Thread=AtOnce))
+    serving = Serving(ServeOptions(Config()), lambda _: None)
+    serving._afterwards(lambda *_: False, "http://x", ModelSource(Path("/m"), "m"))
+    assert serving._stopping and not serving._hurried
+    serving = Serving(ServeOptions(Config()), lambda _: None)
+    serving.stop()
+    serving._afterwards(lambda *_: False, "http://x", ModelSource(Path("/m"), "m"))
+    assert not serving._hurried
+    serving.stop()
+    assert serving._hurried
