@@ -183,6 +183,7 @@ class Handoffs:
             raise
         finally:
             self._leave(candidate.boot_id, link)
+            _count_wrong(reader.report)
             task = asyncio.create_task(reader.finished())
             self._readers.add(task)
             task.add_done_callback(self._readers.discard)
@@ -260,10 +261,6 @@ class Handoffs:
         metrics.HANDOFF_BYTES.inc(report.bytes)
         metrics.HANDOFF_SECONDS.observe(report.seconds)
         metrics.HANDOFF_TAIL_SECONDS.observe(report.verified - report.last_offer)
-        metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
-        metrics.REREAD_BLOCKS.inc(report.wrong_blocks)
-        if report.wrong_blocks:
-            log.error("blocks had wrong checksums and were read again", blocks=report.wrong_blocks)
         for offer in report.offers:
             tracing.record(
                 tracing.FETCH,
@@ -274,6 +271,14 @@ class Handoffs:
                 blocks=offer.blocks,
                 landed_s=offer.landed + self._wall_offset_s,
             )
+
+
+def _count_wrong(report: FetchReport) -> None:
+    """Also of a fetch that failed of it: there the counters are needed most."""
+    metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
+    metrics.REREAD_BLOCKS.inc(report.reread_blocks)
+    if report.reread_blocks:
+        log.error("blocks had wrong checksums and were read again", blocks=report.reread_blocks)
 
 
 def _has_left(error: BatonError) -> bool:

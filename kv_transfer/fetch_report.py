@@ -33,7 +33,8 @@ class FetchReport:
     bytes: int = 0  # read, those read again included
     reads: int = 0
     rereads: int = 0  # READs of blocks whose sums were wrong at first
-    wrong_blocks: int = 0  # whose bytes were not the ones offered, at the first READ
+    reread_blocks: int = 0  # of those READs
+    wrong_blocks: int = 0  # whose bytes were not the ones offered, at the first READ or the second
     started: float = 0.0
     opened: float = 0.0
     first_offer: float = 0.0

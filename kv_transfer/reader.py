@@ -74,7 +74,7 @@ class HandoffReader:
         self._reads: dict[Read, list[int]] = {}  # that have not landed, to own blocks
         self._tasks: set[asyncio.Task[None]] = set()  # one per READ, until its own sums are in
         self._unproven: list[_Landed] = []  # waiting for the granter's sums
-        self._report = FetchReport()
+        self.report = FetchReport()
         self._first_heard = False
 
     async def fetch(
@@ -97,7 +97,7 @@ class HandoffReader:
         self._outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._on_first = on_first
         self._choices = list(opening.choices)
-        self._report.started = loop.time()
+        self.report.started = loop.time()
         try:
             peer = self._mover.peer(self._peer)
             self._block_bytes = peer.block_bytes
@@ -106,7 +106,7 @@ class HandoffReader:
             await self._outcome  # bounded by the lease, and by whoever cancels at the deadline
         finally:
             self._leave()
-        return self._report
+        return self.report
 
     async def finished(self) -> None:
         """Wait until `closed` has been said or the lease is over, and the stream has ended."""
@@ -131,7 +131,7 @@ class HandoffReader:
 
     def _heard(self, message: handoff_pb2.GranterMessage) -> None:
         kind = message.WhichOneof("kind")
-        report, now = self._report, _now()
+        report, now = self.report, _now()
         if self._session.opened_at is not None:
             report.opened = self._session.opened_at
         if kind == "offer":
@@ -156,7 +156,7 @@ class HandoffReader:
                 f"the granter's first tokens are of choices {choices}, wanted {self._choices} once"
             )
         self._first_heard = True
-        self._report.first_tokens = now
+        self.report.first_tokens = now
         self._on_first(first)
         self._conclude()
 
@@ -177,8 +177,8 @@ class HandoffReader:
                 self._ready.popleft()
             self._window.started(size)
             self._reads[read] = own
-            self._report.reads += 1
-            self._report.bytes += size
+            self.report.reads += 1
+            self.report.bytes += size
             task = asyncio.create_task(self._finish_read(read, places, size))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -188,7 +188,7 @@ class HandoffReader:
             await self._await_landing(read)
             if not self._session.trusted():
                 raise LeaseLost("the lease ran out before a READ was seen complete")
-            self._report.landed(places, _now())
+            self.report.landed(places, _now())
             self._window.ended(size)
             self._reads.pop(read)
             self._start_reads()
@@ -224,14 +224,15 @@ class HandoffReader:
                 continue
             wrong = self._places.wrong(landed.places, landed.sums)
             again = [place for place in wrong if place in self._suspect]
+            self.report.wrong_blocks += len(wrong)
             if again:
                 raise ChecksumMismatch(
                     f"block {self._places.remote(again)[0]} of worker {self._peer.hex()[:8]}, "
                     f"place {again[0]}, has wrong checksums after a second READ"
                 )
             self._verified([p for p in landed.places if p not in set(wrong)])
-            self._report.rereads += bool(wrong)
-            self._report.wrong_blocks += len(wrong)
+            self.report.rereads += bool(wrong)
+            self.report.reread_blocks += len(wrong)
             self._suspect.update(wrong)
             self._ready.extendleft(reversed(wrong))
         self._start_reads()
@@ -239,12 +240,12 @@ class HandoffReader:
 
     def _verified(self, places: Sequence[int]) -> None:
         self._places.verified(places)
-        self._report.proven(places, _now())
+        self.report.proven(places, _now())
 
     def _conclude(self) -> None:
         """The fetch is done once all blocks are verified and the first tokens are here."""
         if self._places.complete and self._first_heard and not self._outcome.done():
-            self._report.verified = _now()
+            self.report.verified = _now()
             self._outcome.set_result(None)
 
 

@@ -66,10 +66,17 @@ def _gauge(name: str, meaning: str, label: str = "", values: Sequence[str] = ())
 
 
 def _histogram(
-    name: str, meaning: str, label: str = "", buckets: Sequence[float] = _SECONDS
+    name: str,
+    meaning: str,
+    label: str = "",
+    values: Sequence[str] = (),
+    buckets: Sequence[float] = _SECONDS,
 ) -> Histogram:
     labels = [label] if label else []
-    return Histogram(name, meaning, labels, registry=REGISTRY, buckets=tuple(buckets))
+    made = Histogram(name, meaning, labels, registry=REGISTRY, buckets=tuple(buckets))
+    for value in values:
+        made.labels(value)
+    return made
 
 
 # -- every process -------------------------------------------------------------------------
@@ -99,7 +106,9 @@ ITL = _histogram("baton_itl_seconds", "Between two tokens of one choice, as sent
 E2E = _histogram("baton_request_seconds", "From a request's arrival to its end.")
 PROMPT_TOKENS = _histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=_TOKENS)
 MIGRATIONS = _counter(
-    "baton_migrations_total", "Requests placed again after their decode worker was lost or drained."
+    "baton_migrations_total",
+    "Times that a request, or one of its choices, was placed again: its decode worker was lost, "
+    "drained, failed it or was full.",
 )
 MOVES_REFUSED = _counter(
     "baton_moves_refused_total",
@@ -171,7 +180,12 @@ PREFIX_CACHED_TOKENS = _counter(
     "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."
 )
 QUEUE_SECONDS = _histogram("baton_queue_seconds", "From a request's receipt to its admission.")
-STEP_SECONDS = _histogram("baton_step_seconds", "Device time of an engine step.", "role")
+STEP_SECONDS = _histogram(
+    "baton_step_seconds",
+    "Device time of an engine step, by the worker's role.",
+    "role",
+    ("prefill", "decode"),
+)
 STEP_SEQUENCES = _histogram(
     "baton_step_sequences", "Sequences of a step.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
@@ -203,11 +217,17 @@ HANDOFFS = _counter(
     ("completed", "failed", "cancelled", "closed", "expired", "refused"),
 )
 OPEN_HANDOFFS = _gauge("baton_open_handoffs", "Handoffs now open on this worker.")
-HANDOFF_SECONDS = _histogram("baton_handoff_seconds", "From a handoff's opening to its end.")
+HANDOFF_SECONDS = _histogram(
+    "baton_handoff_seconds",
+    "From a handoff's beginning to its last block verified; of those that were completed.",
+)
 HANDOFF_TAIL_SECONDS = _histogram(
     "baton_handoff_tail_seconds", "From the last offer's arrival to the last block verified."
 )
-HANDOFF_BYTES = _counter("baton_handoff_bytes_total", "Bytes of KV read and verified.")
+HANDOFF_BYTES = _counter(
+    "baton_handoff_bytes_total",
+    "Bytes of KV that handoffs read which were completed, those read again included.",
+)
 LOCAL_PREFILLS = _counter(
     "baton_local_prefills_total",
     "Prompts that a decode worker prefilled by itself, by why.",
@@ -215,10 +235,11 @@ LOCAL_PREFILLS = _counter(
     ("placed", "no_candidate", "recompute"),
 )
 REREAD_BLOCKS = _counter(
-    "baton_reread_blocks_total", "Blocks read again after a failed read or checksum."
+    "baton_reread_blocks_total", "Blocks read again because their bytes were not the ones offered."
 )
 CHECKSUM_FAILURES = _counter(
-    "baton_checksum_failures_total", "Blocks whose bytes were not the ones offered."
+    "baton_checksum_failures_total",
+    "Blocks whose bytes were not the ones offered, each time that they were read.",
 )
 QUARANTINED_BLOCKS = _gauge(
     "baton_quarantined_blocks", "Blocks that an unfinished READ may still write to."

@@ -22,6 +22,13 @@ def fates(**by_number: Fate) -> Callable[[Attempt], Fate]:
     return lambda attempt: by_number.get(f"r{attempt.number}", Fate())
 
 
+def wrong_and_read_again() -> tuple[float, float]:
+    return (
+        metrics.CHECKSUM_FAILURES._value.get(),
+        metrics.REREAD_BLOCKS._value.get(),
+    )
+
+
 @pytest.mark.parametrize("moment_ms", range(0, 60, 4))
 @on_virtual_time
 async def test_a_killed_prefill_worker_is_replaced_by_another(
@@ -120,9 +127,12 @@ async def test_a_pool_that_is_always_wrong_is_left_for_another(make_cluster: Mak
     cluster = make_cluster(prefill=2)
     bad = cluster.prefill["prefill-0"].worker.boot_id
     cluster.exchange.decide = lambda a: Fate(corrupt=0 if a.granter == bad else None)
+    before = wrong_and_read_again()
     request = Client(cluster, "decode-0").submit(list(range(50)))
     await request.finished()
     assert request.tokens() == request.expected()
+    wrong, again = (now - then for now, then in zip(wrong_and_read_again(), before, strict=True))
+    assert wrong > again > 0  # counted though that handoff failed, both times that they were read
     await cluster.quiet()
 
 
