@@ -22,7 +22,8 @@ PIPE_COLUMNS = 160  # where no terminal says how many: a row is a line
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One job of a live instance. `audit` is empty where the worker gave none."""
+    """One job of a live instance. `admin` is the address of a worker's admin port; `audit`
+    is empty where the worker gave none."""
 
     instance: str
     name: str
@@ -30,6 +31,7 @@ class ProcessRow:
     pid: int
     starts: int
     address: str = ""
+    admin: str = ""
     model: str = ""
     audit: dict[str, Any] = field(default_factory=dict)
 
@@ -59,6 +61,7 @@ def _rows(folder: Path) -> Iterator[ProcessRow]:
             pid=status.pid,
             starts=status.starts,
             address=record.address if record else _router_address(folder, name),
+            admin=record.admin_address if record else "",
             model=record.model if record else "",
             audit=fetch_audit(record.admin_address) if record else {},
         )

@@ -201,6 +201,7 @@ def test_json_carries_every_field_of_a_row(
             "pid": 41,
             "starts": 1,
             "address": "127.0.0.1:4000",
+            "admin": address(admin),
             "model": "tiny",
             "audit": {"blocks": {"total": 8, "free": 8, "used": 0}},
         }

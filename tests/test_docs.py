@@ -1,0 +1,114 @@
+"""What the documents name exists: settings, metrics, files, commands and flags, targets, fields;
+and what a user may set, count or send is named in one of them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+
+from baton.deploy import cli
+from baton.router.openai_schema import ChatRequest, CompletionRequest
+from baton.runtime import metrics, settings
+from baton.runtime.config import section_names
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text()
+    for page in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+SPAN = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"(?<![\w./-])(?:\w[\w-]*/)*[\w-]+\.(?:py|toml|proto|md)\b")
+METRICS = [v for v in vars(metrics).values() if isinstance(v, Counter | Gauge | Histogram)]
+
+everywhere = pytest.mark.parametrize("page", PAGES)
+
+
+def test_there_are_pages_to_look_at() -> None:
+    assert len(PAGES) > 8 and all(len(text) > 500 for text in PAGES.values())
+
+
+@everywhere
+def test_settings_that_are_named_exist(page: str) -> None:
+    written = re.compile(rf"(?<![/\w])(?:{'|'.join(section_names())})\.[a-z_]+\b(?!\()")
+    named = set(written.findall(PAGES[page])) - {"security.md", "handoff.proto", "worker.proto"}
+    assert named - set(settings.names()) == set()
+
+
+@everywhere
+def test_files_that_are_named_exist(page: str) -> None:
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
+    ends = {path.split("/", n)[-1] for path in tracked for n in range(path.count("/") + 1)}
+    named = {name for name in FILE.findall(PAGES[page]) if not name.startswith("results/")}
+    named.discard("baton.proto")  # a module
+    assert named - ends == set()
+
+
+@everywhere
+def test_targets_that_are_named_exist(page: str) -> None:
+    there = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"`make (?:\w+=\S+ )*([a-z]+)", PAGES[page])
+    assert set(named) - there == set()
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (choices,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    assert isinstance(choices, dict)
+    return choices
+
+
+def orders(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Commands of ours in code, and the flags that they are given."""
+    for line in (*SPAN.findall(text), *text.splitlines()):
+        if found := re.match(r"(?:\.venv/bin/)?baton ([a-z]+)(?![\w.])(.*)", line):
+            yield found[1], re.findall(r"(?<!\w)--[a-z-]+", found[2].partition("#")[0])
+
+
+@everywhere
+def test_commands_and_flags_that_are_named_exist(page: str) -> None:
+    known = commands()
+    wrong = [
+        (name, flag)
+        for name, flags in orders(PAGES[page])
+        for flag in flags or [""]
+        if name not in known or (flag and flag not in known[name]._option_string_actions)
+    ]
+    assert wrong == []
+
+
+def test_each_command_is_in_the_readme() -> None:
+    told = {name for name, _ in orders(PAGES["README.md"])}
+    assert set(commands()) - told == set()
+
+
+def row(metric: Counter | Gauge | Histogram) -> str:
+    (family,) = metric.collect()
+    name = family.name + ("_total" if family.type == "counter" else "")
+    labels = []
+    for label in metric._labelnames:
+        values = dict.fromkeys(sample.labels[label] for sample in family.samples)
+        labels.append(f"`{label}`" + (f": {', '.join(values)}" if values else ""))
+    return f"| `{name}` | {family.type} | {'; '.join(labels)} | {family.documentation} |"
+
+
+def test_each_metric_has_its_row_and_no_other_is_named() -> None:
+    table = PAGES["docs/metrics.md"]
+    expected = {row(metric) for metric in METRICS}
+    found = {line for line in table.splitlines() if line.startswith("| `baton_")}
+    assert expected - found == set() and found - expected == set()
+    names = {line.split("`")[1] for line in found}
+    for page, text in PAGES.items():
+        named = set(re.findall(r"`(baton_[a-z_]+)`", text))
+        assert named - names == set(), page
+
+
+def test_each_field_of_a_request_is_named_and_no_other() -> None:
+    told = PAGES["docs/api.md"].partition("## Fields of both")[2].partition("Other fields")[0]
+    named = {name.partition(".")[0] for name in SPAN.findall(told) if re.match(r"[a-z_.]+$", name)}
+    fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    assert named - {"router"} == fields
