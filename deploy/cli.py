@@ -13,6 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.deploy.flag_values import (
+    FLAG_SETTINGS,
+    MOST_WORKERS,
+    SETTINGS_TOLD,
+    assignment,
+    default_of,
+    new_file,
+    seconds,
+    setting,
+    whole,
+)
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,18 +31,12 @@ if TYPE_CHECKING:
     from baton.runtime.config import Config
 
 DISTRIBUTION = "baton-serve"
-FLAG_SETTINGS = {  # option -> setting, for the options that are settings
-    "host": "router.host",
-    "port": "router.port",
-    "grpc_port": "router.grpc_port",
-    "placement": "router.placement",
-    "device": "worker.device",
-    "dtype": "worker.dtype",
-    "blocks": "pool.blocks",
-    "quantization": "worker.quantization",
-    "kv_dtype": "pool.kv_dtype",
-    "deterministic": "worker.deterministic",
-}
+ROLES = ("prefill", "decode")
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 it failed (ps: nothing runs; doctor: something is to be done; faults: "
+    "a promise was broken); 2 the command line is wrong; 70 a worker's device failed; 78 a "
+    "setting, a model or a port is; 130 Ctrl-C."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,33 +51,29 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="baton",
         description="Serves language models with prefill and decode on separate workers.",
+        epilog=EXIT_CODES,
     )
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands, "serve", "start a router and workers on this host", _serve)
-    demo = _add_serve(commands, "demo", "serve, and show the first tokens", _demo)
+    demo = _add_serve(
+        commands, "demo", "serve, and show the first answer", _demo, placement="disaggregated"
+    )
     demo.add_argument("--once", action="store_true", help="end after the first answer")
-    demo.set_defaults(placement="disaggregated")
     _add_worker(commands)
     _add_router(commands)
     _add_chat(commands)
     _add_faults(commands)
-    ps = commands.add_parser("ps", help="list what runs on this host")
+    ps = _add(commands, "ps", "list what `baton serve` runs on this host", _ps)
     ps.add_argument("--json", action="store_true", help="as JSON")
-    ps.set_defaults(run=_ps)
-    drain = commands.add_parser(
-        "drain", help="let a worker finish what it has and end; `baton serve` starts it again"
-    )
-    _add_ordered(drain)
-    drain.set_defaults(run=_drain)
-    role = commands.add_parser("role", help="make a running worker a prefill or a decode worker")
+    drain = "let a worker finish what it has and end; `baton serve` starts it again"
+    _add_ordered(_add(commands, "drain", drain, _drain))
+    role = _add(commands, "role", "make a running worker a prefill or a decode worker", _role)
     _add_ordered(role)
-    role.add_argument("role", choices=("prefill", "decode"))
-    role.set_defaults(run=_role)
-    doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
+    role.add_argument("role", choices=ROLES, help="what it is to be")
+    doctor = _add(commands, "doctor", "check this machine, and say what to do", _doctor)
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _add_settings(doctor)
-    doctor.set_defaults(run=_doctor)
     return top
 
 
@@ -84,58 +85,66 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
-    command.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
-        help="one setting; wins over file and environment; may be repeated",
-    )  # fmt: skip
-
-
-def _add_serve(commands: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
+def _add(commands: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    command.add_argument(
-        "model", nargs="?", metavar="MODEL",
-        help="a model folder or a hub id (owner/name[@revision]); none: the embedded model",
-    )  # fmt: skip
-    command.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers")
-    command.add_argument("--decode", type=int, default=1, metavar="N", help="decode workers")
-    command.add_argument("--host", help="the router's address (router.host)")
-    command.add_argument("--port", help="the router's port (router.port)")
-    command.add_argument(
-        "--grpc-port", metavar="PORT",
-        help="serve gRPC clients too; 0: on a port that the system gives (router.grpc_port)",
-    )  # fmt: skip
-    command.add_argument("--placement", choices=("auto", "disaggregated", "local"))
-    command.add_argument(
-        "--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (worker.device)"
-    )
-    command.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
-    command.add_argument(
-        "--quantization", choices=("none", "int8", "int4"),
-        help="make smaller weights of plain ones at load (worker.quantization)",
-    )  # fmt: skip
-    command.add_argument(
-        "--kv-dtype", choices=("auto", "int8", "fp8_e4m3"),
-        help="keep KV in eight bits: twice the tokens, less exact (pool.kv_dtype)",
-    )  # fmt: skip
-    command.add_argument(
-        "--deterministic", action="store_const", const="true",
-        help="a request's tokens depend on nothing else that is served (worker.deterministic)",
-    )  # fmt: skip
-    command.add_argument("--blocks", metavar="N", help="KV blocks per worker (pool.blocks)")
-    command.add_argument("--launcher", choices=("ray", "process"), default="ray")
-    command.add_argument(
-        "--ray-address", default=os.environ.get("RAY_ADDRESS", ""), metavar="ADDRESS",
-        help="a running Ray (default: RAY_ADDRESS, else a local one is started)",
-    )  # fmt: skip
-    command.add_argument("--start-timeout", type=float, default=600.0, metavar="SECONDS")
-    _add_settings(command)
     command.set_defaults(run=run)
     return command
 
 
-def _add_ordered(command: Any) -> None:
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", type=assignment,
+        help="one setting, as runtime/baton.toml lists them with their units and defaults; wins "
+        "over file and environment; may be repeated",
+    )  # fmt: skip
+
+
+def _add_serve(
+    commands: Any, name: str, text: str, run: Any, placement: str | None = None
+) -> argparse.ArgumentParser:
+    command = _add(commands, name, text, run)
+    command.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="a model folder or a hub id (owner/name[@revision]); none: the embedded model",
+    )  # fmt: skip
+    command.add_argument(
+        "--prefill", type=whole(0, MOST_WORKERS), default=1, metavar="N",
+        help=f"prefill workers, at most {MOST_WORKERS} (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--decode", type=whole(1, MOST_WORKERS), default=1, metavar="N",
+        help=f"decode workers, 1 to {MOST_WORKERS}: only they emit tokens (default: %(default)s)",
+    )  # fmt: skip
+    for option, metavar, told in SETTINGS_TOLD:
+        setting_name = FLAG_SETTINGS[option.removeprefix("--").replace("-", "_")]
+        own = placement if option == "--placement" else None
+        default = f"{setting_name}; default: {own}" if own else default_of(setting_name)
+        command.add_argument(
+            option, type=setting(setting_name), metavar=metavar, default=own,
+            help=f"{told} ({default})",
+        )  # fmt: skip
+    command.add_argument(
+        "--deterministic", action="store_const", const="true",
+        help="a request's tokens depend on nothing else that is served (worker.deterministic)",
+    )  # fmt: skip
+    command.add_argument(
+        "--launcher", choices=("ray", "process"), default="ray",
+        help="who keeps the workers running; process: without Ray (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--ray-address", default=os.environ.get("RAY_ADDRESS", ""), metavar="ADDRESS",
+        help="a running Ray (default: RAY_ADDRESS, else a local one is started)",
+    )  # fmt: skip
+    command.add_argument(
+        "--start-timeout", type=seconds(86_400), default=600.0, metavar="SECONDS",
+        help="until all workers are ready, else it gives up (default: %(default)g)",
+    )  # fmt: skip
+    _add_settings(command)
+    return command
+
+
+def _add_ordered(command: argparse.ArgumentParser) -> None:
     command.add_argument("worker", metavar="WORKER", help="its name, as `baton ps` shows it")
     where = command.add_mutually_exclusive_group()
     where.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
@@ -147,66 +156,91 @@ def _add_ordered(command: Any) -> None:
     )
 
 
+def _add_alone(command: argparse.ArgumentParser) -> None:
+    """What a router and a worker that are started alone both need."""
+    command.add_argument(
+        "--model", type=Path, required=True, metavar="FOLDER", help="in Hugging Face format"
+    )
+    command.add_argument(
+        "--registry", type=Path, required=True, metavar="DIR",
+        help="where workers announce themselves: the same for all of a cluster, closed to others",
+    )  # fmt: skip
+
+
 def _add_worker(commands: Any) -> None:
-    command = commands.add_parser("worker", help="run one worker (what `baton serve` starts)")
-    command.add_argument("--role", choices=("prefill", "decode"), required=True)
-    command.add_argument("--worker-id", required=True)
-    command.add_argument("--model", type=Path, required=True, metavar="FOLDER")
-    command.add_argument("--registry", type=Path, required=True, metavar="DIR")
+    text = "run one worker (what `baton serve` starts); needs BATON_TOKEN"
+    command = _add(commands, "worker", text, _worker)
+    command.add_argument("--role", choices=ROLES, required=True, help="what it begins as")
+    command.add_argument(
+        "--worker-id", required=True, metavar="ID", help="its name, one in the registry"
+    )
+    _add_alone(command)
     _add_settings(command)
-    command.set_defaults(run=_worker)
 
 
 def _add_router(commands: Any) -> None:
-    command = commands.add_parser("router", help="run one router (what `baton serve` starts)")
-    command.add_argument("--model", type=Path, required=True, metavar="FOLDER")
-    command.add_argument("--model-name", help="as clients call it (default: the folder's name)")
-    command.add_argument("--registry", type=Path, required=True, metavar="DIR")
-    command.add_argument("--address-file", type=Path, help="written with host:port when it listens")
+    text = "run one router (what `baton serve` starts); needs BATON_TOKEN"
+    command = _add(commands, "router", text, _router)
+    _add_alone(command)
+    command.add_argument(
+        "--model-name", metavar="NAME", help="as clients call it (default: the folder's name)"
+    )
+    command.add_argument(
+        "--address-file", type=Path, metavar="FILE", help="written with host:port when it listens"
+    )
     _add_settings(command)
-    command.set_defaults(run=_router)
 
 
 def _add_chat(commands: Any) -> None:
-    command = commands.add_parser("chat", help="talk to a running server")
-    command.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    command.add_argument("--model", metavar="NAME", help="default: the first that is served")
-    command.add_argument("--system", metavar="TEXT", help="the system message")
-    command.set_defaults(run=_chat)
+    text = "talk to a running server; BATON_API_KEY is the key, if it asks for one"
+    command = _add(commands, "chat", text, _chat)
+    command.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)"
+    )
+    command.add_argument(
+        "--model", metavar="NAME", help="whom to ask (default: the first that is served)"
+    )
+    command.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
 
 
 def _add_faults(commands: Any) -> None:
-    command = commands.add_parser(
-        "faults", help="the fault lab: simulated fleets under faults, each promise checked"
-    )
-    command.add_argument("--seeds", type=int, default=2000, metavar="N")
-    command.add_argument("--from", type=int, default=0, metavar="S", dest="first")
-    command.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the report")
+    text = "the fault lab: simulated fleets under faults, each promise checked"
+    command = _add(commands, "faults", text, _faults)
     command.add_argument(
-        "--keep", metavar="PLACES", help="of each seed's events only these (0,3,7)"
+        "--seeds", type=whole(1, 1 << 40), default=2000, metavar="N",
+        help="fleets, one a seed (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--from", type=whole(0, 1 << 40), default=0, metavar="S", dest="first",
+        help="the first seed (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--jobs", type=whole(1, 1024), default=1, metavar="J",
+        help="processes, one a core at most is of use (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument("--json", type=new_file, metavar="FILE", help="write the report there")
+    command.add_argument(
+        "--keep", metavar="PLACES", help="of each seed's events only these, as 0,3,7"
     )
     command.add_argument(
         "--mutation", default="", metavar="NAME", help="break the product so; is it noticed?"
     )
     command.add_argument(
         "--engine", choices=("hash", "model"), default="hash",
-        help="what fleets compute: hashes, or the embedded model (a hundred times as slow)",
+        help="what fleets compute: hashes, or the embedded model, a hundred times as slow "
+        "(default: %(default)s)",
     )  # fmt: skip
-    command.set_defaults(run=_faults)
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, str]:
-    """The settings given on the command line. Raises ConfigError for a malformed --set."""
+    """The settings given on the command line."""
     given = {
         setting: str(getattr(options, name))
         for name, setting in FLAG_SETTINGS.items()
         if getattr(options, name, None) is not None
     }
     for text in options.set:
-        name, equals, value = text.partition("=")
-        if not equals or name.count(".") != 1:
-            raise ConfigError(f"--set {text}: write it as section.key=value")
+        name, _, value = text.partition("=")
         given[name.strip()] = value.strip()
     return given
 

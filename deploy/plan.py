@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.deploy.authority import files_of
+from baton.deploy.flag_values import MOST_WORKERS
 from baton.deploy.instance import TOKEN_KEY, Job
 from baton.deploy.model_source import ModelSource
 from baton.runtime.config import Config
@@ -20,7 +21,6 @@ from baton.runtime.errors import ConfigError
 LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
 CERTIFICATES = "tls"  # in the instance's folder
-MOST_WORKERS = 64  # of one role, on one host
 EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
 END_S = 10.0  # of a worker's loop, server and threads
 MEMORY_FRACTION_LEAST = 0.01  # the setting's own bound

@@ -214,11 +214,8 @@ def validate(config: Config) -> None:
     check_device(config.worker.device)
     _check_files(config.security)
     _check_keys(config.router.api_keys)
-    for name, (low, high) in _BOUNDS.items():
-        section, key = name.split(".")
-        value = getattr(getattr(config, section), key)
-        if not low <= value <= high:
-            raise ConfigError(f"{name} is {value}: give a value from {low:g} to {high:g}")
+    for name in _BOUNDS:
+        check_setting(config, name)
     if config.router.grpc_port > 0 and config.router.grpc_port == config.router.port:
         raise ConfigError("router.grpc_port and router.port are the same: give another")
     if config.router.link_silence_s <= config.router.link_heartbeat_s:
@@ -228,6 +225,17 @@ def validate(config: Config) -> None:
             f"step.chunk_tokens is {config.step.chunk_tokens}: "
             f"give a multiple of pool.block_size ({config.pool.block_size})"
         )
+
+
+def check_setting(config: Config, name: str) -> None:
+    """Raise ConfigError if this setting is out of its own bounds, whatever the others are."""
+    section, key = name.split(".")
+    value = getattr(getattr(config, section), key)
+    if name == "worker.device":
+        check_device(value)
+    low, high = _BOUNDS.get(name, (value, value))
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}: give a value from {low:g} to {high:g}")
 
 
 def check_device(name: str) -> None:

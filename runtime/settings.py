@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from baton.runtime.config import Config, section_names, validate
+from baton.runtime.config import Config, check_setting, section_names, validate
 from baton.runtime.errors import ConfigError
 
 DEFAULT_FILE = Path(__file__).with_name("baton.toml")
@@ -48,6 +48,12 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
         config = _with(config, given)
     validate(config)
     return config
+
+
+def check(name: str, text: str) -> None:
+    """Raise ConfigError unless there is a setting `name` that may be `text`, by itself."""
+    section, _, key = name.partition(".")
+    check_setting(_with(Config(), _Given(section, key, text, "", text=True)), name)
 
 
 def names() -> list[str]:
@@ -87,7 +93,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
 def _from_flags(flags: Mapping[str, str]) -> Iterator[_Given]:
     for name, value in flags.items():
         section, _, key = name.partition(".")
-        yield _Given(section, key, value, f"the flag {name}", text=True)
+        yield _Given(section, key, value, f"--set {name}", text=True)
 
 
 def _with(config: Config, given: _Given) -> Config:
@@ -98,7 +104,8 @@ def _with(config: Config, given: _Given) -> Config:
     value = _read(given.value, kind) if given.text else _convert(given.value, kind)
     if value is None:
         raise ConfigError(
-            f"{given.place}: {given.section}.{given.key} is {given.value!r}: give {_describe(kind)}"
+            f"{_at(given.place)}{given.section}.{given.key} is {given.value!r}: "
+            f"give {_describe(kind)}"
         )
     return replace(config, **{given.section: replace(section, **{given.key: value})})
 
@@ -112,7 +119,11 @@ def _unknown(section: str, key: str, place: str) -> str:
         hint = f"{section} has {', '.join(n for n in names() if n.startswith(section + '.'))}"
     else:
         hint = f"the sections are {', '.join(section_names())}"
-    return f"{place}: there is no setting {name}; {hint}"
+    return f"{_at(place)}there is no setting {name}; {hint}"
+
+
+def _at(place: str) -> str:
+    return f"{place}: " if place else ""
 
 
 def _read(text: str, kind: Any) -> Any:

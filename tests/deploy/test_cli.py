@@ -43,6 +43,22 @@ def test_each_command_explains_itself(command: str) -> None:
     assert ended.value.code == 0
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_flag_is_explained(command: str) -> None:
+    (commands,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    assert isinstance(commands, dict) and commands[command].description
+    told = {action.dest: action.help for action in commands[command]._actions}
+    assert [name for name, words in told.items() if not words] == []
+
+
+def test_the_demos_placement_is_told_as_it_is() -> None:
+    (commands,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    assert isinstance(commands, dict)
+    for name, default in (("serve", "auto"), ("demo", "disaggregated")):
+        told = " ".join(commands[name].format_help().split())
+        assert f"(router.placement; default: {default})" in told
+
+
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
@@ -58,6 +74,22 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
         (("serve", "--prefill", "two"), "--prefill"),
         (("serve", "--launcher", "slurm"), "slurm"),
         (("worker", "--role", "both"), "both"),
+        (("serve", "--prefill", "65"), "--prefill: '65': give a whole number from 0 to 64"),
+        (("serve", "--decode", "0"), "--decode: '0': give a whole number from 1 to 64"),
+        (("serve", "--start-timeout", "nan"), "--start-timeout: 'nan': give seconds above 0"),
+        (("serve", "--start-timeout", "inf"), "--start-timeout: 'inf': give seconds above 0"),
+        (("serve", "--port", "99999"), "--port: router.port is 99999: give a value from 0 to"),
+        (("serve", "--port", "many"), "--port: router.port is 'many': give a whole number"),
+        (("serve", "--blocks", "-1"), "--blocks: pool.blocks is -1: give a value from 0"),
+        (("serve", "--device", "gpu"), "--device: worker.device is 'gpu': give auto, cpu"),
+        (("serve", "--dtype", "f8"), "--dtype: worker.dtype is 'f8': give one of auto, float32"),
+        (("doctor", "--set", "router.prot=1"), "--set: there is no setting router.prot; did you"),
+        (("doctor", "--set", "router.port=x"), "--set: router.port is 'x': give a whole number"),
+        (("faults", "--seeds", "0"), "--seeds: '0': give a whole number from 1"),
+        (("faults", "--from", "-5"), "--from: '-5': give a whole number from 0"),
+        (("faults", "--jobs", "2000"), "--jobs: '2000': give a whole number from 1 to 1024"),
+        (("faults", "--json", "/tmp"), "--json: /tmp is a folder: give a file"),
+        (("faults", "--json", "/no/x.json"), "--json: there is no folder /no: give a file"),
     ],
 )
 def test_a_malformed_command_line_is_refused_by_name(
@@ -73,12 +105,9 @@ def test_a_malformed_command_line_is_refused_by_name(
     ("arguments", "words"),
     [
         (("serve", "/no/such/model", "--port", "0"), "no folder /no/such/model"),
-        (("serve", "--decode", "0"), "--decode is 0"),
-        (("serve", "--port", "99999"), "router.port is 99999"),
-        (("serve", "--port", "many"), "router.port"),
-        (("serve", "--blocks", "-1"), "pool.blocks"),
-        (("serve", "--set", "router.prot=1"), "router.port"),
-        (("serve", "--set", "nonsense"), "section.key=value"),
+        (("serve", "--prefill", "0", "--placement", "disaggregated"), "needs --prefill 1"),
+        (("serve", "--port", "80", "--grpc-port", "80"), "router.grpc_port and router.port"),
+        (("serve", "--set", "step.chunk_tokens=100"), "give a multiple of pool.block_size"),
         (("serve", "--config", "/no/such/file"), "/no/such/file"),
         (("chat", "--url", "nowhere"), "nowhere"),
         (
@@ -100,8 +129,8 @@ def test_a_mistake_is_one_line_without_a_traceback(arguments: tuple[str, ...], w
 
 def test_a_child_leaves_its_message_where_its_keeper_looks(tmp_path: Path) -> None:
     file = tmp_path / "decode-0.error"
-    baton("serve", "--decode", "0", BATON_ERROR_FILE=str(file))
-    assert file.read_text().startswith("--decode is 0")
+    baton("serve", "--config", "/no/such/file", BATON_ERROR_FILE=str(file))
+    assert file.read_text().startswith("cannot read /no/such/file")
 
 
 def test_a_server_that_is_not_there_is_no_configuration_error() -> None:
@@ -129,10 +158,10 @@ def test_options_become_settings_and_set_wins() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "a=1", "a.b.c=1", "a.b"])
-def test_a_malformed_setting_is_refused(text: str) -> None:
-    options = cli.parser().parse_args(["serve", "--set", text])
-    with pytest.raises(ConfigError, match=r"section\.key=value"):
-        cli.flags_of(options)
+def test_a_malformed_setting_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--set", text])
+    assert ended.value.code == 2 and "write it as section.key=value" in capsys.readouterr().err
 
 
 def test_the_demo_is_disaggregated_unless_told_otherwise() -> None:

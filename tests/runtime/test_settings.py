@@ -77,8 +77,8 @@ def test_a_file_may_give_a_whole_number_for_a_float_and_a_list_for_a_tuple(tmp_p
     [
         ({"BATON_ROUTER__PROT": "1"}, {}, "BATON_ROUTER__PROT.*did you mean router.port"),
         ({"BATON_ROUTR__PORT": "1"}, {}, "BATON_ROUTR__PORT.*did you mean router"),
-        ({}, {"pool.block_sizes": "1"}, "the flag pool.block_sizes.*pool.block_size"),
-        ({}, {"port": "1"}, "the flag port: there is no setting port; the sections"),
+        ({}, {"pool.block_sizes": "1"}, "--set pool.block_sizes.*pool.block_size"),
+        ({}, {"port": "1"}, "--set port: there is no setting port; the sections"),
         ({}, {"router.xyzzy": "1"}, "router.xyzzy; router has router.host, "),
         ({}, {"handoff.mover": "memory"}, "there is no setting handoff.mover"),
         ({"BATON_ROUTER__PORT": "http"}, {}, "BATON_ROUTER__PORT: .*'http': give a whole number"),
