@@ -152,6 +152,6 @@ async def read_body(request: Request, max_bytes: int, admission: Admission) -> b
 
 def _check_plain(request: Request) -> None:
     for header, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
-        given = ", ".join(request.headers.getlist(header))
-        if given.lower() not in ("", plain):
-            raise InvalidRequest(f"{header} is {given[:40]!r}: send the body uncompressed", header)
+        sent = ", ".join(request.headers.getlist(header))
+        if sent.lower() not in ("", plain):
+            raise InvalidRequest(f"{header} is {sent[:40]!r}: send the body uncompressed", header)
