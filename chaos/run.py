@@ -26,14 +26,14 @@ import httpx
 
 from chaos import held_thread, network, small_disk
 from chaos.asks import Ask, asks, long_asks, right_answers
-from chaos.clients import Clients, capacity, offer
+from chaos.clients import Clients, Outcome, capacity, offer
 from chaos.cluster import Cluster, ClusterError, end_cleanly
 from chaos.network import Network
 from chaos.report import report, write
 from chaos.scenarios import ALL, SHORT, Scenario, Transport
 from chaos.small_disk import SmallDisk
 from chaos.stage import Stage
-from chaos.verdict import Moments, Verdict, judge
+from chaos.verdict import LEAST_BEFORE, Moments, Verdict, judge
 
 API_KEY = "a client's key"
 SEED = 5
@@ -177,7 +177,7 @@ class Chaos:
             per_s = self.per_s[scenario.transport]
             offering = asyncio.create_task(offer(clients, self._asks, per_s, over))
             await asyncio.sleep(self._size.before_s)
-            await self._somebody_is_answered(clients, began_s + self._size.before_s + NOBODY_S)
+            await self._is_loaded(clients, began_s + self._size.before_s + NOBODY_S)
             fault_s, left = clock(), dict[str, int]()
             try:
                 await scenario.inject(stage)
@@ -201,11 +201,14 @@ class Chaos:
         verdict.void = verdict.void or stage.void
         return verdict
 
-    async def _somebody_is_answered(self, clients: Clients, until_s: float) -> None:
-        """A fault is to find somebody in the middle of an answer; without, the run is void."""
+    async def _is_loaded(self, clients: Clients, until_s: float) -> None:
+        """A fault is to find somebody in the middle of an answer, and others before it that were
+        answered; without, the run is void."""
         clock = asyncio.get_running_loop().time
-        while not any(trace.outcome is None and trace.tokens for trace in clients.traces):
-            if clock() > until_s:
+        while clock() < until_s:
+            answered = sum(trace.outcome is Outcome.RIGHT for trace in clients.traces)
+            under_way = any(trace.outcome is None and trace.tokens for trace in clients.traces)
+            if answered >= LEAST_BEFORE and under_way:
                 return
             await asyncio.sleep(0.01)
 
