@@ -1,4 +1,4 @@
-"""What this machine can do at most: the bf16 matrix rate and the speed of reading memory.
+"""What this machine can do at most: its matrix rate and the speed of reading memory.
 
 Measured beside what is judged by them, with as many threads as it has. Knows no engine.
 """
@@ -15,6 +15,7 @@ import torch.nn.functional as functional
 from baton.engine.huge_pages import zeros
 
 _READ_BYTES = 512 << 20  # many times the last cache
+NO_UNIT = "no bf16 instruction: in float32"
 _SHAPES = ((1024, 4096, 1024), (2048, 2048, 2048))  # rows, outputs, inputs
 
 
@@ -23,12 +24,17 @@ class Ceilings:
 
     def __init__(self) -> None:
         self._words = zeros((_READ_BYTES // 8,), torch.int64).fill_(1)
+        # torch multiplies bf16 numbers one by one where the processor has nothing for them:
+        # what it can do there is what it does in float32
+        kind = torch.bfloat16 if matrix_unit() != NO_UNIT else torch.float32
         self._operands = [
-            (_random(rows, inputs), _random(outputs, inputs)) for rows, outputs, inputs in _SHAPES
+            (_random(rows, inputs, kind), _random(outputs, inputs, kind))
+            for rows, outputs, inputs in _SHAPES
         ]
 
     def linear_flops(self) -> float:
-        """Operations a second of torch's bf16 linear, the faster of two shapes."""
+        """Operations a second of torch's linear, the faster of two shapes: in bf16, or in float32
+        where no instruction is for bf16."""
         return max(self._linear(x, weight) for x, weight in self._operands)
 
     def read_bytes_s(self) -> float:
@@ -57,8 +63,8 @@ def matrix_unit() -> str:
         return "unknown"  # not Linux
     if "amx_bf16" in flags:
         return "AMX"
-    return "AVX-512 bf16, no AMX" if "avx512_bf16" in flags else "no bf16 instruction"
+    return "AVX-512 bf16, no AMX" if "avx512_bf16" in flags else NO_UNIT
 
 
-def _random(rows: int, columns: int) -> torch.Tensor:
-    return torch.randn(rows, columns).to(torch.bfloat16)
+def _random(rows: int, columns: int, kind: torch.dtype) -> torch.Tensor:
+    return torch.randn(rows, columns).to(kind)

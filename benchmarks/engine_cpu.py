@@ -8,7 +8,8 @@ One process, 2 threads, a random Qwen3-shaped bf16 model of 0.45 B parameters (2
 checks and greedy draws included. A round runs everything once, the machine's own ceilings
 between the steps they are read against; figures are medians over rounds of a round's ratios.
 
-bf16_linear_gflops    torch's linear, bf16, the faster of two large shapes (`benchmarks.ceilings`)
+bf16_linear_gflops    torch's linear, bf16 (float32 where the processor has nothing for bf16), the
+                      faster of two large shapes (`benchmarks.ceilings`)
 cold_read_gbps        summing 512 MiB, which no cache holds
 prefill_mfu_1024      operations of a prompt of 1,024 tokens in one step (two per weight and
                       token, the head for one token, attention's causal half) over its time, over

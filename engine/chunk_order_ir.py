@@ -16,7 +16,6 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from baton.engine.dot_bf16 import (
-    BFLOATS,
     COLUMNS,
     FLOATS,
     I32,
@@ -25,6 +24,7 @@ from baton.engine.dot_bf16 import (
     PAIRS,
     dot,
     load,
+    narrowed,
     prefetch,
     splat,
     store,
@@ -152,7 +152,7 @@ def _finish(_typing, sums, out):  # type: ignore[no-untyped-def]
             for part in range(2):
                 order = ir.Constant(_WORDS, [place + 8 * part for place in first])
                 ordered = builder.shuffle_vector(low, high, order)
-                rounded = builder.fptrunc(ordered, BFLOATS)
+                rounded = narrowed(builder, ordered)
                 store(builder, rounded, out, 64 * half + 32 * part)
         return context.get_dummy_value()
 

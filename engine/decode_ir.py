@@ -10,7 +10,17 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
 from numba.core import types
 
-from baton.engine.dot_bf16 import BFLOATS, FLOATS, I64, LANES, PAIRS, dot, load, prefetch, store
+from baton.engine.dot_bf16 import (
+    FLOATS,
+    I64,
+    LANES,
+    PAIRS,
+    dot,
+    load,
+    narrowed,
+    prefetch,
+    store,
+)
 from baton.engine.softmax_ir import TOKENS, emitted, lanes, loop, spread, transposed_sums
 
 
@@ -77,7 +87,7 @@ def narrow_mixed(context, at, out, parts, factor):  # type: ignore[no-untyped-de
         def body(step: Any, _: list[Any]) -> list[Any]:
             place = builder.add(at, builder.mul(step, I64(128)))
             halves = [builder.fmul(load(builder, place, of, FLOATS), factor) for of in (0, 64)]
-            even, odd = (builder.fptrunc(half, BFLOATS) for half in halves)
+            even, odd = (narrowed(builder, half) for half in halves)
             zipped = [lane for pair in zip(range(16), range(16, 32), strict=True) for lane in pair]
             ordered = lanes(builder, even, zipped, odd)
             store(builder, ordered, builder.add(out, builder.mul(step, I64(64))))

@@ -137,7 +137,8 @@ def _is_plain(layer: LayerWeights) -> bool:
     if layer.attention_norm is not None or layer.output_norm is not None:
         return False
     linears = (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)
-    return all(_panels(linear) is not None for linear in linears)
+    packed = [_panels(linear) for linear in linears]
+    return all(panels is not None and panels.outputs % COLUMNS == 0 for panels in packed)
 
 
 def _panels(linear: Any) -> Panels | None:

@@ -1,7 +1,9 @@
-"""Products of bfloat16 numbers by the processor's own instruction (AVX-512 BF16), for Numba.
+"""Products of bfloat16 numbers in the processor's vectors, for Numba.
 
-One instruction multiplies 16 pairs of bfloat16 numbers and adds each pair of products to a
-float32. Numba cannot express it, so the inner loop is emitted as LLVM instructions here.
+One instruction of AVX-512 BF16 multiplies 16 pairs of bfloat16 numbers and adds each pair of
+products to a float32. Numba cannot express it, so the inner loop is emitted as LLVM instructions
+here. Processors without it that have AVX2 (most laptops) do the same with float32 numbers, which
+bfloat16 numbers are the upper halves of: two shifts and two products for each pair.
 Knows no model; needs numba, which is optional, and keeps no state.
 """
 
@@ -15,7 +17,6 @@ from numba.core import types
 from numba.extending import intrinsic
 
 COLUMNS = 64  # of a panel: four vectors of 16
-MOST_ROWS = 6  # of a tile: 24 sums of 16 in registers, beside four vectors of weights
 LANES = 16
 _VECTORS = COLUMNS // LANES
 
@@ -37,10 +38,19 @@ I32, I64, _POINTER = ir.IntType(32), ir.IntType(64), ir.PointerType()
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 BFLOATS = ir.VectorType(Bfloat16(), LANES)
 PAIRS = ir.VectorType(Bfloat16(), 2 * LANES)
+FUSED = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS])
+_WORDS = ir.VectorType(I32, LANES)
 
 
 @cache
 def supported() -> bool:
+    """Whether this processor's vectors are long enough for these kernels to be worth it."""
+    found = _features()
+    return native() or (found.get("avx2", False) and found.get("fma", False))
+
+
+@cache
+def native() -> bool:
     """Whether this processor has the instruction."""
     return _features().get("avx512bf16", False)
 
@@ -56,16 +66,21 @@ def _features() -> dict[str, bool]:
     return dict(binding.get_host_cpu_features())
 
 
+# Of a tile. With 32 registers of 16 numbers, 24 sums and four vectors of weights; with 16 of
+# eight, eight sums, two of weights, and room for their halves.
+MOST_ROWS = 6 if native() else 4
+
+
 def tile(lines: int, *, wide: bool = False) -> Any:
     """A Numba function (rows, x, x_stride, panel, ahead, pairs, start, out, out_stride), all
     int64, addresses and strides in bytes, that sets
 
         out[r, c] = start[c] + sum over k of x[r, k] * panel[k // 2, c, k % 2]
 
-    for 1 to 6 `rows` and 64 columns: x bfloat16, start float32 [64], k below 2 * `pairs`, summed
-    in order of k whatever the number of rows; out float32 if `wide`, else bfloat16. Meanwhile
-    `lines` lines of 64 bytes per pair are fetched, from the address `ahead` on, into the
-    second-level cache.
+    for 1 to MOST_ROWS `rows` and 64 columns: x bfloat16, start float32 [64], k below 2 * `pairs`,
+    summed in an order that does not depend on the number of rows; out float32 if `wide`, else
+    bfloat16. Meanwhile `lines` lines of 64 bytes per pair are fetched, from the address `ahead`
+    on, into the second-level cache.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -76,7 +91,10 @@ def tile(lines: int, *, wide: bool = False) -> Any:
             case = builder.append_basic_block(f"rows{count}")
             choice.add_case(I64(count), case)
             builder.position_at_end(case)
-            _emit_tile(builder, count, lines, wide, *others)
+            together = _VECTORS if native() else max(1, _VECTORS // count)
+            for first in range(0, _VECTORS, together):
+                places = range(first, first + together)
+                _emit_tile(builder, count, places, 0 if first else lines, wide, *others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -92,6 +110,7 @@ def tile(lines: int, *, wide: bool = False) -> Any:
 def _emit_tile(
     builder: Any,
     rows: int,
+    places: range,
     lines: int,
     wide: bool,
     x: Any,
@@ -103,9 +122,10 @@ def _emit_tile(
     out: Any,
     out_stride: Any,
 ) -> None:
-    """The loop over pairs for a fixed number of rows, its sums in registers."""
+    """The loop over pairs for a fixed number of rows and the vectors of the panel at `places`,
+    its sums in registers."""
     x_rows = [builder.add(x, builder.mul(x_stride, I64(row))) for row in range(rows)]
-    starts = [load(builder, start, 4 * LANES * place, FLOATS) for place in range(_VECTORS)]
+    starts = [load(builder, start, 4 * LANES * place, FLOATS) for place in places]
     before, loop, after = builder.block, *(builder.append_basic_block(n) for n in ("dot", "done"))
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -113,17 +133,14 @@ def _emit_tile(
     pair.add_incoming(I64(0), before)
     sums = []
     for _ in range(rows):
-        for place in range(_VECTORS):
+        for value in starts:
             sums.append(builder.phi(FLOATS))
-            sums[-1].add_incoming(starts[place], before)
+            sums[-1].add_incoming(value, before)
     weights_at = builder.add(panel, builder.mul(pair, I64(4 * COLUMNS)))
-    weights = [load(builder, weights_at, 64 * place, PAIRS) for place in range(_VECTORS)]
+    weights = [load(builder, weights_at, 64 * place, PAIRS) for place in places]
     prefetch(builder, builder.add(ahead, builder.mul(pair, I64(64 * lines))), lines)
-    new = []
-    for row in range(rows):
-        both = splat(builder, builder.add(x_rows[row], builder.mul(pair, I64(4))))
-        for place in range(_VECTORS):
-            new.append(dot(builder, sums[row * _VECTORS + place], both, weights[place]))
+    boths = [splat(builder, builder.add(at, builder.mul(pair, I64(4)))) for at in x_rows]
+    new = dots(builder, sums, boths, weights)
     following = builder.add(pair, I64(1))
     pair.add_incoming(following, builder.block)
     for phi, value in zip(sums, new, strict=True):
@@ -132,12 +149,12 @@ def _emit_tile(
     builder.position_at_end(after)
     for row in range(rows):
         row_at = builder.add(out, builder.mul(out_stride, I64(row)))
-        for place in range(_VECTORS):
-            value = new[row * _VECTORS + place]
+        for number, place in enumerate(places):
+            value = new[row * len(places) + number]
             if wide:
                 store(builder, value, row_at, 4 * LANES * place)
             else:
-                store(builder, builder.fptrunc(value, BFLOATS), row_at, 2 * LANES * place)
+                store(builder, narrowed(builder, value), row_at, 2 * LANES * place)
 
 
 def load(builder: Any, address: Any, offset: int, kind: Any) -> Any:
@@ -154,18 +171,72 @@ def store(builder: Any, value: Any, address: Any, offset: int = 0) -> None:
 def splat(builder: Any, address: Any) -> Any:
     """Two neighbouring bfloat16 numbers, sixteen times."""
     word = builder.load(builder.inttoptr(address, _POINTER), typ=I32, align=2)
-    words = ir.VectorType(I32, LANES)
-    one = builder.insert_element(ir.Constant(words, ir.Undefined), word, I32(0))
-    zeros = ir.Constant(words, [0] * LANES)
-    return builder.bitcast(
-        builder.shuffle_vector(one, ir.Constant(words, ir.Undefined), zeros), PAIRS
-    )
+    nothing = ir.Constant(_WORDS, ir.Undefined)
+    one = builder.insert_element(nothing, word, I32(0))
+    return builder.bitcast(builder.shuffle_vector(one, nothing, _every(0)), PAIRS)
 
 
 def dot(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """`total` plus the products of 16 pairs."""
-    kind = ir.FunctionType(FLOATS, [FLOATS, PAIRS, PAIRS])
-    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", kind, [total, left, right])
+    return dots(builder, [total], [left], [right])[0]
+
+
+def dots(builder: Any, totals: list[Any], lefts: list[Any], rights: list[Any]) -> list[Any]:
+    """`dot` of each of `lefts` with each of `rights`, the totals in that order."""
+    many = len(rights)
+    if native():
+        kind, name = ir.FunctionType(FLOATS, [FLOATS, PAIRS, PAIRS]), "dpbf16ps.512"
+        return [
+            call(builder, f"llvm.x86.avx512bf16.{name}", kind, [total, lefts[n // many], right])
+            for n, (total, right) in enumerate(zip(totals, rights * len(lefts), strict=True))
+        ]
+    for half in range(2):  # of all pairs at once, so that few halves are in registers
+        own, others = ([_half(builder, pairs, half) for pairs in side] for side in (lefts, rights))
+        totals = [
+            call(builder, "llvm.fma.v16f32", FUSED, [own[n // many], others[n % many], total])
+            for n, total in enumerate(totals)
+        ]
+    return totals
+
+
+def _half(builder: Any, pairs: Any, second: int) -> Any:
+    """The first or the second number of each of 16 pairs, as float32."""
+    words = builder.bitcast(pairs, _WORDS)
+    if second:
+        return builder.bitcast(builder.and_(words, _every(0xFFFF0000)), FLOATS)
+    return builder.bitcast(builder.shl(words, _every(16)), FLOATS)
+
+
+def _every(word: int) -> Any:
+    return ir.Constant(_WORDS, [word] * LANES)
+
+
+def narrowed(builder: Any, value: Any) -> Any:
+    """float32 numbers rounded to bfloat16: to the nearest, ties to even; NaN stays NaN."""
+    lanes = value.type.count
+    kind = ir.VectorType(Bfloat16(), lanes)
+    if native():
+        return builder.fptrunc(value, kind)
+    words = ir.VectorType(I32, lanes)
+
+    def every(word: int) -> Any:
+        return ir.Constant(words, [word] * lanes)
+
+    bits = builder.bitcast(value, words)
+    odd = builder.and_(builder.lshr(bits, every(16)), every(1))
+    rounded = builder.add(bits, builder.add(odd, every(0x7FFF)))
+    quiet = builder.or_(bits, every(0x400000))
+    kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+    halves = builder.trunc(builder.lshr(kept, every(16)), ir.VectorType(ir.IntType(16), lanes))
+    return builder.bitcast(halves, kind)
+
+
+def widened(builder: Any, value: Any) -> Any:
+    """16 bfloat16 numbers as float32."""
+    if native():
+        return builder.fpext(value, FLOATS)
+    halves = builder.bitcast(value, ir.VectorType(ir.IntType(16), LANES))
+    return builder.bitcast(builder.shl(builder.zext(halves, _WORDS), _every(16)), FLOATS)
 
 
 def call(builder: Any, name: str, kind: Any, arguments: list[Any]) -> Any:

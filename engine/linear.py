@@ -1,6 +1,6 @@
 """Multiplication with a weight matrix, packed once for the CPU's matrix kernels.
 
-bfloat16 goes to the compiled kernel where the processor has its instruction and numba is
+bfloat16 goes to the compiled kernel where the processor has vectors for it and numba is
 installed; what else oneDNN can pack, it reads 1.5 to 2 times as fast as a plain matrix when a
 step has few rows (decode); the rest, and all that lies on a device, is torch's plain product.
 Immutable.
@@ -9,6 +9,7 @@ Immutable.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 _PACKED_ROWS = 32  # rows per step that oneDNN's packed order is chosen for
+_SLOW_ROWS = 2  # so many are multiplied number by number sooner than a matrix is widened
 
 
 class Linear(Protocol):
@@ -35,7 +37,7 @@ class PlainMatrix:
     bias: Tensor | None = None  # [out]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
 
 class Matrix:
@@ -48,6 +50,22 @@ class Matrix:
         """[rows, in] to [rows, out]. Compiled, or with oneDNN on AVX-512, a row's result was
         measured not to depend on the other rows; elsewhere it may, by rounding."""
         return self.product(x)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x` [rows, in] by a plain `weight` [out, in], and `bias` [out], all of one kind. Rows of
+    bfloat16 that torch has no matrix kernels for on this processor are multiplied as float32."""
+    slow = x.dtype == torch.bfloat16 and len(x) > _SLOW_ROWS and x.device.type == "cpu"
+    if not slow or _bfloat16_is_fast():
+        return functional.linear(x, weight, bias)
+    start = None if bias is None else bias.to(torch.float32)
+    wide = functional.linear(x.to(torch.float32), weight.to(torch.float32), start)
+    return wide.to(torch.bfloat16)
+
+
+@cache
+def _bfloat16_is_fast() -> bool:
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _compiled(weight: Tensor, bias: Tensor | None) -> Linear | None:
@@ -94,5 +112,5 @@ def _can_pack(weight: Tensor) -> bool:
     if not hasattr(operators, "_linear_pointwise"):
         return False
     if weight.dtype == torch.bfloat16:
-        return bool(operators._is_mkldnn_bf16_supported())
+        return _bfloat16_is_fast()
     return weight.dtype == torch.float32

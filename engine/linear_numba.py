@@ -1,9 +1,10 @@
-"""Products with a bfloat16 matrix, packed for the processor's own instruction. Needs numba.
+"""Products with a bfloat16 matrix, packed for the processor's vectors. Needs numba.
 
     [out / 64, in / 2, 64, 2]: panels of 64 outputs, two neighbouring inputs side by side
 
 oneDNN's kernels leave memory bandwidth unused when there are few rows; with many, these are as
-fast, except where oneDNN has AMX: there they are not taken. Threads share the panels; the next
+fast, except where oneDNN has AMX: there they are not taken. Without AVX-512 BF16 it has none, and
+torch's own product is a loop over single numbers. Threads share the panels; the next
 panel is fetched while one is multiplied. A row's result does not depend on the other rows, bit
 for bit. Immutable.
 """
@@ -12,10 +13,18 @@ from __future__ import annotations
 
 import numba
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.compiled import compiled, take_threads
-from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, has_matrix_unit, supported, tile
+from baton.engine.dot_bf16 import (
+    COLUMNS,
+    MOST_ROWS,
+    has_matrix_unit,
+    native,
+    supported,
+    tile,
+)
 from baton.engine.huge_pages import zeros
 
 _BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
@@ -27,11 +36,15 @@ class Panels:
     """`weight` bfloat16 [out, in], copied, and an optional `bias` [out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._outputs, inputs = weight.shape
+        self.outputs, inputs = weight.shape
         self._pairs = inputs // 2
-        panels = weight.view(-1, COLUMNS, self._pairs, 2).transpose(1, 2)
+        self._padded = -(-self.outputs // COLUMNS) * COLUMNS
+        whole = functional.pad(weight, (0, 0, 0, self._padded - self.outputs))
+        panels = whole.view(-1, COLUMNS, self._pairs, 2).transpose(1, 2)
         self._panels = zeros(tuple(panels.shape), weight.dtype).copy_(panels)
-        self._start = torch.zeros(self._outputs) if bias is None else bias.to(torch.float32)
+        self._start = torch.zeros(self._padded)
+        if bias is not None:
+            self._start[: self.outputs] = bias
         multiply(0, 0, 0, 0, 0, self._pairs, 0, 0)  # compiles, before the first client waits
 
     @property
@@ -47,7 +60,7 @@ class Panels:
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, stride = x.shape[0], 2 * x.stride(0)
-        out = torch.empty(rows, self._outputs, dtype=torch.bfloat16)
+        out = torch.empty(rows, self._padded, dtype=torch.bfloat16)
         take_threads()
         for first in range(0, rows, _BLOCK_ROWS):
             multiply(
@@ -55,12 +68,12 @@ class Panels:
                 x.data_ptr() + first * stride,
                 stride,
                 self._panels.data_ptr(),
-                self._outputs // COLUMNS,
+                self._padded // COLUMNS,
                 self._pairs,
                 self._start.data_ptr(),
-                out.data_ptr() + first * 2 * self._outputs,
+                out.data_ptr() + first * 2 * self._padded,
             )
-        return out
+        return out[:, : self.outputs].contiguous()
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -69,7 +82,7 @@ def can_pack(weight: Tensor) -> bool:
     return (
         weight.dtype == torch.bfloat16
         and weight.device.type == "cpu"
-        and outputs % COLUMNS == 0
+        and (outputs % COLUMNS == 0 or not native())  # there oneDNN takes what is left over
         and inputs % 2 == 0
         and supported()
         and not has_matrix_unit()

@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from baton.engine.linear import product
 from baton.engine.quantized_weight import GROUPS, QuantizedWeight, row_parts, unpack_pairs
 
 _PART = 256  # rows of the matrix unpacked at a time
 _FEW_INT8 = 32  # rows of a step; above, unpacking is faster
 _FEW_INT4 = 80
-_TILE = 64  # rows that torch's int4 kernel packs together, on AVX-512
+_TILES = (64, 32)  # rows that torch's int4 kernel packs together, on AVX-512 and AVX2
 
 Product = Callable[[Tensor], Tensor]
 
@@ -63,10 +64,10 @@ def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
     if dtype == torch.bfloat16 and weight.kind == "int8" and weight.scales.shape[1] == 1:
         if weight.zeros is None:
             return _Rows8(weight)
-    elif dtype == torch.bfloat16 and weight.kind == "int4" and _tiles_work():
+    elif dtype == torch.bfloat16 and weight.kind == "int4" and _tile():
         group = _tile_group(weight)
         if group:
-            return _Tiles4(weight, group)
+            return _Tiles4(weight, group, _tile())
     elif dtype == torch.bfloat16 and weight.kind == "fp8" and find_spec("numba") is not None:
         return _CompiledFp8(weight)
     return _Plain(weight)
@@ -82,7 +83,7 @@ class _Plain:
         out = x.new_empty((x.shape[0], self._weight.rows))
         for first in range(0, self._weight.rows, _PART):
             rows = slice(first, first + _PART)
-            out[:, rows] = functional.linear(x, self._weight.values(rows).to(x.dtype))
+            out[:, rows] = product(x, self._weight.values(rows).to(x.dtype))
         return out
 
 
@@ -108,7 +109,7 @@ class _Rows8:
         for first in range(0, count, _PART):
             rows = slice(first, min(first + _PART, count))
             plain = part[: rows.stop - first].copy_(self._codes[rows])
-            torch.mul(functional.linear(x, plain), self._exact[rows], out=out[:, rows])
+            torch.mul(product(x, plain), self._exact[rows], out=out[:, rows])
         return out
 
 
@@ -132,16 +133,17 @@ class _CompiledFp8:
             plain = part[: rows.stop - first]
             codes, scales = self._codes[rows].numpy(), self._scales[rows].numpy()
             unpack_fp8(codes, scales, self._group, _bits(plain))
-            out[:, rows] = functional.linear(x, plain)
+            out[:, rows] = product(x, plain)
         return out
 
 
 class _Tiles4:
     """int4 in the order of torch's kernel, which our compiled unpacking reads as well."""
 
-    def __init__(self, weight: QuantizedWeight, group: int) -> None:
+    def __init__(self, weight: QuantizedWeight, group: int, tile: int) -> None:
         self._group = group
-        spare = -weight.rows % _TILE
+        self._tile = tile
+        spare = -weight.rows % tile
         repeat = min(weight.group, weight.columns) // group
         scales = weight.scales.repeat_interleave(repeat, dim=1)
         shifts = torch.zeros_like(scales)
@@ -151,8 +153,8 @@ class _Tiles4:
         pairs = functional.pad(pairs, (0, 0, 0, spare))
         self._pairs = pairs.to(torch.bfloat16)
         packed = [
-            _pack_tiles(weight.codes[rows])
-            for rows in row_parts(weight.rows, weight.columns, _TILE)
+            _pack_tiles(weight.codes[rows], tile)
+            for rows in row_parts(weight.rows, weight.columns, tile)
         ]
         self._packed = torch.cat(packed)  # uint8 [rows, in / 2], in no order of rows
         _compile_now()
@@ -168,7 +170,7 @@ class _Tiles4:
 
         take_threads()
         columns, count = x.shape[1], self._packed.shape[0]
-        tiles = self._packed.view(count // _TILE, columns, _TILE // 2)
+        tiles = self._packed.view(count // self._tile, columns, self._tile // 2)
         out = x.new_empty((x.shape[0], count))
         part = x.new_empty((columns, min(_PART, count)))
         for first in range(0, count, _PART):
@@ -177,9 +179,9 @@ class _Tiles4:
                 part = x.new_empty((columns, rows.stop - first))
             pairs = self._pairs[:, rows].to(torch.float32)
             scales, shifts = (pairs[:, :, which].contiguous().numpy() for which in range(2))
-            own = tiles[first // _TILE : rows.stop // _TILE].numpy()
+            own = tiles[first // self._tile : rows.stop // self._tile].numpy()
             unpack_tiles(own, scales, shifts, self._group, _bits(part))
-            out[:, rows] = x @ part
+            out[:, rows] = product(x, part.t())
         return out
 
 
@@ -208,9 +210,9 @@ def _tile_group(weight: QuantizedWeight) -> int | None:
     return next((group for group in GROUPS if weight.group % group == 0), None)
 
 
-def _pack_tiles(codes: Tensor) -> Tensor:
+def _pack_tiles(codes: Tensor, tile: int) -> Tensor:
     """uint8 [rows, in / 2], in pairs, to what torch's kernel reads: whole tiles."""
-    codes = functional.pad(codes, (0, 0, 0, -codes.shape[0] % _TILE))
+    codes = functional.pad(codes, (0, 0, 0, -codes.shape[0] % tile))
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
         unpack_pairs(codes).to(torch.int32), 1
     )
@@ -218,17 +220,19 @@ def _pack_tiles(codes: Tensor) -> Tensor:
 
 
 @cache
-def _tiles_work() -> bool:
-    """Whether torch has the kernel, numba is here, and the packed order is the one that ours
-    reads: byte i of a column holds rows i and 32 + i of the tile."""
+def _tile() -> int:
+    """How many rows torch's kernel packs together, if it has one, numba is here, and the packed
+    order is one that ours reads: byte i of a column holds rows i and tile / 2 + i. Else 0."""
     operators = torch.ops.aten
     if find_spec("numba") is None or not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
-        return False
-    codes = torch.arange(2 * _TILE * 32).mul(7).remainder(16).to(torch.uint8).view(-1, 32)
+        return 0
+    codes = torch.arange(2 * max(_TILES) * 32).mul(7).remainder(16).to(torch.uint8).view(-1, 32)
     try:
         packed = operators._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     except RuntimeError:  # a build of torch without it
-        return False
-    halves = codes.view(2, 2, _TILE // 2, 32).permute(1, 0, 3, 2)  # [half, tile, in, row]
-    pairs = halves[0] | (halves[1] << 4)
-    return torch.equal(packed.flatten(), pairs.flatten())
+        return 0
+    for tile in _TILES:
+        halves = codes.view(-1, 2, tile // 2, 32).permute(1, 0, 3, 2)  # [half, tile, in, row]
+        if torch.equal(packed.flatten(), (halves[0] | (halves[1] << 4)).flatten()):
+            return tile
+    return 0

@@ -12,9 +12,19 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
 from numba.core import types
 
-from baton.engine.dot_bf16 import BFLOATS, FLOATS, I64, LANES, call, load, store
-from baton.engine.softmax_ir import (
+from baton.engine.dot_bf16 import (
+    BFLOATS,
+    FLOATS,
     FUSED,
+    I64,
+    LANES,
+    call,
+    load,
+    narrowed,
+    store,
+    widened,
+)
+from baton.engine.softmax_ir import (
     emitted,
     every,
     lanes_sum,
@@ -52,9 +62,9 @@ def add_squares(context, left, right, out, vectors):  # type: ignore[no-untyped-
 
         def body(step: Any, total: list[Any]) -> list[Any]:
             both = builder.fadd(_wide(builder, left, step), _wide(builder, right, step))
-            rounded = builder.fptrunc(both, BFLOATS)
+            rounded = narrowed(builder, both)
             store(builder, rounded, _place(builder, out, step))
-            value = builder.fpext(rounded, FLOATS)
+            value = widened(builder, rounded)
             return [_fused(builder, value, value, total[0])]
 
         return lanes_sum(builder, loop(builder, vectors, [_NOTHING], body)[0])
@@ -150,11 +160,11 @@ def _place(builder: Any, at: Any, step: Any) -> Any:
 
 def _wide(builder: Any, at: Any, step: Any) -> Any:
     """Vector number `step` of a row of bfloat16 numbers, in float32."""
-    return builder.fpext(load(builder, _place(builder, at, step), 0, BFLOATS), FLOATS)
+    return widened(builder, load(builder, _place(builder, at, step), 0, BFLOATS))
 
 
 def _narrow(builder: Any, value: Any, out: Any, step: Any) -> None:
-    store(builder, builder.fptrunc(value, BFLOATS), _place(builder, out, step))
+    store(builder, narrowed(builder, value), _place(builder, out, step))
 
 
 def _fused(builder: Any, left: Any, right: Any, more: Any) -> Any:

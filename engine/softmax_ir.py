@@ -16,8 +16,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from baton.engine.dot_bf16 import (
-    BFLOATS,
     FLOATS,
+    FUSED,
     I32,
     I64,
     LANES,
@@ -25,6 +25,7 @@ from baton.engine.dot_bf16 import (
     call,
     dot,
     load,
+    narrowed,
     prefetch,
     store,
 )
@@ -35,7 +36,6 @@ TOKENS = LANES  # of one call of `scores`
 _FLOAT = ir.FloatType()
 _WORDS = ir.VectorType(I32, LANES)
 _UNARY = ir.FunctionType(FLOATS, [FLOATS])
-FUSED = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS])
 _LOWEST = -126.0  # exponent of two; below it a weight is nothing
 _HIGHEST = 127.0
 _TERMS = 7  # of the series of 2^f for |f| <= 1/2: an error below 1e-8
@@ -129,7 +129,7 @@ def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
 
         def body(step: Any, _: list[Any]) -> list[Any]:
             value = load(builder, builder.add(at, builder.mul(step, I64(64))), 0, FLOATS)
-            rounded = builder.fptrunc(builder.fmul(value, factor), BFLOATS)
+            rounded = narrowed(builder, builder.fmul(value, factor))
             store(builder, rounded, builder.add(out, builder.mul(step, I64(32))))
             return []
 
@@ -166,7 +166,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
                 found = list(sums)
                 for t in range(together):
                     place = builder.add(at, builder.mul(token_stride, I64(first + t)))
-                    key = builder.fptrunc(_numbers(builder, place, 2 * LANES, stored), PAIRS)
+                    key = narrowed(builder, _numbers(builder, place, 2 * LANES, stored))
                     for q in range(queries):
                         n = q * together + t
                         found[n] = dot(builder, sums[n], parts[q], key)

@@ -20,30 +20,31 @@ def _bfloat16(bits):  # type: ignore[no-untyped-def]  # uint32 of a float32
 
 
 def _tiles(  # type: ignore[no-untyped-def]
-    tiles,  # uint8 [tile, in, 32]: 64 rows of the matrix, as `linear_quantized` packs them
+    tiles,  # uint8 [tile, in, rows / 2]: rows of the matrix, as `linear_quantized` packs them
     scales,  # float32 [groups, rows]
     shifts,  # float32 [groups, rows]: value = (code - 8) * scale + shift
     group,
-    out,  # uint16 [in, tiles * 64]
+    out,  # uint16 [in, tiles * rows]
 ):
-    columns = tiles.shape[1]
+    columns, half = tiles.shape[1], tiles.shape[2]
+    rows = 2 * half
     for job in numba.prange(tiles.shape[0] * (columns // group)):
         tile, g = job % tiles.shape[0], job // tiles.shape[0]
-        first = tile * 64
-        scale, shift = scales[g, first : first + 64], shifts[g, first : first + 64]
-        values = np.empty(64, dtype=np.float32)
+        first = tile * rows
+        scale, shift = scales[g, first : first + rows], shifts[g, first : first + rows]
+        values = np.empty(rows, dtype=np.float32)
         bits = values.view(np.uint32)
         for column in range(g * group, (g + 1) * group):
             pairs = tiles[tile, column]
             # One short loop for each step: so the compiler makes vector code of them.
-            for i in range(32):
+            for i in range(half):
                 values[i] = np.float32(np.int32(pairs[i]) & 15)
-            for i in range(32):
-                values[32 + i] = np.float32(np.int32(pairs[i]) >> 4)
-            for i in range(64):
+            for i in range(half):
+                values[half + i] = np.float32(np.int32(pairs[i]) >> 4)
+            for i in range(rows):
                 values[i] = (values[i] - np.float32(8)) * scale[i] + shift[i]
-            target = out[column, first : first + 64]
-            for i in range(64):
+            target = out[column, first : first + rows]
+            for i in range(rows):
                 target[i] = _bfloat16(bits[i])
 
 

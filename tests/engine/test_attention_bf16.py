@@ -15,7 +15,7 @@ from baton.engine.rope import rotate
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import Bounds, ChunkRows, lay_out
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 BLOCKS, LAYERS = 30, 2
 STARTS = [0, 1, 14, 15, 16, 17, 63, 64, 100]
 # heads, KV heads, dim, block size, window, soft cap

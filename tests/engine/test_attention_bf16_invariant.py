@@ -14,7 +14,7 @@ from baton.engine.pool import KvPool
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import Bounds, lay_out
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 BLOCKS, LAYERS, LENGTH = 40, 2, 200
 # heads, KV heads, dim, block size, window, soft cap
 SHAPES = {

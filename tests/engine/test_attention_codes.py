@@ -177,7 +177,7 @@ def test_rotate_and_write(name, dtype, turned):
     torch.testing.assert_close(rows[:, :, 1].float(), values.float(), rtol=0.07, atol=lost)
 
 
-@pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+@pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_which_kernels_are_taken(name, monkeypatch):
     fast = Case("plain", name, torch.bfloat16)
     assert usable(fast.pool) and isinstance(fast.compiled()._fast, BfloatCodesAttention)
@@ -197,7 +197,7 @@ def test_which_kernels_are_taken(name, monkeypatch):
     )
 
 
-@pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+@pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_large_scores_and_views(name):
     case = Case("plain", name, torch.bfloat16)
     layout = case.batch(*((start, 1) for start in STARTS))

@@ -13,7 +13,7 @@ from baton.engine.loading import build_runner
 from baton.engine.row_kernels import NumbaNorms, silu_gate
 from baton.models.random_model import make_shaped_model
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 BLOCKS, SIZE, VOCAB = 64, 16, 4096
 GREEDY = SamplingParams(temperature=0.0)
 

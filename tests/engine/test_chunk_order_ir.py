@@ -8,7 +8,7 @@ import torch
 from baton.engine.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
 from baton.engine.dot_bf16 import supported, tile
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 QUERIES = range(1, MOST_QUERIES + 1)
 _tile = tile(1, wide=True)
 

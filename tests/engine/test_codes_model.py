@@ -112,13 +112,16 @@ def test_logits_are_close_to_those_of_plain_kv(references, story, prompts, kv_dt
 
 
 def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
+    """But for a number in the middle between two codes, which either may round its own way."""
     tokens, table = random.Random(5).choices(range(4000), k=50), list(range(4))
-    found = []
+    found, codes = [], []
     for backend, kind in (("auto", CodesAttention), ("torch", TorchAttention)):
         runner = build_runner(folder, blocks=8, dtype="float32", backend=backend, kv_dtype=kv_dtype)
         assert type(runner.decoder._attention) is kind
         found.append(runner.all_logits(StepBatch((Slice(tokens, 0, table),)))[0])
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+        codes.append(runner.pool.tensor.view(torch.uint8))
+    assert (codes[0] != codes[1]).sum() <= 3
+    assert error(*found) < 1e-4
 
 
 def test_float16_takes_torch(folder, kv_dtype):

@@ -137,7 +137,7 @@ def test_an_array_lives_until_it_is_no_longer_kept():
         assert first != second
 
 
-@pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+@pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_kernels_use_no_memory_that_they_gave_back():
     """With this setting memory that is freed is unmapped, and a use of it ends the process."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4096"}

@@ -10,7 +10,7 @@ from baton.engine.decode_bf16 import _find, _first, attend_all, room, tile_place
 from baton.engine.dot_bf16 import supported
 from baton.engine.spec import AttentionSpec
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 KV_HEADS, HEADS, DIM, SIZE = 2, 6, 64, 16
 
 

@@ -9,7 +9,7 @@ from baton.engine.decode_ir import fetch, narrow_mixed, scores_of_two
 from baton.engine.dot_bf16 import supported
 from baton.engine.softmax_ir import scores
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 
 
 @numba.njit

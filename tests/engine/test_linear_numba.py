@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 import baton.engine.dot_bf16 as dot_bf16
 import baton.engine.linear_numba as linear_numba
 from baton.engine.linear_numba import Panels, can_pack
 
-pytestmark = pytest.mark.skipif(
-    not linear_numba.supported(), reason="this processor has no AVX-512 BF16"
-)
+pytestmark = pytest.mark.skipif(not linear_numba.supported(), reason="this processor has no AVX2")
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 18, 19, 24, 25, 64]  # around the borders of tiles
 
 
@@ -82,6 +81,16 @@ def test_nothing_beside_the_result_is_written():
     assert torch.equal(ones, torch.full((3, 128), 64.0, dtype=torch.bfloat16))
 
 
+def test_outputs_that_fill_no_panel_are_taken_where_nothing_else_would_be_fast(monkeypatch):
+    monkeypatch.setattr(linear_numba, "has_matrix_unit", lambda: False)
+    monkeypatch.setattr(linear_numba, "native", lambda: False)
+    weight, bias, x = random(93, 64), random(93), random(9, 64)
+    assert can_pack(weight)
+    found = Panels(weight, bias)(x)
+    whole = functional.pad(weight, (0, 0, 0, 35)), functional.pad(bias, (0, 35))
+    assert found.is_contiguous() and torch.equal(found, Panels(*whole)(x)[:, :93])
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_number_that_is_not_finite_stays_in_its_row(value):
     x = random(8, 64)
@@ -93,6 +102,7 @@ def test_a_number_that_is_not_finite_stays_in_its_row(value):
 def test_what_does_not_fit_is_not_taken(monkeypatch):
     monkeypatch.setattr(linear_numba, "has_matrix_unit", lambda: False)
     assert can_pack(random(64, 32))
+    monkeypatch.setattr(linear_numba, "native", lambda: True)
     assert not can_pack(random(65, 32))
     assert not can_pack(random(64, 33))
     assert not can_pack(torch.randn(64, 32))

@@ -7,7 +7,7 @@ from baton.engine.dot_bf16 import supported
 from baton.engine.rope import rotate
 from baton.engine.rotation_bf16 import rotate_into
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])

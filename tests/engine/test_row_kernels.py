@@ -9,7 +9,7 @@ from baton.engine.dot_bf16 import supported
 from baton.engine.norms import TorchNorms
 from baton.engine.row_kernels import NumbaNorms, silu_gate, warm_up
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 EPS = 1e-6
 HALF_BIT = 2**-8  # of a bfloat16, relative
 

@@ -16,7 +16,7 @@ from baton.engine.softmax_ir import (
     scores,
 )
 
-pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX-512 BF16")
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 _mix_two = mix(2)
 _one_int8, _two_fp8 = code_scores(1, "int8"), code_scores(2, "fp8")
 _mix_one_fp8, _mix_two_int8 = mix(1, "fp8"), mix(2, "int8")
