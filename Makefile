@@ -31,10 +31,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
-# Their tests start processes: one after the other. So are those elsewhere that measure how long
-# something takes, and are marked as such. All others run on all cores at once.
-ALONE := tests/benchmarks tests/chaos tests/deploy tests/e2e
+# Their tests start processes, so they are kept from the many that fill all cores: those of whole
+# fleets one after the other, the others two at a time. Those elsewhere that measure how long
+# something takes are marked so, and run alone.
+FLEETS := tests/chaos tests/e2e
+STARTERS := tests/benchmarks tests/deploy
 MARKED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
+PYTEST = $(BIN)/python -P -m pytest --durations=20
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 
 # Two torch processes that spin on the same cores slow each other thirty times.
@@ -66,13 +69,14 @@ demo: $(STAMP) ## one prefill and one decode worker answer a chat (ONCE=1: then 
 test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
 ifeq ($(TESTS),tests)
 	@result=0; \
-	$(BIN)/python -P -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile \
-	    -m "not alone" $(ALONE:%=--ignore=%) || result=$$?; \
-	$(BIN)/python -P -m pytest $(ALONE) || result=$$?; \
-	$(BIN)/python -P -m pytest -m alone $(MARKED) || result=$$?; \
+	$(PYTEST) --numprocesses=logical --maxprocesses=4 --dist=loadfile \
+	    -m "not alone" $(FLEETS:%=--ignore=%) $(STARTERS:%=--ignore=%) || result=$$?; \
+	$(PYTEST) --numprocesses=2 --dist=loadfile $(STARTERS) || result=$$?; \
+	$(PYTEST) $(FLEETS) || result=$$?; \
+	$(PYTEST) -m alone $(MARKED) || result=$$?; \
 	exit $$result
 else
-	$(BIN)/python -P -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 endif
 
 check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code

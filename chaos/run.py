@@ -35,7 +35,7 @@ from chaos.small_disk import SmallDisk
 from chaos.stage import Stage
 from chaos.verdict import LEAST_BEFORE, Moments, Verdict, judge
 
-API_KEY = "a client's key"
+API_KEY = "a-key-of-clients"
 SEED = 5
 LOAD_SHARE = 0.6
 NOBODY_S = 20.0
