@@ -139,8 +139,11 @@ def _emit_tile(
     weights_at = builder.add(panel, builder.mul(pair, I64(4 * COLUMNS)))
     weights = [load(builder, weights_at, 64 * place, PAIRS) for place in places]
     prefetch(builder, builder.add(ahead, builder.mul(pair, I64(64 * lines))), lines)
-    boths = [splat(builder, builder.add(at, builder.mul(pair, I64(4)))) for at in x_rows]
-    new = dots(builder, sums, boths, weights)
+    new: list[Any] = []
+    for some in [[at] for at in x_rows] if native() else [x_rows]:
+        boths = [splat(builder, builder.add(at, builder.mul(pair, I64(4)))) for at in some]
+        theirs = sums[len(new) : len(new) + len(some) * len(places)]
+        new += dots(builder, theirs, boths, weights)
     following = builder.add(pair, I64(1))
     pair.add_incoming(following, builder.block)
     for phi, value in zip(sums, new, strict=True):
