@@ -67,8 +67,8 @@ def _features() -> dict[str, bool]:
 
 
 # Of a tile. With 32 registers of 16 numbers, 24 sums and four vectors of weights; with 16 of
-# eight, eight sums, two of weights, and room for their halves.
-MOST_ROWS = 6 if native() else 4
+# eight, six sums, two of weights, and room for the halves of both sides.
+MOST_ROWS = 6 if native() else 3
 
 
 def tile(lines: int, *, wide: bool = False) -> Any:
@@ -91,10 +91,10 @@ def tile(lines: int, *, wide: bool = False) -> Any:
             case = builder.append_basic_block(f"rows{count}")
             choice.add_case(I64(count), case)
             builder.position_at_end(case)
-            together = _VECTORS if native() else max(1, _VECTORS // count)
-            for first in range(0, _VECTORS, together):
-                places = range(first, first + together)
-                _emit_tile(builder, count, places, 0 if first else lines, wide, *others)
+            if native():
+                _emit_tile(builder, count, _VECTORS, lines, wide, *others)
+            else:
+                _emit_parts(builder, count, max(1, _VECTORS // count), lines, wide, *others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -107,10 +107,10 @@ def tile(lines: int, *, wide: bool = False) -> Any:
     return intrinsic(typed)
 
 
-def _emit_tile(
+def _emit_parts(
     builder: Any,
     rows: int,
-    places: range,
+    vectors: int,
     lines: int,
     wide: bool,
     x: Any,
@@ -122,8 +122,44 @@ def _emit_tile(
     out: Any,
     out_stride: Any,
 ) -> None:
-    """The loop over pairs for a fixed number of rows and the vectors of the panel at `places`,
-    its sums in registers."""
+    """A tile whose sums do not fit into the registers: `vectors` of the panel at a time."""
+    parts, size = _VECTORS // vectors, 4 if wide else 2
+    before, loop, after = builder.block, *(builder.append_basic_block(n) for n in ("part", "all"))
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    part = builder.phi(I64)
+    part.add_incoming(I64(0), before)
+
+    def moved(address: Any, bytes_: int) -> Any:
+        return builder.add(address, builder.mul(part, I64(bytes_ * LANES * vectors)))
+
+    target = moved(out, size)
+    own = moved(panel, 4), ahead, pairs, moved(start, 4), target, out_stride
+    _emit_tile(builder, rows, vectors, lines, wide, x, x_stride, *own)
+    following = builder.add(part, I64(1))
+    part.add_incoming(following, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, I64(parts)), loop, after)
+    builder.position_at_end(after)
+
+
+def _emit_tile(
+    builder: Any,
+    rows: int,
+    vectors: int,
+    lines: int,
+    wide: bool,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    ahead: Any,
+    pairs: Any,
+    start: Any,
+    out: Any,
+    out_stride: Any,
+) -> None:
+    """The loop over pairs for a fixed number of rows and of vectors of the panel, its sums in
+    registers."""
+    places = range(vectors)
     x_rows = [builder.add(x, builder.mul(x_stride, I64(row))) for row in range(rows)]
     starts = [load(builder, start, 4 * LANES * place, FLOATS) for place in places]
     before, loop, after = builder.block, *(builder.append_basic_block(n) for n in ("dot", "done"))
@@ -142,7 +178,7 @@ def _emit_tile(
     new: list[Any] = []
     for some in [[at] for at in x_rows] if native() else [x_rows]:
         boths = [splat(builder, builder.add(at, builder.mul(pair, I64(4)))) for at in some]
-        theirs = sums[len(new) : len(new) + len(some) * len(places)]
+        theirs = sums[len(new) : len(new) + len(some) * vectors]
         new += dots(builder, theirs, boths, weights)
     following = builder.add(pair, I64(1))
     pair.add_incoming(following, builder.block)
@@ -152,8 +188,8 @@ def _emit_tile(
     builder.position_at_end(after)
     for row in range(rows):
         row_at = builder.add(out, builder.mul(out_stride, I64(row)))
-        for number, place in enumerate(places):
-            value = new[row * len(places) + number]
+        for place in places:
+            value = new[row * vectors + place]
             if wide:
                 store(builder, value, row_at, 4 * LANES * place)
             else:

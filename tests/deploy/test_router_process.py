@@ -22,6 +22,7 @@ def test_what_the_start_has_made_is_no_more_looked_through(
         ready("http://127.0.0.1:8000/")
         kept.append(gc.get_freeze_count())
 
+    gc.unfreeze()  # what another test has set apart
     monkeypatch.setattr(router_process, "serve_router", serve)
     address = tmp_path / "address"
     try:
