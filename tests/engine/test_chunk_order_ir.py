@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.engine.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
-from baton.engine.dot_bf16 import supported, tile
+from baton.engine.dot_bf16 import MOST_ROWS, supported, tile
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 QUERIES = range(1, MOST_QUERIES + 1)
@@ -35,11 +35,10 @@ def in_order(left, right):
     products, whose order is what is promised."""
     panel = right.view(-1, 2, 64).transpose(1, 2).contiguous()
     out, start = torch.full((len(left), 64), torch.nan), torch.zeros(64)
-    pointers = (tensor.data_ptr() for tensor in (panel, start, out))
-    panel_at, start_at, out_at = pointers
-    _product(
-        len(left), left.data_ptr(), 2 * left.stride(0), panel_at, len(right) // 2, start_at, out_at
-    )
+    panel_at, start_at = panel.data_ptr(), start.data_ptr()
+    for x, to in zip(left.split(MOST_ROWS), out.split(MOST_ROWS), strict=True):
+        rows_at = x.data_ptr(), 2 * x.stride(0)
+        _product(len(x), *rows_at, panel_at, len(right) // 2, start_at, to.data_ptr())
     return out
 
 
