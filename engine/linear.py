@@ -56,7 +56,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x` [rows, in] by a plain `weight` [out, in], and `bias` [out], all of one kind. Rows of
     bfloat16 that torch has no matrix kernels for on this processor are multiplied as float32."""
     slow = x.dtype == torch.bfloat16 and len(x) > _SLOW_ROWS and x.device.type == "cpu"
-    if not slow or _bfloat16_is_fast():
+    if not slow or bfloat16_is_fast():
         return functional.linear(x, weight, bias)
     start = None if bias is None else bias.to(torch.float32)
     wide = functional.linear(x.to(torch.float32), weight.to(torch.float32), start)
@@ -64,7 +64,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @cache
-def _bfloat16_is_fast() -> bool:
+def bfloat16_is_fast() -> bool:
+    """Whether torch has matrix kernels for bfloat16 here: oneDNN's, from AVX-512 on."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -112,5 +113,5 @@ def _can_pack(weight: Tensor) -> bool:
     if not hasattr(operators, "_linear_pointwise"):
         return False
     if weight.dtype == torch.bfloat16:
-        return _bfloat16_is_fast()
+        return bfloat16_is_fast()
     return weight.dtype == torch.float32

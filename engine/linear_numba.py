@@ -3,10 +3,10 @@
     [out / 64, in / 2, 64, 2]: panels of 64 outputs, two neighbouring inputs side by side
 
 oneDNN's kernels leave memory bandwidth unused when there are few rows; with many, these are as
-fast, except where oneDNN has AMX: there they are not taken. Without AVX-512 BF16 it has none, and
-torch's own product is a loop over single numbers. Threads share the panels; the next
-panel is fetched while one is multiplied. A row's result does not depend on the other rows, bit
-for bit. Immutable.
+fast, except where oneDNN has AMX: there they are not taken, nor with AVX-512 that has no BF16.
+With AVX2 alone it has none, and torch's own product is a loop over single numbers. Threads share
+the panels; the next panel is fetched while one is multiplied. A row's result does not depend on
+the other rows, bit for bit. Immutable.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from baton.engine.dot_bf16 import (
     tile,
 )
 from baton.engine.huge_pages import zeros
+from baton.engine.linear import bfloat16_is_fast
 
 _BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
 _AHEAD = 2048  # bytes; measured: flat from 2 to 4 KiB
@@ -85,6 +86,7 @@ def can_pack(weight: Tensor) -> bool:
         and (outputs % COLUMNS == 0 or not native())  # there oneDNN takes what is left over
         and inputs % 2 == 0
         and supported()
+        and (native() or not bfloat16_is_fast())
         and not has_matrix_unit()
     )
 

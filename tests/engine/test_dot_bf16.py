@@ -96,7 +96,7 @@ def test_without_the_instruction_it_computes_the_same(monkeypatch, rows):
         at = x.data_ptr(), 4 * PAIRS, panel.data_ptr(), panel.data_ptr(), PAIRS
         function(rows, *at, start.data_ptr(), out.data_ptr(), 2 * COLUMNS)
         found.append(out)
-    torch.testing.assert_close(*found, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(*found, rtol=2**-7, atol=1e-5)  # one step of a bfloat16
 
 
 @intrinsic

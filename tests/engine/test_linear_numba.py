@@ -84,6 +84,9 @@ def test_nothing_beside_the_result_is_written():
 def test_outputs_that_fill_no_panel_are_taken_where_nothing_else_would_be_fast(monkeypatch):
     monkeypatch.setattr(linear_numba, "has_matrix_unit", lambda: False)
     monkeypatch.setattr(linear_numba, "native", lambda: False)
+    monkeypatch.setattr(linear_numba, "bfloat16_is_fast", lambda: True)
+    assert not can_pack(random(128, 64))  # AVX-512 without BF16: oneDNN takes it
+    monkeypatch.setattr(linear_numba, "bfloat16_is_fast", lambda: False)
     weight, bias, x = random(93, 64), random(93), random(9, 64)
     assert can_pack(weight)
     found = Panels(weight, bias)(x)
