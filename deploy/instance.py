@@ -155,11 +155,15 @@ class Instance:
         if tell_keeper(self.folder, name, signal.SIGTERM):
             self._wait_ended(f"{name}.lock", hurried)
 
-    def end(self, hurried: Callable[[], bool] = lambda: False) -> bool:
-        """`release`, wait for the keepers, remove the folder. False if some keeper stayed.
-        `hurried` as in `end_job`."""
+    def end(
+        self, hurried: Callable[[], bool] = lambda: False, sweep: Callable[[], None] = lambda: None
+    ) -> bool:
+        """`release`, wait for the keepers, `sweep` away what they have left, remove the folder.
+        False if some keeper stayed. `hurried` as in `end_job`."""
         self.release()
-        if not self._wait_ended("*.lock", hurried):
+        ended = self._wait_ended("*.lock", hurried)
+        sweep()
+        if not ended and not wait_unkept(self.folder, time.monotonic() + KILL_S):
             return False
         lifeline = _lock_lifeline(self.folder)
         if lifeline is not None:  # else a new instance has claimed the folder meanwhile

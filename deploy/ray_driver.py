@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -27,6 +28,9 @@ READY_TIMEOUT_S = 60.0
 CPU_SHARE = 0.001  # of a core: a bundle must hold something, and actors do no work
 NODE_SHARE = 0.001
 GPU_UNITS = 10_000
+HEAD_LOST_S = 10  # Ray waits a minute for its head; nobody starts that of a local Ray again
+PATH_BYTES = 107  # of a socket, at most
+SOCKET_BYTES = len("/session_2026-01-31_12-30-59_123456_1234567/sockets/plasma_store")
 
 
 class WorkerActor:
@@ -74,12 +78,15 @@ class WorkerActor:
             print(text, file=sys.stderr, flush=True)
 
 
-def connect(address: str) -> Any:
-    """Join the cluster at `address`, or start a local one; the `ray` module.
+def connect(folder: Path, address: str) -> Any:
+    """Join the cluster at `address`, or start a local one; the `ray` module. `folder` is the
+    instance's.
 
     Raises ConfigError when Ray is missing or the cluster does not answer.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_LOST_S))
     try:
         import ray
     except ImportError as error:
@@ -91,13 +98,26 @@ def connect(address: str) -> Any:
         if address:
             ray.init(address=address, **settings)
         else:
-            ray.init(address="local", include_dashboard=False, **settings)
+            settings |= {"include_dashboard": False, "_temp_dir": _own_files(folder)}
+            ray.init(address="local", **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = address or "a local Ray"
         raise ConfigError(
             f"{where} cannot be used ({error}): check --ray-address, or use --launcher process"
         ) from error
     return ray
+
+
+def _own_files(folder: Path) -> str | None:
+    """Where a local Ray keeps its sockets and logs: with the instance, for this user alone, and
+    gone with it. None, Ray's own place, which all may read and nobody clears, if the names of
+    its sockets would be too long, or RAY_TMPDIR names one. The logs of the Ray before stay."""
+    own = folder / "ray"
+    if "RAY_TMPDIR" in os.environ or len(os.fsencode(own)) + SOCKET_BYTES > PATH_BYTES:
+        return None
+    for old in sorted(own.glob("session_2*"))[:-1]:
+        shutil.rmtree(old, ignore_errors=True)  # what has not ended yet may write there
+    return str(own)
 
 
 def place(ray: Any, folder: Path, names: Sequence[str], sharing: int = 0) -> list[Any]:
@@ -143,7 +163,7 @@ def gpu_share(sharing: int) -> float:
 def drive(folder: Path, names: Sequence[str], address: str, sharing: int = 0) -> None:
     """Place the jobs and stay until SIGTERM."""
     ending: list[int] = []  # signals; a list, because an Event's lock is not safe in a handler
-    ray = connect(address)
+    ray = connect(folder, address)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: ending.append(got))
     try:

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import threading
 import time
@@ -44,6 +43,7 @@ TICK_S = 0.1
 EARLY_DEATHS = 3  # of one job before it was ready
 LOG_TAIL_LINES = 20
 SWEEP_S = 5.0
+KILLED_S = 1.0  # until those who were killed are gone
 PATIENCE_S = 1.0  # before it is said what it waits for
 OPEN_REQUESTS = "open requests may finish; Ctrl-C again cuts them off"
 OTHERS = "all requests have ended; waiting for the other processes"
@@ -285,10 +285,7 @@ class Serving:
             instance.end_job(ROUTER_JOB, self._patience(OPEN_REQUESTS))
         except OSError as error:  # as without descriptors: then it ends with the others
             self._progress(f"the router cannot be ended first: {error}")
-        instance.end(self._patience(OTHERS))
-        left = self._sweep(instance.instance_id)
-        if instance.folder.exists() and left:
-            shutil.rmtree(instance.folder, ignore_errors=True)
+        instance.end(self._patience(OTHERS), lambda: self._sweep(instance.instance_id))
         self._progress("stopped, no process is left")
 
     def _patience(self, waits_for: str) -> Callable[[], bool]:
@@ -302,18 +299,17 @@ class Serving:
 
         return hurried
 
-    def _sweep(self, instance_id: str) -> bool:
-        """Kill what outlived its keeper (a Ray daemon, say) after SWEEP_S; whether any did."""
-        deadline = time.monotonic() + SWEEP_S
-        while left := processes_of(instance_id):
-            if time.monotonic() > deadline:
-                break
+    def _sweep(self, instance_id: str) -> None:
+        """Kill what has outlived its keeper (a Ray daemon, say) by SWEEP_S, and the keeper."""
+        began_s = time.monotonic()
+        while (left := processes_of(instance_id)) and time.monotonic() < began_s + SWEEP_S:
             time.sleep(TICK_S)
         for pid in left:
             self._progress(f"process {pid} had to be killed")
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return bool(left)
+        while processes_of(instance_id) and time.monotonic() < began_s + SWEEP_S + KILLED_S:
+            time.sleep(TICK_S)
 
     def _progress(self, text: str) -> None:
         self._say(f"[{time.monotonic() - self._began:6.1f} s] {text}")

@@ -10,7 +10,7 @@ Knows no model; needs numba, which is optional, and keeps no state.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import binding, ir  # type: ignore[import-untyped] # numba's own compiler
 from numba.core import types
@@ -71,6 +71,19 @@ def _features() -> dict[str, bool]:
 MOST_ROWS = 6 if native() else 3
 
 
+class _Places(NamedTuple):
+    """What a tile works on: int64 values of LLVM, addresses and strides in bytes."""
+
+    x: Any
+    x_stride: Any
+    panel: Any
+    ahead: Any
+    pairs: Any
+    start: Any
+    out: Any
+    out_stride: Any
+
+
 def tile(lines: int, *, wide: bool = False) -> Any:
     """A Numba function (rows, x, x_stride, panel, ahead, pairs, start, out, out_stride), all
     int64, addresses and strides in bytes, that sets
@@ -84,7 +97,7 @@ def tile(lines: int, *, wide: bool = False) -> Any:
     """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        rows, *others = values
+        rows, at = values[0], _Places(*values[1:])
         done = builder.append_basic_block("done")
         choice = builder.switch(rows, done)
         for count in range(1, MOST_ROWS + 1):
@@ -92,9 +105,9 @@ def tile(lines: int, *, wide: bool = False) -> Any:
             choice.add_case(I64(count), case)
             builder.position_at_end(case)
             if native():
-                _emit_tile(builder, count, _VECTORS, lines, wide, *others)
+                _emit_tile(builder, count, _VECTORS, lines, wide, at)
             else:
-                _emit_parts(builder, count, max(1, _VECTORS // count), lines, wide, *others)
+                _emit_parts(builder, count, max(1, _VECTORS // count), lines, wide, at)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -107,21 +120,7 @@ def tile(lines: int, *, wide: bool = False) -> Any:
     return intrinsic(typed)
 
 
-def _emit_parts(
-    builder: Any,
-    rows: int,
-    vectors: int,
-    lines: int,
-    wide: bool,
-    x: Any,
-    x_stride: Any,
-    panel: Any,
-    ahead: Any,
-    pairs: Any,
-    start: Any,
-    out: Any,
-    out_stride: Any,
-) -> None:
+def _emit_parts(builder: Any, rows: int, vectors: int, lines: int, wide: bool, at: _Places) -> None:
     """A tile whose sums do not fit into the registers: `vectors` of the panel at a time."""
     parts, size = _VECTORS // vectors, 4 if wide else 2
     before, loop, after = builder.block, *(builder.append_basic_block(n) for n in ("part", "all"))
@@ -133,35 +132,21 @@ def _emit_parts(
     def moved(address: Any, bytes_: int) -> Any:
         return builder.add(address, builder.mul(part, I64(bytes_ * LANES * vectors)))
 
-    target = moved(out, size)
-    own = moved(panel, 4), ahead, pairs, moved(start, 4), target, out_stride
-    _emit_tile(builder, rows, vectors, lines, wide, x, x_stride, *own)
+    target = moved(at.out, size)
+    own = at._replace(panel=moved(at.panel, 4), start=moved(at.start, 4), out=target)
+    _emit_tile(builder, rows, vectors, lines, wide, own)
     following = builder.add(part, I64(1))
     part.add_incoming(following, builder.block)
     builder.cbranch(builder.icmp_signed("<", following, I64(parts)), loop, after)
     builder.position_at_end(after)
 
 
-def _emit_tile(
-    builder: Any,
-    rows: int,
-    vectors: int,
-    lines: int,
-    wide: bool,
-    x: Any,
-    x_stride: Any,
-    panel: Any,
-    ahead: Any,
-    pairs: Any,
-    start: Any,
-    out: Any,
-    out_stride: Any,
-) -> None:
+def _emit_tile(builder: Any, rows: int, vectors: int, lines: int, wide: bool, at: _Places) -> None:
     """The loop over pairs for a fixed number of rows and of vectors of the panel, its sums in
     registers."""
     places = range(vectors)
-    x_rows = [builder.add(x, builder.mul(x_stride, I64(row))) for row in range(rows)]
-    starts = [load(builder, start, 4 * LANES * place, FLOATS) for place in places]
+    x_rows = [builder.add(at.x, builder.mul(at.x_stride, I64(row))) for row in range(rows)]
+    starts = [load(builder, at.start, 4 * LANES * place, FLOATS) for place in places]
     before, loop, after = builder.block, *(builder.append_basic_block(n) for n in ("dot", "done"))
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -172,22 +157,22 @@ def _emit_tile(
         for value in starts:
             sums.append(builder.phi(FLOATS))
             sums[-1].add_incoming(value, before)
-    weights_at = builder.add(panel, builder.mul(pair, I64(4 * COLUMNS)))
+    weights_at = builder.add(at.panel, builder.mul(pair, I64(4 * COLUMNS)))
     weights = [load(builder, weights_at, 64 * place, PAIRS) for place in places]
-    prefetch(builder, builder.add(ahead, builder.mul(pair, I64(64 * lines))), lines)
+    prefetch(builder, builder.add(at.ahead, builder.mul(pair, I64(64 * lines))), lines)
     new: list[Any] = []
-    for some in [[at] for at in x_rows] if native() else [x_rows]:
-        boths = [splat(builder, builder.add(at, builder.mul(pair, I64(4)))) for at in some]
+    for some in [[row] for row in x_rows] if native() else [x_rows]:
+        boths = [splat(builder, builder.add(row, builder.mul(pair, I64(4)))) for row in some]
         theirs = sums[len(new) : len(new) + len(some) * vectors]
         new += dots(builder, theirs, boths, weights)
     following = builder.add(pair, I64(1))
     pair.add_incoming(following, builder.block)
     for phi, value in zip(sums, new, strict=True):
         phi.add_incoming(value, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, pairs), loop, after)
+    builder.cbranch(builder.icmp_signed("<", following, at.pairs), loop, after)
     builder.position_at_end(after)
     for row in range(rows):
-        row_at = builder.add(out, builder.mul(out_stride, I64(row)))
+        row_at = builder.add(at.out, builder.mul(at.out_stride, I64(row)))
         for place in places:
             value = new[row * vectors + place]
             if wide:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -45,6 +45,7 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 GENERATION_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
 _Shape = TypeVar("_Shape", bound=Body)
+_Route = TypeVar("_Route", bound=Callable[..., Any])
 
 log = logs.get(__name__)
 
@@ -130,14 +131,19 @@ def _add_generation(app: FastAPI, router: Router) -> None:
         renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated.logprobs)
         return _answer(router, request, validated, renderer, arrival_s, deadline_s)
 
-    @app.get("/v1/models")
+    @_readable(app, "/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [_model_body(router)]})
 
-    @app.get("/v1/models/{name:path}")
+    @_readable(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
         router.validator.check_model(name)
         return _json(_model_body(router))
+
+
+def _readable(app: FastAPI, path: str) -> Callable[[_Route], _Route]:
+    """Answers GET, and HEAD as some balancers ask for health: the same without the body."""
+    return app.api_route(path, methods=["GET", "HEAD"])
 
 
 def _add_tokenizer(app: FastAPI, router: Router) -> None:
@@ -158,19 +164,19 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
 
 
 def _add_operation(app: FastAPI, router: Router) -> None:
-    @app.get("/livez")
+    @_readable(app, "/livez")
     async def live() -> Response:
         return _json({"status": "alive"})
 
-    @app.get("/readyz")
+    @_readable(app, "/readyz")
     async def ready() -> Response:
         return _json({"status": "ready", "workers": router.check_ready()})
 
-    @app.get("/metrics")
+    @_readable(app, "/metrics")
     async def scrape() -> Response:
         return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
 
-    @app.get("/version")
+    @_readable(app, "/version")
     async def told_version() -> Response:
         return _json({"version": _version()})
 

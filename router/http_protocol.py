@@ -25,7 +25,11 @@ from baton.runtime.errors import BatonError, InvalidRequest, Overloaded
 
 HEAD_BYTES = 64 << 10  # of an incomplete head, beside what came in one read with other things
 HEAD_S = 20.0
-ALWAYS = (b"GET /livez ", b"GET /readyz ", b"GET /metrics ")  # whatever the load
+ALWAYS = tuple(  # whatever the load
+    b"%b /%b " % (method, path)
+    for method in (b"GET", b"HEAD")
+    for path in (b"livez", b"readyz", b"metrics")
+)
 SEND_BYTES = 64 << 10  # or all there is: who takes less in SEND_S is gone
 SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets an answer
 FRAMING = (b"content-length", b"transfer-encoding")

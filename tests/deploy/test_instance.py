@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -27,6 +28,26 @@ def test_the_folder_is_private_and_gone_at_the_end() -> None:
     assert claimed.end()
     assert not folder.exists()
     assert instances.live_instances() == []
+
+
+@pytest.mark.parametrize("swept", [True, False])
+def test_a_keeper_that_stays_is_swept_away_before_the_folder_is_removed(
+    monkeypatch: pytest.MonkeyPatch, swept: bool
+) -> None:
+    """Where it stays all the same, the folder stays for it."""
+    monkeypatch.setattr(instances, "STOP_DEADLINE_S", 0.1)
+    monkeypatch.setattr(instances, "KILL_S", 0.1)
+    claimed = Instance.claim("port-1")
+    with (claimed.folder / "decode-0.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def sweep() -> None:
+            assert claimed.folder.exists()
+            if swept:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert claimed.end(sweep=sweep) == swept
+        assert claimed.folder.exists() != swept
 
 
 def test_a_second_claim_of_the_same_name_names_the_remedy() -> None:

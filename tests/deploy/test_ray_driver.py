@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -95,29 +97,54 @@ def restored_signals() -> Any:
         signal.signal(number, handler)
 
 
-def test_without_an_address_a_local_ray_is_started_and_else_one_is_joined(ray: FakeRay) -> None:
-    assert connect("") is ray
-    connect("10.0.0.9:6379")
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder of an instance whose name leaves room for those of sockets."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def test_without_an_address_a_local_ray_is_started_and_else_one_is_joined(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    assert connect(tmp_path, "") is ray
+    connect(tmp_path, "10.0.0.9:6379")
     assert [init["address"] for init in ray.inits] == ["local", "10.0.0.9:6379"]
     assert ray.inits[0]["include_dashboard"] is False
-    assert "include_dashboard" not in ray.inits[1]  # a cluster's own affair
+    assert not {"include_dashboard", "_temp_dir"} & set(ray.inits[1])  # a cluster's own affair
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no head"), RuntimeError("x"), ValueError("y")])
-def test_a_ray_that_cannot_be_used_is_told_with_the_way_out(ray: FakeRay, error: Exception) -> None:
+def test_a_ray_that_cannot_be_used_is_told_with_the_way_out(
+    ray: FakeRay, tmp_path: Path, error: Exception
+) -> None:
     ray.failure = error
     with pytest.raises(ConfigError, match=r"a local Ray.*--launcher process") as caught:
-        connect("")
+        connect(tmp_path, "")
     assert str(error) in str(caught.value)
     with pytest.raises(ConfigError, match="10.0.0.9:1 cannot be used"):
-        connect("10.0.0.9:1")
+        connect(tmp_path, "10.0.0.9:1")
 
 
-def test_a_missing_ray_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_is_told_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="not installed.*--launcher process"):
-        connect("")
+        connect(tmp_path, "")
+
+
+def test_a_local_ray_keeps_its_files_with_the_instance(
+    ray: FakeRay, short: Path, tmp_path: Path
+) -> None:
+    """As long as its sockets' names are short enough there; of those before, the last one's."""
+    for number in range(3):
+        (short / "ray" / f"session_2026-01-0{number + 1}").mkdir(parents=True)
+    connect(short, "")
+    connect(tmp_path / ("long" * 25), "")
+    assert [init["_temp_dir"] for init in ray.inits] == [str(short / "ray"), None]
+    assert [left.name for left in (short / "ray").iterdir()] == ["session_2026-01-03"]
 
 
 def test_each_worker_has_a_bundle_on_this_host_and_an_actor_that_comes_back(ray: FakeRay) -> None:

@@ -180,8 +180,9 @@ class Ending:
         self.during()
         self.ended.append((name, hurried()))
 
-    def end(self, hurried: Any) -> None:
+    def end(self, hurried: Any, sweep: Any) -> None:
         self.ended.append(("all", hurried()))
+        sweep()
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -110,8 +110,8 @@ async def test_connections_are_bounded_and_health_is_not(router: Any, fast_confi
             head, body = await ask(line)
             assert b" 503 " in head and b"retry-after: 1" in head
             assert json.loads(body)["error"]["code"] == "overloaded"
-        for path in (b"livez", b"readyz", b"metrics"):
-            head, _ = await ask(b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+        for what in (b"GET /livez", b"GET /readyz", b"GET /metrics", b"HEAD /readyz"):
+            head, _ = await ask(b"%s HTTP/1.1\r\nhost: x\r\n\r\n" % what)
             assert b" 200 " in head  # and closed afterwards: it is one too many still
         assert (await running.http.get("/v1/models")).status_code == 200
         idle[0][1].close()
@@ -171,6 +171,19 @@ async def wire(router: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[An
 
 
 LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_head_gets_the_same_head_and_no_body(wire: Any) -> None:
+    """As balancers may ask for health. The next answer follows at once."""
+    ask, reader, writer = wire
+    whole = await ask(LIVE)
+    for path in (b"livez", b"metrics", b"v1/models", b"v1/models/none"):
+        writer.write(b"HEAD /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+        async with asyncio.timeout(20):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert head.split()[1] == (b"404" if path.endswith(b"none") else b"200")
+        assert b"content-length" in head.lower()
+    assert (await ask(LIVE)).splitlines()[-1] == whole.splitlines()[-1]
 
 
 async def test_what_comes_after_an_answer_and_is_no_head_ends_the_connection(wire: Any) -> None:
