@@ -4,12 +4,13 @@
 
 Of each process: its own memory (without pages of files, which the system takes and gives as it
 likes), what of it is allocated and not freed, open descriptors, tasks of its loop; of each worker
-the blocks that are in use. Growth is the slope of a straight line (least squares) through the
-memory after warm-up, in MB an hour; with its error, since a short run cannot tell a small slope
-from noise. Beside it stands that of what is allocated, in the C heap and in Python's: a leak makes
-both grow, a hole of the heap that is used for the first time only the memory. Exit code 1 if a
-process grew by more than 1 MB an hour, beyond twice its error, or an answer was not right; a run
-whose error is too large to tell says so. The answers are judged as in run.py.
+the blocks that are in use. Growth is the median slope of the memory after warm-up (Theil and Sen),
+in MB an hour: a table that doubles once is no growth, one that does it again and again is. With its
+error, since a short run cannot tell a small slope from noise. Beside it stands that of what is
+allocated, in the C heap and in Python's: a leak makes both grow, a hole of the heap that is used
+for the first time only the memory. Exit code 1 if a process grew by more than 1 MB an hour, beyond
+twice its error, or an answer was not right; a run whose error is too large to tell says so. The
+answers are judged as in run.py.
 """
 
 from __future__ import annotations
@@ -72,20 +73,24 @@ class Growth:
 
 
 def growth(points: Sequence[tuple[float, float]], warm_minutes: float) -> Growth:
-    """Of the points after `warm_minutes`. Raises ValueError if they are fewer than three.
+    """Of the points after `warm_minutes`: the median of the slopes between all pairs, and half of
+    the half width of its interval at two standard errors, by ranks (P. K. Sen, Estimates of the
+    regression coefficient based on Kendall's tau, 1968). Raises ValueError if they are fewer
+    than three.
 
     The error counts neighbouring samples as independent, which they are not quite.
     """
-    late = [point for point in points if point[0] >= warm_minutes]
-    if len(late) < 3:
-        raise ValueError(f"{len(late)} samples after warm-up: let it run longer")
-    hours = np.array([minute / 60 for minute, _ in late])
-    held = np.array([figure for _, figure in late])
-    away = hours - hours.mean()
-    slope = float((away * held).sum() / (away**2).sum())
-    rest = held - held.mean() - slope * away
-    error = float(np.sqrt((rest**2).sum() / (len(late) - 2) / (away**2).sum()))
-    return Growth(slope, error)
+    late = np.array([point for point in points if point[0] >= warm_minutes])
+    count = len(late)
+    if count < 3:
+        raise ValueError(f"{count} samples after warm-up: let it run longer")
+    first, second = np.triu_indices(count, 1)
+    hours, held = late[:, 0] / 60, late[:, 1]
+    slopes = np.sort((held[second] - held[first]) / (hours[second] - hours[first]))
+    ranks = 2 * np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low = slopes[max(0, int((len(slopes) - ranks) / 2))]
+    high = slopes[min(len(slopes) - 1, int((len(slopes) + ranks) / 2))]
+    return Growth(float(np.median(slopes)), float(high - low) / 4)
 
 
 def own_bytes(pid: int) -> int:

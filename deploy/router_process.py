@@ -36,9 +36,11 @@ def run_router(
     logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
     tracing.setup("router", telemetry.otlp_endpoint, telemetry.span_queue)
     raise_limit()
+    looking: list[asyncio.Task[None]] = []  # ends with the loop
 
     def ready(address: str) -> None:
         garbage.set_apart()
+        looking.append(asyncio.get_running_loop().create_task(garbage.look_often()))
         if address_file is not None:
             write_private(address_file, address.removeprefix("http://").rstrip("/"))
 

@@ -197,6 +197,7 @@ class WorkerProcess:
             asyncio.create_task(_announce(boot.registry, record)),
             asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
             asyncio.create_task(served.worker.health.watch()),
+            asyncio.create_task(garbage.look_often()),
             asyncio.create_task(
                 _watch_steps(served.worker.health, config.worker.failing_s, self._course.hurry)
             ),

@@ -47,11 +47,21 @@ def test_noise_is_told_as_an_error_and_a_clear_growth_is_still_one() -> None:
 
 
 def test_warm_up_does_not_count() -> None:
-    points = line(0.5, warm=30)
+    points = line(0.5, warm=60)
     assert growth(points, 0.0).mb_h < -10
-    assert growth(points, 30.0).mb_h == pytest.approx(0.5, abs=1e-6)
+    assert growth(points, 60.0).mb_h == pytest.approx(0.5, abs=1e-6)
     with pytest.raises(ValueError, match="let it run longer"):
         growth(points, 118.0)
+
+
+@pytest.mark.parametrize(
+    ("every_minutes", "state"), [(300, "holds"), (90, "holds"), (20, "GROWS"), (5, "GROWS")]
+)
+def test_one_step_is_no_growth_and_many_are(every_minutes: int, state: str) -> None:
+    """Of 1 MB, where it steps once, and of a slope of 3 MB an hour where it does so often."""
+    each = 1.0 if every_minutes > 60 else every_minutes / 20
+    points = [(m, held + each * ((m + 60) // every_minutes)) for m, held in line(0.0, noise=0.01)]
+    assert growth(points, 0.0).state == state
 
 
 # It goes on when it is told to: nothing else in it takes memory, or gives some back.
