@@ -309,7 +309,7 @@ class Serving:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         while processes_of(instance_id) and time.monotonic() < began_s + SWEEP_S + KILLED_S:
-            time.sleep(TICK_S)
+            time.sleep(TICK_S)  # who still dies may still write into the folder, which goes next
 
     def _progress(self, text: str) -> None:
         self._say(f"[{time.monotonic() - self._began:6.1f} s] {text}")

@@ -6,10 +6,9 @@ Until that day what requests leave in cycles (gRPC's calls, connections) stays i
 like a leak of hours. Set apart, those objects cost no more time, and the search comes as often as
 there is something to find. Knows no role; the collector's state is the process's.
 
-That is seldom in a process that serves: a whole search has to expect a quarter of what came since
-the last one. Meanwhile Python keeps dead tuples for new ones, up to 2,000 of each length, and a
-worker of four requests a second looks for hours as if it leaked a megabyte in each. A whole search
-gives them back, so there is one a minute.
+That is seldom where little is left in cycles. Meanwhile Python keeps dead tuples for new ones, up
+to 2,000 of each length, which looks like a leak; a whole search gives them back. So there is one
+a minute, by the clock.
 """
 
 from __future__ import annotations
