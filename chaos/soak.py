@@ -7,10 +7,11 @@ likes), what of it is allocated and not freed, open descriptors, tasks of its lo
 the blocks that are in use. Growth is the median slope of the memory after warm-up (Theil and Sen),
 in MB an hour: a table that doubles once, early or late, counts little; in the midst of a run it
 still looks like growth, as does one that doubles again and again. With its error, since a short
-run cannot tell a small slope from noise. Beside it stands that of what is allocated, in the C heap and in Python's: a leak makes both grow, a hole of the heap that is used
-for the first time only the memory. Exit code 1 if a process grew by more than 1 MB an hour, beyond
-twice its error, or an answer was not right; a run whose error is too large to tell says so. The
-answers are judged as in run.py.
+run cannot tell a small slope from noise. Beside it stands that of what is allocated, in the C heap
+and in Python's: a leak makes both grow, a hole of the heap that is used for the first time only
+the memory. Exit code 1 if a process grew by more than 1 MB an hour, beyond twice its error, or an
+answer was not right; a run whose error is too large to tell says so. The answers are judged as in
+run.py.
 """
 
 from __future__ import annotations
