@@ -27,6 +27,7 @@ from baton.runtime.errors import ConfigError
 
 MAX_ID = 100  # characters of a worker's id
 MAX_BYTES = 1 << 16  # of an announcement
+SUFFIX = ".worker"  # of its file
 Role = Literal["prefill", "decode"]
 
 
@@ -122,19 +123,19 @@ class DirectoryRegistry:
     def _look(self, now_s: float) -> dict[str, _Announcement]:
         """Every worker's file; only what has changed is read."""
         known = {}
-        for name in sorted(_worker_files(self._folder)):
-            path = self._folder / name
+        for entry in sorted(_worker_files(self._folder), key=lambda entry: entry.name):
+            name = entry.name.removesuffix(SUFFIX)
             try:
-                status = path.lstat()  # a link may lead anywhere, also to itself
-                mark, last = (status.st_ino, status.st_mtime_ns), self._known.get(path.stem)
+                status = entry.stat(follow_symlinks=False)  # a link may lead anywhere
+                mark, last = (status.st_ino, status.st_mtime_ns), self._known.get(name)
                 if last is None or last.mark != mark:
                     written_s = now_s - self._age_s(status.st_mtime, now_s)
                     usable = stat.S_ISREG(status.st_mode)
-                    found = self._read(path) if usable else "it is no file"
+                    found = self._read(Path(entry.path)) if usable else "it is no file"
                     last = _Announcement(mark, written_s, found)
             except FileNotFoundError:
                 continue  # withdrawn meanwhile
-            known[path.stem] = last
+            known[name] = last
         return known
 
     def _age_s(self, mtime_s: float, now_s: float) -> float:
@@ -146,7 +147,7 @@ class DirectoryRegistry:
 
     def _path(self, worker_id: str) -> Path:
         check_worker_id(worker_id)
-        return self._folder / f"{worker_id}.worker"
+        return self._folder / f"{worker_id}{SUFFIX}"
 
     def _read(self, path: Path) -> WorkerRecord | str:
         """What a file announces, or why that is of no use. Raises OSError."""
@@ -177,11 +178,12 @@ class DirectoryRegistry:
         return blake2b(text.encode(), key=self._key, digest_size=16).hexdigest()
 
 
-def _worker_files(folder: Path) -> list[str]:
-    """Raises OSError if the folder cannot be read; one that is not there has none."""
+def _worker_files(folder: Path) -> list[os.DirEntry[str]]:
+    """Entries and not paths: those intern their names, and a router looks twice a second. Raises
+    OSError if the folder cannot be read; one that is not there has none."""
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.name.endswith(".worker")]
+            return [entry for entry in entries if entry.name.endswith(SUFFIX)]
     except FileNotFoundError:
         return []
 
