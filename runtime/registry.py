@@ -98,8 +98,9 @@ class DirectoryRegistry:
 
     def announce(self, record: WorkerRecord) -> None:
         path = self._path(record.worker_id)
-        draft = path.with_suffix(f".{record.boot_id}.draft")
-        draft.write_text(json.dumps(asdict(record) | {"proof": self._proof(record)}))
+        draft = f"{path.removesuffix(SUFFIX)}.{record.boot_id}.draft"
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record) | {"proof": self._proof(record)}))
         os.replace(draft, path)
 
     def withdraw(self, worker_id: str, boot_id: str) -> None:
@@ -107,7 +108,7 @@ class DirectoryRegistry:
         with contextlib.suppress(FileNotFoundError):  # it is withdrawn already
             found = self._read(path)
             if isinstance(found, WorkerRecord) and found.boot_id == boot_id:
-                path.unlink()
+                os.unlink(path)
 
     def workers(self) -> list[WorkerRecord]:
         now_s = time.monotonic()
@@ -131,7 +132,7 @@ class DirectoryRegistry:
                 if last is None or last.mark != mark:
                     written_s = now_s - self._age_s(status.st_mtime, now_s)
                     usable = stat.S_ISREG(status.st_mode)
-                    found = self._read(Path(entry.path)) if usable else "it is no file"
+                    found = self._read(entry.path) if usable else "it is no file"
                     last = _Announcement(mark, written_s, found)
             except FileNotFoundError:
                 continue  # withdrawn meanwhile
@@ -145,11 +146,12 @@ class DirectoryRegistry:
         dead one for another `ttl_s`."""
         return min(max(0.0, time.time() - mtime_s), now_s - self._looked_s)
 
-    def _path(self, worker_id: str) -> Path:
+    def _path(self, worker_id: str) -> str:
+        """No `Path`: Python interns each part of one, and this is asked for again and again."""
         check_worker_id(worker_id)
-        return self._folder / f"{worker_id}{SUFFIX}"
+        return os.path.join(self._folder, f"{worker_id}{SUFFIX}")
 
-    def _read(self, path: Path) -> WorkerRecord | str:
+    def _read(self, path: str) -> WorkerRecord | str:
         """What a file announces, or why that is of no use. Raises OSError."""
         try:
             with open(path, "rb") as file:
@@ -166,7 +168,7 @@ class DirectoryRegistry:
             return "it is not what a worker of this version writes"
         if why := _fault(record):
             return why
-        if record.worker_id != path.stem:
+        if record.worker_id != os.path.basename(path).removesuffix(SUFFIX):
             return f"it is another worker's, {record.worker_id[:MAX_ID]!r}"
         given, right = proof.encode(errors="replace"), self._proof(record).encode()
         if self._proven and not hmac.compare_digest(given, right):
@@ -179,8 +181,7 @@ class DirectoryRegistry:
 
 
 def _worker_files(folder: Path) -> list[os.DirEntry[str]]:
-    """Entries and not paths: those intern their names, and a router looks twice a second. Raises
-    OSError if the folder cannot be read; one that is not there has none."""
+    """Raises OSError if the folder cannot be read; one that is not there has none."""
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if entry.name.endswith(SUFFIX)]

@@ -125,10 +125,10 @@ def test_a_file_that_may_not_be_read_hides_nobody(
     registry.announce(ONE)
     registry.announce(TWO)
 
-    def refused(path: Path, mode: str) -> Any:
-        if path.stem == "decode-0":
+    def refused(path: str, mode: str, **how: Any) -> Any:
+        if Path(path).stem == "decode-0":
             raise PermissionError(13, "Permission denied")
-        return open(path, mode)
+        return open(path, mode, **how)
 
     monkeypatch.setattr(registries, "open", refused, raising=False)  # root may read everything
     assert registry.workers() == [TWO]
