@@ -1,7 +1,7 @@
 """Attention over a bfloat16 pool by the processor's own instruction. Needs numba.
 
 Decode walks the block tables in place (`decode_bf16`). A chunk packs its keys and values once
-per KV head, for the tiles of `dot_bf16`: queries times keys, a softmax per query, and its
+per KV head, for the tiles of `tile_bf16`: queries times keys, a softmax per query, and its
 weights, rounded to bfloat16 as torch's own kernel rounds them, times values. A row's result
 depends on its own sequence alone, bit for bit. Called by `NumbaAttention`, which says when; owns
 nothing but views of the pool.
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from baton.engine.compiled import compiled, keep, take_threads
 from baton.engine.decode_bf16 import attend_all, room, weigh
-from baton.engine.dot_bf16 import COLUMNS, MOST_ROWS, supported, tile
+from baton.engine.dot_bf16 import COLUMNS, supported
 from baton.engine.pool import KvPool
 from baton.engine.rotation_bf16 import rotate_into
 from baton.engine.softmax_ir import TOKENS, narrow
 from baton.engine.spec import AttentionSpec
 from baton.engine.step_layout import ChunkRows, StepLayout
+from baton.engine.tile_bf16 import MOST_ROWS, tile
 
 _QUERIES = 48  # of a chunk at once: their scores stay in a core's cache
 _ZEROS = torch.zeros(COLUMNS)

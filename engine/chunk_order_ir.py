@@ -1,4 +1,4 @@
-"""Scores, mixed values and their rounding in the order of sums of `dot_bf16.tile`, for Numba.
+"""Scores, mixed values and their rounding in the order of sums of `tile_bf16.tile`, for Numba.
 
 There a score is one sum over pairs of numbers, and a result one sum over pairs of tokens, from
 packed keys and values. Here the keys and values of one sequence lie as the pool has them: 16 keys

@@ -17,16 +17,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.compiled import compiled, take_threads
-from baton.engine.dot_bf16 import (
-    COLUMNS,
-    MOST_ROWS,
-    has_matrix_unit,
-    native,
-    supported,
-    tile,
-)
+from baton.engine.dot_bf16 import COLUMNS, has_matrix_unit, native, supported
 from baton.engine.huge_pages import zeros
 from baton.engine.linear import bfloat16_is_fast
+from baton.engine.tile_bf16 import MOST_ROWS, tile
 
 _BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
 _AHEAD = 2048  # bytes; measured: flat from 2 to 4 KiB

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from baton.engine.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
-from baton.engine.dot_bf16 import MOST_ROWS, supported, tile
+from baton.engine.dot_bf16 import supported
+from baton.engine.tile_bf16 import MOST_ROWS, tile
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 QUERIES = range(1, MOST_QUERIES + 1)
