@@ -8,6 +8,7 @@ Knows no model; keeps no state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
@@ -75,19 +76,17 @@ def tile(lines: int, *, wide: bool = False) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         rows, at = values[0], _Places(*values[1:])
-        room = None if native() else _new_room(builder)
-        done = builder.append_basic_block("done")
-        choice = builder.switch(rows, done)
-        for count in range(1, MOST_ROWS + 1):
-            case = builder.append_basic_block(f"rows{count}")
-            choice.add_case(I64(count), case)
-            builder.position_at_end(case)
-            if room is None or count == 1:
-                _emit_tile(builder, count, lines, wide, at)
-            else:
-                _emit_stretches(builder, count, lines, wide, at, room)
-            builder.branch(done)
-        builder.position_at_end(done)
+
+        def emit(count: int) -> None:
+            _emit_tile(builder, count, lines, wide, at)
+
+        if native():
+            _by_rows(builder, rows, range(1, MOST_ROWS + 1), emit)
+            return context.get_dummy_value()
+        room, several = _new_room(builder), builder.icmp_unsigned("<=", rows, I64(MOST_ROWS))
+        _by_rows(builder, rows, range(1, 2), emit)
+        with builder.if_then(builder.and_(several, builder.icmp_unsigned(">", rows, I64(1)))):
+            _emit_stretches(builder, rows, lines, wide, at, room)
         return context.get_dummy_value()
 
     def typed(  # type: ignore[no-untyped-def]
@@ -96,6 +95,19 @@ def tile(lines: int, *, wide: bool = False) -> Any:
         return types.void(*[types.int64] * 9), generate
 
     return intrinsic(typed)
+
+
+def _by_rows(builder: Any, rows: Any, counts: range, emit: Callable[[int], None]) -> None:
+    """`emit(count)` for the one of `counts` that `rows` turns out to be, if any."""
+    done = builder.append_basic_block("done")
+    choice = builder.switch(rows, done)
+    for count in counts:
+        case = builder.append_basic_block(f"rows{count}")
+        choice.add_case(I64(count), case)
+        builder.position_at_end(case)
+        emit(count)
+        builder.branch(done)
+    builder.position_at_end(done)
 
 
 def _emit_tile(builder: Any, rows: int, lines: int, wide: bool, at: _Places) -> None:
@@ -115,12 +127,12 @@ def _emit_tile(builder: Any, rows: int, lines: int, wide: bool, at: _Places) -> 
 
     sums = loop(builder, at.pairs, starts * rows, body)
     for row in range(rows):
-        _write(builder, sums[row * _VECTORS : (row + 1) * _VECTORS], row, wide, at)
+        _write(builder, sums[row * _VECTORS : (row + 1) * _VECTORS], I64(row), wide, at)
 
 
-def _write(builder: Any, sums: list[Any], row: int, wide: bool, at: _Places) -> None:
+def _write(builder: Any, sums: list[Any], row: Any, wide: bool, at: _Places) -> None:
     """The sums of one row, where they belong."""
-    row_at = builder.add(at.out, builder.mul(at.out_stride, I64(row)))
+    row_at = builder.add(at.out, builder.mul(at.out_stride, row))
     for place, value in enumerate(sums):
         if wide:
             store(builder, value, row_at, 4 * LANES * place)
@@ -138,38 +150,40 @@ def _new_room(builder: Any) -> _Room:
 
 
 def _emit_stretches(
-    builder: Any, rows: int, lines: int, wide: bool, at: _Places, room: _Room
+    builder: Any, rows: Any, lines: int, wide: bool, at: _Places, room: _Room
 ) -> None:
-    """Sums of as many columns at a time as registers hold beside the weights, the others in the
-    room meanwhile."""
-    vectors = 2 if rows == 2 else 1
+    """Sums of a vector of columns at a time in registers, the others in the room meanwhile. Only
+    the innermost loop is written anew for each number of rows: all of it takes LLVM a minute."""
     starts = [load(builder, at.start, 64 * place, FLOATS) for place in range(_VECTORS)]
-    for place, start in enumerate(starts * rows):
-        store(builder, start, room.sums, 64 * place)
+    with cgutils.for_range(builder, rows) as row:
+        own = builder.add(room.sums, builder.mul(row.index, I64(4 * COLUMNS)))
+        for place, start in enumerate(starts):
+            store(builder, start, own, 64 * place)
     stretches = builder.sdiv(builder.add(at.pairs, I64(_STRETCH - 1)), I64(_STRETCH))
     with cgutils.for_range(builder, stretches) as stretch:
         first = builder.mul(stretch.index, I64(_STRETCH))
         left = builder.sub(at.pairs, first)
-        some = builder.icmp_signed("<", left, I64(_STRETCH))
-        count = builder.select(some, left, I64(_STRETCH))
-        for row in range(rows):
-            x = builder.add(at.x, builder.mul(at.x_stride, I64(row)))
+        count = builder.select(builder.icmp_signed("<", left, I64(_STRETCH)), left, I64(_STRETCH))
+        with cgutils.for_range(builder, rows) as row:
+            x = builder.add(at.x, builder.mul(at.x_stride, row.index))
             source = builder.add(x, builder.mul(first, I64(4)))
-            _widen(builder, source, count, builder.add(room.numbers, I64(8 * _STRETCH * row)))
-        here = at._replace(
-            panel=builder.add(at.panel, builder.mul(first, I64(4 * COLUMNS))),
-            ahead=builder.add(at.ahead, builder.mul(first, I64(64 * lines))),
-            pairs=count,
-        )
-        with cgutils.for_range(builder, I64(_VECTORS // vectors)) as part:
-            offset = builder.mul(part.index, I64(64 * vectors))
-            sums = builder.add(room.sums, offset)
-            panel = builder.add(here.panel, offset)
-            _add_part(builder, rows, vectors, lines, here._replace(panel=panel), room.numbers, sums)
-    for row in range(rows):
-        places = range(row * _VECTORS, (row + 1) * _VECTORS)
-        total = [load(builder, room.sums, 64 * place, FLOATS) for place in places]
-        _write(builder, total, row, wide, at)
+            target = builder.add(room.numbers, builder.mul(row.index, I64(8 * _STRETCH)))
+            _widen(builder, source, count, target)
+        with cgutils.for_range(builder, I64(_VECTORS)) as part:
+            offset = builder.mul(part.index, I64(64))
+            panel = builder.add(at.panel, builder.mul(first, I64(4 * COLUMNS)))
+            ahead = builder.add(at.ahead, builder.mul(first, I64(64 * lines)))
+            here = at._replace(panel=builder.add(panel, offset), ahead=ahead, pairs=count)
+            sums = room._replace(sums=builder.add(room.sums, offset))
+
+            def add(many: int, here: _Places = here, sums: _Room = sums) -> None:
+                _add_part(builder, many, lines, here, sums)
+
+            _by_rows(builder, rows, range(2, MOST_ROWS + 1), add)
+    with cgutils.for_range(builder, rows) as row:
+        own = builder.add(room.sums, builder.mul(row.index, I64(4 * COLUMNS)))
+        total = [load(builder, own, 64 * place, FLOATS) for place in range(_VECTORS)]
+        _write(builder, total, row.index, wide, at)
 
 
 def _widen(builder: Any, source: Any, pairs: Any, target: Any) -> None:
@@ -187,29 +201,23 @@ def _widen(builder: Any, source: Any, pairs: Any, target: Any) -> None:
             store(builder, number, to, 4 * second)
 
 
-def _add_part(
-    builder: Any, rows: int, vectors: int, lines: int, at: _Places, numbers: Any, sums: Any
-) -> None:
-    """Add to the `sums` of some columns the products of the stretch."""
-    places = [4 * COLUMNS * row + 64 * place for row in range(rows) for place in range(vectors)]
+def _add_part(builder: Any, rows: int, lines: int, at: _Places, room: _Room) -> None:
+    """Add to the sums of 16 columns the products of the stretch."""
 
     def body(pair: Any, carried: list[Any]) -> list[Any]:
         totals = list(carried)
-        weights_at = builder.add(at.panel, builder.mul(pair, I64(4 * COLUMNS)))
-        weights = [load(builder, weights_at, 64 * place, PAIRS) for place in range(vectors)]
+        both = load(builder, builder.add(at.panel, builder.mul(pair, I64(4 * COLUMNS))), 0, PAIRS)
         prefetch(builder, builder.add(at.ahead, builder.mul(pair, I64(64 * lines))), lines)
-        numbers_at = builder.add(numbers, builder.mul(pair, I64(8)))
+        numbers_at = builder.add(room.numbers, builder.mul(pair, I64(8)))
         for second in range(2):
-            columns = [half_of(builder, both, second) for both in weights]
+            column = half_of(builder, both, second)
             for row in range(rows):
                 number = load(builder, numbers_at, 8 * _STRETCH * row + 4 * second, _FLOAT)
                 own = spread(builder, number)
-                for place, column in enumerate(columns):
-                    total = totals[row * vectors + place]
-                    fused = call(builder, "llvm.fma.v16f32", FUSED, [own, column, total])
-                    totals[row * vectors + place] = fused
+                fused = call(builder, "llvm.fma.v16f32", FUSED, [own, column, totals[row]])
+                totals[row] = fused
         return totals
 
-    starts = [load(builder, sums, place, FLOATS) for place in places]
-    for place, total in zip(places, loop(builder, at.pairs, starts, body), strict=True):
-        store(builder, total, sums, place)
+    starts = [load(builder, room.sums, 4 * COLUMNS * row, FLOATS) for row in range(rows)]
+    for row, total in enumerate(loop(builder, at.pairs, starts, body)):
+        store(builder, total, room.sums, 4 * COLUMNS * row)

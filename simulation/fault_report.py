@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -198,7 +200,7 @@ def run_jobs(first: int, count: int, jobs: int, model: Path | None) -> Report:
         finally:
             for process in processes:
                 process.kill()
-                process.wait()
+                process.communicate()  # waits, and closes its stdin
     report.timed(time.perf_counter() - started_s)
     return report
 
@@ -211,7 +213,7 @@ def _start(
         *(str(first), str(end - first), str(folder / f"{job}.json")),
         *([] if model is None else [str(model)]),
     ]
-    return subprocess.Popen(command)
+    return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
 def faults(
@@ -265,11 +267,17 @@ def _summary(report: Report) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One process of several: FIRST COUNT FILE [MODEL]."""
+    """One process of several: FIRST COUNT FILE [MODEL]. Ends with the one that holds its stdin."""
     first, count, file, *model = arguments
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     kind = _kind(Path(model[0]) if model else None)
     report = run(int(first), int(count), past=False, kind=kind)
     Path(file).write_text(json.dumps(report.as_json()))
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # nothing is ever written
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -166,6 +166,14 @@ def test_a_process_that_ends_by_itself_ends_the_others_and_its_seeds_are_named(
     assert [process.returncode for process in started] == [1, -signal.SIGKILL]
 
 
+def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    """However that ends: the system closes its end of the pipe."""
+    process = fault_report._start(0, 1_000_000, 0, None, tmp_path)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=60) == 1
+
+
 def test_what_cannot_be_meant_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
