@@ -89,7 +89,7 @@ def tile(lines: int, *, wide: bool = False) -> Any:
             _emit_stretches(builder, rows, lines, wide, at, room)
         return context.get_dummy_value()
 
-    def typed(  # type: ignore[no-untyped-def]
+    def typed(  # type: ignore[no-untyped-def] # numba gives and takes its own types
         context, rows, x, x_stride, panel, ahead, pairs, start, out, out_stride
     ):
         return types.void(*[types.int64] * 9), generate
