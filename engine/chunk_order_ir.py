@@ -8,7 +8,6 @@ int64, in bytes. Knows no pool and no model; keeps no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
@@ -29,25 +28,13 @@ from baton.engine.dot_bf16 import (
     splat,
     store,
 )
-from baton.engine.softmax_ir import TOKENS, loop
+from baton.engine.softmax_ir import TOKENS, by_count, loop
 
 MOST_QUERIES = 4  # of a KV head at once: their sums and 16 turned keys fill the registers
+_COUNTS = range(1, MOST_QUERIES + 1)
 _WORDS = ir.VectorType(I32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _PARTS = COLUMNS // LANES
-
-
-def _by_queries(builder: Any, queries: Any, emit: Callable[[int], None]) -> None:
-    """`emit(count)` for the number of `queries`, 1 to 4, that there turn out to be."""
-    done = builder.append_basic_block("done")
-    choice = builder.switch(queries, done)
-    for count in range(1, MOST_QUERIES + 1):
-        case = builder.append_basic_block(f"queries{count}")
-        choice.add_case(I64(count), case)
-        builder.position_at_end(case)
-        emit(count)
-        builder.branch(done)
-    builder.position_at_end(done)
 
 
 def _scores(  # type: ignore[no-untyped-def]
@@ -84,7 +71,7 @@ def _scores(  # type: ignore[no-untyped-def]
             for q, total in enumerate(loop(builder, vectors, [zero] * count, body)):
                 store(builder, total, builder.add(out, builder.mul(out_stride, I64(q))))
 
-        _by_queries(builder, queries, emit)
+        by_count(builder, queries, _COUNTS, emit)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 9), generate
@@ -135,7 +122,7 @@ def _mix(  # type: ignore[no-untyped-def]
             for place, total in enumerate(loop(builder, pairs, starts, body)):
                 store(builder, total, places[place // _PARTS], 64 * (place % _PARTS))
 
-        _by_queries(builder, queries, emit)
+        by_count(builder, queries, _COUNTS, emit)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 10), generate

@@ -262,6 +262,19 @@ def loop(
     return found
 
 
+def by_count(builder: Any, value: Any, counts: range, emit: Callable[[int], None]) -> None:
+    """Emit `emit(count)` for each of `counts`; the one that `value` turns out to be runs."""
+    done = builder.append_basic_block("done")
+    choice = builder.switch(value, done)
+    for count in counts:
+        case = builder.append_basic_block(f"count{count}")
+        choice.add_case(I64(count), case)
+        builder.position_at_end(case)
+        emit(count)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
 def transposed_sums(builder: Any, sums: list[Any]) -> Any:
     """One vector of 16, whose every lane is the sum of one of 16 vectors."""
     while len(sums) > 1:  # halves of two vectors become one

@@ -8,7 +8,6 @@ Knows no model; keeps no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
@@ -34,7 +33,7 @@ from baton.engine.dot_bf16 import (
     store,
     widened,
 )
-from baton.engine.softmax_ir import loop, spread
+from baton.engine.softmax_ir import by_count, loop, spread
 
 _VECTORS = COLUMNS // LANES
 MOST_ROWS = 6  # of a tile: with 32 registers of 16 numbers, 24 sums and four vectors of weights
@@ -81,10 +80,10 @@ def tile(lines: int, *, wide: bool = False) -> Any:
             _emit_tile(builder, count, lines, wide, at)
 
         if native():
-            _by_rows(builder, rows, range(1, MOST_ROWS + 1), emit)
+            by_count(builder, rows, range(1, MOST_ROWS + 1), emit)
             return context.get_dummy_value()
         room, several = _new_room(builder), builder.icmp_unsigned("<=", rows, I64(MOST_ROWS))
-        _by_rows(builder, rows, range(1, 2), emit)
+        by_count(builder, rows, range(1, 2), emit)
         with builder.if_then(builder.and_(several, builder.icmp_unsigned(">", rows, I64(1)))):
             _emit_stretches(builder, rows, lines, wide, at, room)
         return context.get_dummy_value()
@@ -95,19 +94,6 @@ def tile(lines: int, *, wide: bool = False) -> Any:
         return types.void(*[types.int64] * 9), generate
 
     return intrinsic(typed)
-
-
-def _by_rows(builder: Any, rows: Any, counts: range, emit: Callable[[int], None]) -> None:
-    """`emit(count)` for the one of `counts` that `rows` turns out to be, if any."""
-    done = builder.append_basic_block("done")
-    choice = builder.switch(rows, done)
-    for count in counts:
-        case = builder.append_basic_block(f"rows{count}")
-        choice.add_case(I64(count), case)
-        builder.position_at_end(case)
-        emit(count)
-        builder.branch(done)
-    builder.position_at_end(done)
 
 
 def _emit_tile(builder: Any, rows: int, lines: int, wide: bool, at: _Places) -> None:
@@ -179,7 +165,7 @@ def _emit_stretches(
             def add(many: int, here: _Places = here, sums: _Room = sums) -> None:
                 _add_part(builder, many, lines, here, sums)
 
-            _by_rows(builder, rows, range(2, MOST_ROWS + 1), add)
+            by_count(builder, rows, range(2, MOST_ROWS + 1), add)
     with cgutils.for_range(builder, rows) as row:
         own = builder.add(room.sums, builder.mul(row.index, I64(4 * COLUMNS)))
         total = [load(builder, own, 64 * place, FLOATS) for place in range(_VECTORS)]
