@@ -30,6 +30,9 @@ from baton.engine.spec import read_spec
 from baton.engine.weights import load_weights
 from baton.runtime.errors import ConfigError
 
+sys.path.append(str(Path(__file__).parent))
+from interpreter import patch_once_a_launch
+
 BLOCKS, SIZE = 64, 8
 Sizes = tuple[int, ...]
 
@@ -67,6 +70,7 @@ def main() -> int:
     parser.add_argument("--quantization", default="none", choices=MADE)
     parser.add_argument("--ordinary", action="store_true", help="the other mode is refused, too")
     given = parser.parse_args()
+    patch_once_a_launch()
     device, tiny = torch.device(given.device), given.device == "cpu"
     if tiny:  # a program takes the interpreter milliseconds
         determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 9

@@ -28,6 +28,9 @@ from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.weights import load_weights
 
+sys.path.append(str(Path(__file__).parent))
+from interpreter import patch_once_a_launch
+
 BLOCKS, SIZE = 64, 16
 RULES = (SamplingParams(temperature=0.0), SamplingParams(1.1, top_k=9, top_p=0.9, seed=4))
 
@@ -112,6 +115,7 @@ def main() -> int:
     parser.add_argument("--sized", action="store_true", help="the pool by measured memory")
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", *CODES))
     given = parser.parse_args()
+    patch_once_a_launch()
     device = torch.device(given.device)
     spec = read_spec(given.folder)
     weights = load_weights(given.folder, spec, torch.float32, device=device)

@@ -75,6 +75,7 @@ def main() -> int:
     sys.modules["parity"] = sys.modules["__main__"]  # what the scripts import
     sys.path.append(str(Path(__file__).parent))
     checks = importlib.import_module(f"{given.script}_parity").CHECKS
+    importlib.import_module("interpreter").patch_once_a_launch()
     results = run_checks(checks, torch.device(given.device), given.device == "cpu", given.only)
     if given.json:
         with open(given.json, "w") as file:
