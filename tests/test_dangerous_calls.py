@@ -8,7 +8,8 @@ around it is found by whoever reads the change, not here.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,9 @@ def all_code() -> list[Path]:
 class _Names:
     """What the names of one file may stand for, whichever scope they are in."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
         self._full: dict[str, set[str]] = {}
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     first = alias.name.split(".")[0]
@@ -85,7 +86,7 @@ class _Names:
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     self._add(alias.asname or alias.name, {f"{node.module}.{alias.name}"})
-        assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
+        assigned = [node for node in nodes if isinstance(node, ast.Assign | ast.AnnAssign)]
         for node in sorted(assigned, key=lambda node: node.lineno):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
@@ -103,7 +104,7 @@ class _Names:
             return {f"{name}.{node.attr}" for name in self.of(node.value)}
         if isinstance(node, ast.Subscript) and "sys.modules" in self.of(node.value):
             return _constant(node.slice)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
             owners, attribute = self.of(node.args[0]), _constant(node.args[1])
             return {f"{owner}.{name}" for owner in owners for name in attribute}
         if isinstance(node, ast.Call) and node.args and IMPORTS_BY_NAME in self.of(node.func):
@@ -120,14 +121,15 @@ def _constant(node: ast.expr) -> set[str]:
 
 def dangers(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """What of RUNS_WHAT_IT_READS a file names, and calls that are dangerous by an argument."""
-    names = _Names(tree)
+    nodes = list(ast.walk(tree))
+    names = _Names(nodes)
     judged = {  # the callee of an import by a constant name
         node.func
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and node.args and _constant(node.args[0])
         if names.of(node.func) == {IMPORTS_BY_NAME}
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from _imported(node)
         elif isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
@@ -142,7 +144,7 @@ def dangers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _runs(name: str) -> bool:
-    return any(f"{name}.".startswith(f"{danger}.") for danger in RUNS_WHAT_IT_READS)
+    return any(above in RUNS_WHAT_IT_READS for above in accumulate(name.split("."), "{}.{}".format))
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, int]]:
