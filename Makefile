@@ -32,11 +32,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
 # Their tests start processes, so they are kept from the many that fill all cores: those of whole
-# fleets one after the other, the others two at a time. Those elsewhere that measure how long
-# something takes are marked so, and run alone.
+# fleets one after the other, the others two at a time. So do those elsewhere that measure how long
+# something takes, mostly waiting for it: they are marked so, and run last.
 FLEETS := tests/chaos tests/e2e
 STARTERS := tests/benchmarks tests/deploy
-MARKED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
+TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
 PYTEST = $(BIN)/python -P -m pytest --durations=20
 # in the order of their names: those of the fewest tests, which take the longest, come last else
 BY_FILE := --dist=loadfile --no-loadscope-reorder
@@ -72,10 +72,10 @@ test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
 ifeq ($(TESTS),tests)
 	@result=0; \
 	$(PYTEST) --numprocesses=logical --maxprocesses=4 $(BY_FILE) \
-	    -m "not alone" $(FLEETS:%=--ignore=%) $(STARTERS:%=--ignore=%) || result=$$?; \
+	    -m "not timed" $(FLEETS:%=--ignore=%) $(STARTERS:%=--ignore=%) || result=$$?; \
 	$(PYTEST) --numprocesses=2 $(BY_FILE) $(STARTERS) || result=$$?; \
 	$(PYTEST) $(FLEETS) || result=$$?; \
-	$(PYTEST) -m alone $(MARKED) || result=$$?; \
+	$(PYTEST) --numprocesses=2 $(BY_FILE) -m timed $(TIMED) || result=$$?; \
 	exit $$result
 else
 	$(PYTEST) $(TESTS)

@@ -15,7 +15,7 @@ from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.preflight import PreflightFailed
 from baton.runtime import metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 OWN, PEER = b"o" * 16, b"p" * 16
 

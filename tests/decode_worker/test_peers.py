@@ -27,7 +27,7 @@ from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.tls import Tls
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 OWN = b"o" * 16
 

@@ -23,7 +23,7 @@ from baton.runtime.grpc_links import (
     open_server,
 )
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 OWN = [20, 3, 21, 5, 9, 30]
 THEIRS = [4, 11, 2, 7, 8, 25]

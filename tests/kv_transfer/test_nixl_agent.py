@@ -17,7 +17,7 @@ from baton.kv_transfer.piece_queue import PieceQueue
 from baton.runtime.errors import ConfigError, ReadFailed
 from baton.simulation.scripted_nixl import ScriptedAgent
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 Made = tuple[NixlAgent, ScriptedAgent]
 

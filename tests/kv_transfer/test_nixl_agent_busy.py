@@ -19,7 +19,7 @@ from baton.kv_transfer.pieces import cut
 from baton.runtime.errors import ReadFailed
 from baton.simulation.scripted_nixl import Handle, ScriptedAgent
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 BUSY, OTHER = b"B" * 16, b"O" * 16
 BLOCKS = 4

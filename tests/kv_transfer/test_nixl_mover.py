@@ -26,7 +26,7 @@ from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 from baton.kv_transfer.preflight import described, first_json, measure
 from baton.runtime.errors import ReadFailed
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 pytest.importorskip("nixl")
 

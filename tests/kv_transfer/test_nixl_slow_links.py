@@ -19,7 +19,7 @@ from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
 from baton.simulation.scripted_nixl import Handle, ScriptedAgent
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 BLOCKS = 32
 BLOCK_BYTES = 256

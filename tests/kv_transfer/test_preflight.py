@@ -18,7 +18,7 @@ from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 LOG = """
 [1] |  0..inf | zero-copy | tcp/lo |

@@ -21,7 +21,7 @@ from baton.runtime.sampling import SamplingParams
 from baton.simulation.cluster import SLABS, VOCAB, Cluster, Node
 from baton.simulation.hash_engine import expected_output
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 LIMIT_S = 30.0
 LEASE_S = 60.0  # in which every reader here has long said closed

@@ -16,7 +16,7 @@ import pytest
 from baton.router.choice_text import ChoiceText
 from baton.runtime.identity import tenant_of
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 async def test_openai_async_client(router: Any) -> None:

@@ -16,7 +16,7 @@ from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from baton.simulation.virtual_time import on_virtual_time
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 WORKERS = ("decode-0", "decode-1")
 

@@ -17,7 +17,7 @@ from baton.router import gate
 from baton.router.gate import PROGRESS_BYTES, awaiting
 from baton.runtime.errors import InvalidRequest
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 GENERATE = "/baton.client.v1.Inference/Generate"
 LENGTH = 4 * PROGRESS_BYTES

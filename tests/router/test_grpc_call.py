@@ -17,7 +17,7 @@ from baton.router.turns import Turns
 from baton.router.validation import Validator
 from baton.simulation.virtual_time import on_virtual_time
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 GENERATE = "/baton.client.v1.Inference/Generate"
 MODELS = "/baton.client.v1.Inference/ListModels"

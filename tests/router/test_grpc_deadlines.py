@@ -15,7 +15,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.grpc_call import Call
 from baton.runtime import metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 CODE = grpc.StatusCode
 

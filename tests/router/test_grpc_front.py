@@ -18,7 +18,7 @@ from baton.router.grpc_inference import SERVICE, Inference
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 CODE = grpc.StatusCode
 ALONE = ("grpc.use_local_subchannel_pool", 1)  # a connection of its own

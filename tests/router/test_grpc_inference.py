@@ -16,7 +16,7 @@ from baton.router.choice_text import ChoiceText
 from baton.router.tokenizer import HfTokenizer
 from baton.runtime import metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 CODE = grpc.StatusCode
 USER = client_pb2.Message(role="user", content="hi")

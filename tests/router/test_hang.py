@@ -12,7 +12,7 @@ from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual_time import on_virtual_time
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 DEFAULTS = RouterConfig(port=0)
 

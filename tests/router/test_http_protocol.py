@@ -14,7 +14,7 @@ import pytest
 from baton.router import http_protocol
 from baton.router.http_protocol import HEAD_BYTES, BoundedHttp
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from baton.runtime.identity import chain, cluster_key, root, tenant_salt
 from baton.simulation.scripted_worker import ScriptedWorker
 from baton.simulation.virtual_time import on_virtual_time
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TOKEN = "a secret of the test"
 KEY = cluster_key(TOKEN)

@@ -111,7 +111,7 @@ async def test_closing_does_not_wait_for_a_thread(held: Held) -> None:
             await running
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 async def test_a_long_text_does_not_stop_the_other_requests(model_folder: Path) -> None:
     """The loop is away for a small part of the encoding at a time, on a busy machine too."""
     drawn = random.Random(1)

@@ -23,7 +23,7 @@ from baton.runtime.grpc_links import (
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TOKEN = "a token"
 LIMIT_S = 20.0

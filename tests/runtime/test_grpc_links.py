@@ -27,7 +27,7 @@ from baton.runtime.grpc_links import (
 )
 from baton.runtime.links import LinkClosed
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TOKEN = "a token"
 LIMIT_S = 30.0

@@ -11,7 +11,7 @@ import pytest
 
 from baton.runtime import tracing
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 @pytest.fixture(autouse=True)
