@@ -42,6 +42,8 @@ PYTEST = $(BIN)/python -P -m pytest --durations=20
 BY_FILE := --dist=loadfile --no-loadscope-reorder
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 
+# Where it is set, each of the hundreds of processes compiles Baton's code anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Two torch processes that spin on the same cores slow each other thirty times.
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0

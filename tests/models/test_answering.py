@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from baton.models import answering, tiny_folder, tiny_tokenizer
 from baton.models.answering import Answering
+from baton.models.embedded import embedded_model
 from baton.models.training_model import TinyShape, TrainingModel
 
-TOKENIZER = tiny_tokenizer.train()
+TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 SHAPE = TinyShape(2, hidden=64, heads=4, kv_heads=2, head_dim=32, ffn=96, vocab=3712, context=512)
 END = tiny_tokenizer.SPECIAL_TOKENS.index("<|end|>")
 

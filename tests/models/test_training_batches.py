@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from baton.models import corpus_mix, tiny_tokenizer
+from baton.models import corpus_mix
+from baton.models.embedded import embedded_model
 from baton.models.tiny_tokenizer import ChatEncoder
 from baton.models.training_batches import CONTEXT, Batches, gathered
 
-TOKENIZER = tiny_tokenizer.train()
+TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 ENCODER = ChatEncoder(TOKENIZER)
 
 

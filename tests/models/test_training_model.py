@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.engine.batch import Slice, StepBatch
 from baton.engine.loading import build_runner
 from baton.engine.spec import read_spec
 from baton.models import tiny_folder, tiny_tokenizer, training_model
+from baton.models.embedded import embedded_model
 from baton.models.training_model import TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
 VOCAB = 3712
 SMALL = TinyShape(2, hidden=64, heads=4, kv_heads=2, head_dim=32, ffn=96, vocab=VOCAB, context=512)
-TOKENIZER = tiny_tokenizer.train()
+TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 
 
 def lively(shape: TinyShape) -> TrainingModel:

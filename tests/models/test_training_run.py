@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from baton.models import tiny_tokenizer
+from baton.models.embedded import embedded_model
 from baton.models.muon import Rates
 from baton.models.tiny_tokenizer import ChatEncoder
 from baton.models.training_batches import Batches
@@ -16,7 +17,7 @@ from baton.models.training_model import TinyShape, TrainingModel
 from baton.models.training_run import TrainingRun, height
 from baton.runtime.errors import ConfigError
 
-TOKENIZER = tiny_tokenizer.train()
+TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 SHAPE = TinyShape(1, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, vocab=3712)
 
 
