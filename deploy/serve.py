@@ -129,6 +129,8 @@ class Serving:
         )
         if options.config.security.tls == "off":
             self._progress("WARNING: security.tls is off: processes talk in plain text")
+        if not options.config.handoff.verify:
+            self._progress("WARNING: handoff.verify is off: a wrong block is used unseen")
         if gpus:
             placed = plan.devices(options, gpus).items()
             told = ", ".join(f"{name} on {device}" for name, device in placed)

@@ -82,6 +82,8 @@ def run_worker(
     # before the model: they may have to be refused
     registry = DirectoryRegistry(registry_folder, secret=token)
     tls = tls_of(config.security)
+    if not config.handoff.verify:
+        log.warning("blocks are used unverified: wrong ones too", setting="handoff.verify")
     with worker_lock.held(registry_folder, worker_id):
         engine = _load(config, role, model_folder)
         boot = Boot(

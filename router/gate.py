@@ -1,5 +1,5 @@
-"""The gate before every route: request ids, API keys, and the size of bodies. Keys and ids are
-those of the gRPC front end too.
+"""The gate before every route: request ids, API keys or else by which name it is asked, and the
+size of bodies. Keys and ids are those of the gRPC front end too.
 
 Plain ASGI, so that disconnects and streams pass untouched. Knows no route's meaning but which
 are open to everyone.
@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +26,9 @@ from baton.runtime.errors import Cancelled, InvalidRequest, Overloaded, TooLarge
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/metrics"})
 BODY_S = 60.0
 PROGRESS_BYTES = 16 << 10  # of a body: who brings less is taken for silent where others want in
+_HERE = re.compile(
+    rb"([a-z]+://)?(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE
+)
 _LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
@@ -50,6 +53,25 @@ def no_key() -> Unauthenticated:
     return Unauthenticated("give one of this server's API keys as a Bearer token")
 
 
+class OtherName(InvalidRequest):
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
+
+
+def check_names(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Without keys only who is on this host may ask, and a web page that a browser shows there is
+    somebody else: its own name, which its owner's DNS may point here, stands in Host or Origin.
+    Raises OtherName for any name there but localhost; addresses are nobody's names."""
+    for header, value in headers:
+        if header in (b"host", b"origin") and not _HERE.fullmatch(value):
+            name = header.decode().title()
+            raise OtherName(
+                f"{name} is {value[:80].decode('latin-1')!r}: a server without router.api_keys "
+                "answers to localhost and addresses alone; ask by one of these, or give it keys",
+                name,
+            )
+
+
 def new_request_id() -> str:
     return f"req-{secrets.token_hex(16)}"
 
@@ -62,11 +84,13 @@ def label_of(given: bytes) -> str:
 class Gate:
     """Mints `scope["state"]["request_id"]` and sends it as X-Request-Id. A client's own
     X-Request-Id is only a label in the logs. `scope["state"]["tenant"]` is the digest of the
-    key that a request came with; empty where none is asked for."""
+    key that a request came with; empty where none is asked for. Then it lets nobody in who asks
+    by a name of his own."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
         self._keys = Keys(api_keys)
+        self._check_names = not api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,6 +109,12 @@ class Gate:
         given = dict(scope["headers"])
         label = given.get(b"x-request-id", b"")
         with logs.bind_request(request_id, client_label=label_of(label)):
+            try:
+                if self._check_names:
+                    check_names(scope["headers"])
+            except OtherName as error:
+                await error_response(error)(scope, receive, send_with_id)
+                return
             tenant = self._keys.tenant(given.get(b"authorization", b""))
             if tenant is None and scope["path"] not in OPEN_PATHS:
                 await error_response(no_key())(scope, receive, send_with_id)

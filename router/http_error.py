@@ -25,6 +25,7 @@ _CODES = {
     "InvalidRequest": "invalid_value",
     "NotFound": "not_found",
     "MethodNotAllowed": "method_not_allowed",
+    "OtherName": "other_name",
     "TooLarge": "body_too_large",
     "Unauthenticated": "invalid_api_key",
     "Overloaded": "overloaded",

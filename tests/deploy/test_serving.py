@@ -22,29 +22,34 @@ from baton.deploy.instance import (
 from baton.deploy.model_source import ModelSource
 from baton.deploy.plan import ServeOptions
 from baton.deploy.serve import Serving, grpc_address
-from baton.runtime.config import Config, SecurityConfig
+from baton.runtime.config import Config, HandoffConfig, SecurityConfig
 from baton.runtime.errors import BatonError, ConfigError
 
 
-def prepared(instance: Instance, security: SecurityConfig) -> tuple[Serving, list[str]]:
+def prepared(instance: Instance, **config: Any) -> tuple[Serving, list[str]]:
     """A Serving whose jobs are written, and what it says."""
     said: list[str] = []
-    options = ServeOptions(Config(security=security), launcher="process")
+    options = ServeOptions(Config(**config), launcher="process")
     serving = Serving(options, said.append)
     serving._prepare(instance, ModelSource(Path("/m"), "name"))
     return serving, said
 
 
 def test_tls_that_is_off_is_said_and_makes_no_certificates(instance: Instance) -> None:
-    _, said = prepared(instance, SecurityConfig(tls="off"))
+    _, said = prepared(instance, security=SecurityConfig(tls="off"))
     assert "WARNING: security.tls is off" in "".join(said)
     assert not (instance.folder / "tls").exists()
+
+
+def test_blocks_that_are_used_unverified_are_said(instance: Instance) -> None:
+    _, said = prepared(instance, handoff=HandoffConfig(verify=False))
+    assert "WARNING: handoff.verify is off" in "".join(said)
 
 
 def test_certificates_are_renewed_while_it_serves(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serving, said = prepared(instance, SecurityConfig())
+    serving, said = prepared(instance, security=SecurityConfig())
     assert "WARNING" not in "".join(said)
     renewals = []
 

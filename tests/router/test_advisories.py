@@ -111,6 +111,40 @@ async def test_every_route_needs_the_key_however_it_is_written(
             assert reply.status_code == 404, path  # no such door, with a key either
 
 
+HERE = ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "10.0.0.7", "[::1]:80")
+ELSEWHERE = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example")
+ODD = ("", "::1", "localhost@evil.example", "evil.example@localhost", "localhost:80:80", "[evil]")
+
+
+async def test_a_web_page_on_this_host_is_not_its_user(router: Any, fast_config: Any) -> None:
+    """A browser here shows pages of others, and DNS of others may call this host by their names:
+    without keys neither asks anything; with keys a name is no matter."""
+    ask = {"url": "/v1/completions", "json": COMPLETE | {"max_tokens": 1}}
+    async with router() as running:
+        for host in HERE:
+            for named in ({"host": host}, {"origin": f"http://{host}"}):
+                assert (await running.http.post(**ask, headers=named)).status_code == 200, named
+        told = [{"host": name} for name in (*ELSEWHERE, *ODD)]
+        told += [{"origin": f"https://{name}"} for name in ELSEWHERE] + [{"origin": "null"}]
+        for named in told:
+            (header,) = named
+            for path in ("/v1/models", *OPEN_PATHS):
+                reply = await running.http.get(path, headers=named)
+                assert reply.status_code == 403, (path, named)
+            reply = await running.http.post(**ask, headers=named)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["param"]) == (403, header.title())
+            assert "router.api_keys" in error["message"] and error["code"] == "other_name"
+        assert len(running.workers["decode-0"].seen("submit")) == 2 * len(HERE)
+    async with router(config=replace(fast_config, api_keys=("k1",))) as running:
+        key = {
+            "authorization": "Bearer k1",
+            "host": "models.example",
+            "origin": "https://a.example",
+        }
+        assert (await running.http.post(**ask, headers=key)).status_code == 200
+
+
 async def test_ids_of_a_client_name_nothing(router: Any, eventually: Any) -> None:
     """Two requests under one X-Request-Id are two requests; no worker ever hears the label."""
     label = "cmpl-___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:2"

@@ -133,7 +133,7 @@ async def test_a_slow_client_is_cancelled_and_others_are_not(
         client.setblocking(False)
         await loop.sock_connect(client, (host, int(port)))
         body = b'{"model":"tiny","prompt":"a","max_tokens":4000,"n":16,"stream":true,"logprobs":5}'
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
         await loop.sock_sendall(client, head % len(body) + body)
         worker = running.workers["decode-0"]
         await eventually(lambda: bool(worker.seen("submit")))
@@ -163,7 +163,9 @@ async def refused_without_a_body(url: str) -> float:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     started_s = asyncio.get_running_loop().time()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
+    )
     async with asyncio.timeout(20):
         head = await reader.readuntil(b"\r\n\r\n")
     took_s = asyncio.get_running_loop().time() - started_s
@@ -292,7 +294,7 @@ async def test_an_upload_that_never_comes_does_not_outlast_a_second_signal(
     async with router(config=replace(fast_config, drain_s=3600.0)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
         writer.write(head)
         await asyncio.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -349,7 +351,7 @@ async def test_texts_to_tokenize_are_bounded_as_requests_are(router: Any, fast_c
         host, port = running.url.removeprefix("http://").split(":")
         for path in ("/tokenize", "/detokenize"):
             reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
             writer.write(head.encode())  # and nothing of its body
             await asyncio.sleep(0.1)
             reply = await running.http.post("/tokenize", json={"prompt": "a"})

@@ -112,7 +112,7 @@ async def test_while_the_body_comes(router: Any) -> None:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n"
             b"x-request-deadline: 0.2\r\n\r\n{"
         )
         async with asyncio.timeout(10):
@@ -295,7 +295,7 @@ async def test_who_would_be_too_late_is_refused_before_the_body(
             host, port = running.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n"
                 b"x-request-deadline: %s\r\n\r\n" % deadline.encode()
             )
             async with asyncio.timeout(20):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timed
 
 GENERATE = "/baton.client.v1.Inference/Generate"
 LENGTH = 4 * PROGRESS_BYTES
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % LENGTH
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % LENGTH
 BODY = b'{"model":"tiny","max_tokens":1,"prompt":"hi"}'.ljust(LENGTH)
 
 

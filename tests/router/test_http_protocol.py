@@ -51,8 +51,8 @@ def message(body: bytes) -> str:
     [
         b"\x16\x03\x01\x02\x00" + bytes(64),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n{}",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /livez HTTP/1.1\r\nX-Request-Id: a\x01b\r\n\r\n",
     ],
 )
@@ -63,14 +63,15 @@ async def test_what_is_not_http_gets_an_error_as_every_other(talk: Any, raw: byt
 
 async def test_a_head_without_end_is_cut_off(talk: Any) -> None:
     line = b"X-Filler: " + b"a" * 8000 + b"\r\n"
-    head = [b"GET /livez HTTP/1.1\r\nHost: x\r\n"] + [line] * (HEAD_BYTES // len(line) + 2)
+    head = [b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"] + [line] * (HEAD_BYTES // len(line) + 2)
     status, body = await talk(*head)
     assert status == 431 and str(HEAD_BYTES) in message(body)
 
 
 async def test_a_long_body_is_no_head(talk: Any) -> None:
     body = json.dumps({"prompt": "fox " * (HEAD_BYTES // 2)}).encode()
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: [::]\r\nConnection: close\r\n"
+    head += b"Content-Length: %d\r\n\r\n"
     status, answer = await talk(head % len(body), body[:100], body[100:])
     assert status == 400 and "shorten" in message(answer)
 
@@ -85,8 +86,8 @@ async def test_a_head_that_does_not_come_ends_the_connection(
 
 
 async def test_pipelined_requests_are_all_answered(talk: Any) -> None:
-    one = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     status, rest = await talk(one * 20 + last)
     assert status == 200 and rest.count(b"200 OK") == 20
 
@@ -111,12 +112,14 @@ async def test_connections_are_bounded_and_health_is_not(router: Any, fast_confi
             assert b" 503 " in head and b"retry-after: 1" in head
             assert json.loads(body)["error"]["code"] == "overloaded"
         for what in (b"GET /livez", b"GET /readyz", b"GET /metrics", b"HEAD /readyz"):
-            head, _ = await ask(b"%s HTTP/1.1\r\nhost: x\r\n\r\n" % what)
+            head, _ = await ask(b"%s HTTP/1.1\r\nhost: localhost\r\n\r\n" % what)
             assert b" 200 " in head  # and closed afterwards: it is one too many still
         assert (await running.http.get("/v1/models")).status_code == 200
         idle[0][1].close()
         await asyncio.sleep(0.1)
-        head, _ = await ask(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        head, _ = await ask(
+            b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        )
         assert b" 200 " in head
         idle[1][1].close()
 
@@ -124,7 +127,7 @@ async def test_connections_are_bounded_and_health_is_not(router: Any, fast_confi
 async def test_trailers_are_dropped(talk: Any) -> None:
     body = b'{"model":"tiny","prompt":"a","max_tokens":1}'
     status, _ = await talk(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Request-Deadline: no\r\n\r\n"
         % (len(body), body)
     )
@@ -136,7 +139,7 @@ async def test_trailers_without_end_close_the_connection(router: Any) -> None:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             b"1\r\na\r\n0\r\n"
         )
         try:
@@ -170,7 +173,7 @@ async def wire(router: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[An
         writer.close()
 
 
-LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def test_head_gets_the_same_head_and_no_body(wire: Any) -> None:
@@ -178,7 +181,7 @@ async def test_head_gets_the_same_head_and_no_body(wire: Any) -> None:
     ask, reader, writer = wire
     whole = await ask(LIVE)
     for path in (b"livez", b"metrics", b"v1/models", b"v1/models/none"):
-        writer.write(b"HEAD /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+        writer.write(b"HEAD /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
         async with asyncio.timeout(20):
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.split()[1] == (b"404" if path.endswith(b"none") else b"200")
@@ -197,7 +200,7 @@ async def test_what_comes_after_an_answer_and_is_no_head_ends_the_connection(wir
 
 async def test_a_body_that_nobody_reads_any_more_has_an_end(wire: Any) -> None:
     ask, _, writer = wire
-    endless = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    endless = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert b"404" in await ask(endless)
     try:
         async with asyncio.timeout(10):
@@ -247,7 +250,7 @@ async def test_a_long_body_and_the_next_head_in_one_read_are_no_long_head(router
         reader, writer = await asyncio.open_connection(host, int(port))
         body = json.dumps({"prompt": "a", "model": "tiny", "max_tokens": 1}).encode()
         body += b" " * (HEAD_BYTES + 20_000)
-        first = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        first = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
         writer.write(first % len(body) + body[:10])
         await writer.drain()
         await asyncio.sleep(0.1)
@@ -264,7 +267,9 @@ async def test_a_head_that_began_behind_a_body_is_cut_off_too(router: Any) -> No
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabcGET /livez")
+        writer.write(
+            b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabcGET /livez"
+        )
         async with asyncio.timeout(20):
             assert b"404" in await reader.readline()
             while b" 431 " not in (line := await _next_line(reader, writer)):
@@ -314,11 +319,11 @@ async def unread(
 
 def post(**fields: Any) -> bytes:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 50, **fields}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     return head % len(body) + body
 
 
-METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(

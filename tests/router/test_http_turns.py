@@ -12,9 +12,9 @@ import pytest
 Ask = Callable[..., Awaitable[tuple[list[int], bytes]]]
 
 BODY = b'{"model":"tiny","prompt":"a","max_tokens":3,"stream":true}'
-COMPLETE = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+COMPLETE = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 STREAM = COMPLETE + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
-LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
 
 
@@ -87,7 +87,7 @@ async def test_an_empty_body_behind_such_an_offer_is_not_waited_for(ask: Ask) ->
 
 
 async def test_no_request_is_smuggled_in_a_body_behind_such_an_offer(ask: Ask) -> None:
-    inner = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    inner = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = COMPLETE + OFFER + b"Content-Length: %d\r\n\r\n" % len(inner)
     statuses, answers = await ask(head, inner, LAST)
     assert statuses == [400, 200] and b"not valid JSON" in answers
@@ -114,5 +114,5 @@ async def test_a_compressed_body_is_refused_by_its_header(
 
 
 async def test_a_method_that_is_not_allowed_is_told_which_one_is(ask: Ask) -> None:
-    statuses, answers = await ask(b"GET /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n" + LAST)
+    statuses, answers = await ask(b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n" + LAST)
     assert statuses == [405, 200] and b"use POST" in answers
