@@ -14,7 +14,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,10 +127,8 @@ class Serving:
             f"starting the router, {options.prefill} prefill and {options.decode} decode workers "
             f"({options.launcher} launcher; logs in {logs})"
         )
-        if options.config.security.tls == "off":
-            self._progress("WARNING: security.tls is off: processes talk in plain text")
-        if not options.config.handoff.verify:
-            self._progress("WARNING: handoff.verify is off: a wrong block is used unseen")
+        for warning in _switched_off(options):
+            self._progress(f"WARNING: {warning}")
         if gpus:
             placed = plan.devices(options, gpus).items()
             told = ", ".join(f"{name} on {device}" for name, device in placed)
@@ -358,6 +356,17 @@ def linked_workers(address: str) -> dict[str, int]:
         return {}
     finally:
         connection.close()
+
+
+def _switched_off(options: ServeOptions) -> Iterator[str]:
+    """What protects the user and others, and is off by his own word."""
+    if options.config.security.tls == "off":
+        yield "security.tls is off: processes talk in plain text"
+    if not options.config.handoff.verify:
+        yield "handoff.verify is off: a wrong block is used unseen"
+    asked = os.environ.get("RAY_AUTH_MODE", "token")
+    if options.launcher == "ray" and not options.ray_address and asked != "token":
+        yield f"RAY_AUTH_MODE is {asked}: whoever reaches this host's Ray runs code here"
 
 
 def _print(line: str) -> None:

@@ -46,6 +46,21 @@ def test_blocks_that_are_used_unverified_are_said(instance: Instance) -> None:
     assert "WARNING: handoff.verify is off" in "".join(said)
 
 
+@pytest.mark.parametrize(("mode", "told"), [("disabled", True), ("token", False), (None, False)])
+def test_a_ray_that_asks_for_no_token_is_said(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None, told: bool
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    said = list(serve._switched_off(ServeOptions(Config(), launcher="ray")))
+    assert [word for line in said for word in line.split()[:3]] == (
+        ["RAY_AUTH_MODE", "is", "disabled:"] if told else []
+    )
+    joined = ServeOptions(Config(), launcher="ray", ray_address="10.0.0.1:6379")
+    assert not list(serve._switched_off(joined))  # that one's owner has decided
+
+
 def test_certificates_are_renewed_while_it_serves(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
