@@ -8,12 +8,12 @@ a wait within the deadline. Never a wrong token, a hang, or a block left behind.
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from chaos.descriptors import no_descriptors
 from chaos.hang import hang
 from chaos.network import Way
 from chaos.role_change import change_role
@@ -97,10 +97,6 @@ async def _lines_lost(stage: Stage) -> float:
     return sum(counts)
 
 
-async def _no_descriptors(stage: Stage, name: str) -> None:
-    await stage.limited(name, resource.RLIMIT_NOFILE, stage.open_files(name))
-
-
 async def _no_blocks(stage: Stage) -> None:
     """More prompts at once than the pools have room for."""
     asking = asyncio.gather(*(stage.clients.ask(ask) for ask in stage.longs))
@@ -166,9 +162,9 @@ MEMORY = (
         "full-disk", "the disk of logs and registry is full", _full_disk, hold_s=20.0,
         needs="disk",
     ),
-    Scenario("fds-router", "no file descriptor left in a router", _of(_no_descriptors, "router")),
-    Scenario("fds-decode", "none left in a decode worker", _of(_no_descriptors, "decode-0")),
-    Scenario("fds-prefill", "none left in a prefill worker", _of(_no_descriptors, "prefill-0")),
+    Scenario("fds-router", "no file descriptor left in a router", _of(no_descriptors, "router")),
+    Scenario("fds-decode", "none left in a decode worker", _of(no_descriptors, "decode-0")),
+    Scenario("fds-prefill", "none left in a prefill worker", _of(no_descriptors, "prefill-0")),
     Scenario("no-blocks", "more prompts than KV blocks", _no_blocks, deadline_s=60.0),
     Scenario("leave", "clients disconnect in every phase", _leave, quiet_s=1.0),
     Scenario("roll", "every process restarted in turn (SIGTERM)", _roll),

@@ -11,7 +11,6 @@ import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from chaos.asks import Ask
@@ -87,18 +86,6 @@ class Stage:
             await self.hold()
         finally:
             await self.do(self.network.join, name, other)
-
-    async def limited(self, name: str, what: int, most: int) -> None:
-        """A soft limit of a running process for as long as faults last."""
-        before = self.cluster.limit(name, what, most)
-        try:
-            await self.hold()
-        finally:
-            self.cluster.limit(name, what, before)
-        await self.whole()
-
-    def open_files(self, name: str) -> int:
-        return len(list(Path(f"/proc/{self.cluster.pid(name)}/fd").iterdir()))
 
     async def leave(self, ask: Ask, after_s: float) -> None:
         """A client that goes away after a while, wherever its request is then."""

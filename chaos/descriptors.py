@@ -1,0 +1,142 @@
+"""A process in which no file descriptor is left: no new connection, no new file, while what is
+open goes on.
+
+The limit is on the numbers of descriptors: it is the lowest one that is free, and follows what is
+closed meanwhile downwards. Whether it bites is told twice: new connections are not answered while
+the limit holds, and again once it is over; and the process's own log says why. Beside it is told
+how often a connection that was open before was answered at the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from chaos.stage import Stage
+
+ANSWER_S = 1.0  # for a process to say that it lives
+AGAIN_S = 5.0  # after the limit: a listener that found no descriptor pauses for a second
+OPEN_S = 4.0  # no connection stays silent here for longer: a worker closes it after 5 s
+LOOK_S = 0.05
+NONE_LEFT = os.strerror(errno.EMFILE).encode()
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a process says that it lives, by which path."""
+
+    host: str
+    port: int
+    path: str
+
+
+async def no_descriptors(stage: Stage, name: str) -> None:
+    """For as long as faults last; void unless it was seen to bite."""
+    address = await stage.do(_address, stage, name)
+    log = stage.cluster.folder / f"{name}.log"
+    begins = log.stat().st_size
+    opened = [await _connect(address) for _ in range(_pairs(stage.hold_s))]
+    limiting = asyncio.create_task(_limited(stage, name))
+    await asyncio.sleep(LOOK_S)
+    news, olds = list[bool](), list[bool]()
+    for connection in opened:
+        new, old = await asyncio.gather(_answers(address), _answered(connection, address))
+        if not limiting.done():  # while the limit held, all the time
+            news.append(new)
+            olds.append(old)
+    await limiting
+    if not await _answers_again(address):
+        stage.broken.append(f"{name} takes no new connection {AGAIN_S:g} s after the limit")
+    await stage.whole()
+    told = await stage.do(_told, log, begins)
+    stage.notes.append(
+        f"{news.count(False)} of {len(news)} new connections not answered, {olds.count(True)} of "
+        f"{len(olds)} open ones were; {told} log lines of it"
+    )
+    if not told or False not in news:
+        stage.void = "nobody was seen to miss a descriptor"
+
+
+def lowest_free(pid: int) -> int:
+    """The number that the process's next descriptor would have."""
+    taken = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return next(number for number in itertools.count() if number not in taken)
+
+
+async def _limited(stage: Stage, name: str) -> None:
+    clock = asyncio.get_running_loop().time
+    pid, until_s = stage.cluster.pid(name), clock() + stage.hold_s
+    least = lowest_free(pid)
+    before = stage.cluster.limit(name, resource.RLIMIT_NOFILE, least)
+    try:
+        while clock() < until_s:
+            await asyncio.sleep(LOOK_S)
+            if (free := lowest_free(pid)) < least:
+                least = free
+                stage.cluster.limit(name, resource.RLIMIT_NOFILE, least)
+    finally:
+        stage.cluster.limit(name, resource.RLIMIT_NOFILE, before)
+
+
+def _address(stage: Stage, name: str) -> Address:
+    cluster = stage.cluster
+    router = name.startswith("router")
+    url = cluster.urls[name] if router else f"http://{cluster.records()[name].admin_address}"
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None
+    return Address(parts.hostname, parts.port, "/livez" if router else "/healthz")
+
+
+def _told(log: Path, begins: int) -> int:
+    """How often a log says from there on that no descriptor was left."""
+    with log.open("rb") as file:
+        file.seek(begins)
+        return sum(line.count(NONE_LEFT) for line in file)
+
+
+def _pairs(hold_s: float) -> int:
+    """How often a new and an open connection can be asked at once meanwhile."""
+    return max(1, int(min(hold_s, OPEN_S) / ANSWER_S))
+
+
+async def _connect(address: Address) -> Connection:
+    return await asyncio.open_connection(address.host, address.port)
+
+
+async def _answers(address: Address) -> bool:
+    """Whether a new connection is answered: the kernel alone takes it, but says nothing."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            connection = await _connect(address)
+    except (OSError, TimeoutError):
+        return False
+    return await _answered(connection, address)
+
+
+async def _answered(connection: Connection, address: Address) -> bool:
+    reader, writer = connection
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            writer.write(f"GET {address.path} HTTP/1.1\r\nHost: chaos\r\n\r\n".encode())
+            await writer.drain()
+            return (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    except (OSError, TimeoutError):
+        return False
+    finally:
+        writer.transport.abort()
+
+
+async def _answers_again(address: Address) -> bool:
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + AGAIN_S
+    while not (answered := await _answers(address)) and clock() < until_s:
+        await asyncio.sleep(LOOK_S)
+    return answered
