@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from chaos.clients import Outcome
 from chaos.descriptors import no_descriptors
 from chaos.hang import hang
 from chaos.network import Way
@@ -26,6 +27,7 @@ Needs = Literal["disk", "trace"]  # a small disk of its own; the right to hold a
 LEAVE_AFTER_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 LEAVE_AT_TOKENS = (1, 2, 8)
 LOOK_S = 0.1
+TOLD_S = 1.0  # for counters to have what happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,34 @@ async def _no_blocks(stage: Stage) -> None:
 
 
 async def _leave(stage: Stage) -> None:
-    """Clients that go away: while tokenized, queued, prefilled, fetched and decoded."""
+    """Clients that go away: while tokenized, queued, prefilled, fetched and decoded. Void unless
+    some left before their first token, of whom a handoff was called off, and some after it."""
+    before = await _called_off(stage)
     await asyncio.gather(
         *(stage.leave(stage.longs[n], after) for n, after in enumerate(LEAVE_AFTER_S)),
         *(stage.leave_at(stage.longs[~n], token) for n, token in enumerate(LEAVE_AT_TOKENS)),
     )
+    await asyncio.sleep(TOLD_S)
+    called_off = await _called_off(stage) - before
+    left = [trace for trace in stage.clients.traces if trace.outcome is Outcome.LEFT]
+    streaming = sum(bool(trace.tokens) for trace in left)
+    waiting = len(left) - streaming
+    stage.notes.append(
+        f"{waiting} left before their first token ({called_off:.0f} handoffs called off), "
+        f"{streaming} while tokens came"
+    )
+    if not waiting or not called_off or not streaming:
+        stage.void = "not every phase was left"
+
+
+async def _called_off(stage: Stage) -> float:
+    counts: list[float] = [
+        await stage.do(partial(
+            stage.cluster.metric, name, "baton_handoffs_total", outcome="cancelled"
+        ))
+        for name in stage.cluster.workers()
+    ]  # fmt: skip
+    return sum(counts)
 
 
 async def _roll(stage: Stage) -> None:
