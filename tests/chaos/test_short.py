@@ -102,6 +102,10 @@ def test_what_cannot_be_done_here_is_skipped_by_name(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("chaos.network.unavailable", lambda: "needs root")
     monkeypatch.setattr("chaos.small_disk.unavailable", lambda: "no mount")
+    monkeypatch.setattr("chaos.held_thread.unavailable", lambda: "no ptrace")
     found = skipped(ALL)
     assert found["full-disk"] == "no mount" and found["tcp-cut-decode-in"] == "needs root"
-    assert set(found) == {s.name for s in ALL if s.transport == "tcp" or s.needs == "disk"}
+    assert found["hang-decode"] == "no ptrace"
+    assert set(found) == {s.name for s in ALL if s.transport == "tcp" or s.needs}
+    monkeypatch.setattr("chaos.held_thread.unavailable", str)
+    assert not any(s.needs == "trace" and s.name in skipped(ALL) for s in ALL)
