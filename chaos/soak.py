@@ -9,9 +9,12 @@ in MB an hour: a table that doubles once, early or late, counts little; in the m
 still looks like growth, as does one that doubles again and again. With its error, since a short
 run cannot tell a small slope from noise. Beside it stands that of what is allocated, in the C heap
 and in Python's: a leak makes both grow, a hole of the heap that is used for the first time only
-the memory. Exit code 1 if a process grew by more than 1 MB an hour, beyond twice its error, or an
-answer was not right; a run whose error is too large to tell says so. The answers are judged as in
-run.py.
+the memory. Of descriptors and tasks it is the median of the last third of the samples after
+warm-up, less that of their first third.
+
+Exit code 1 if a process grew by more than 1 MB an hour, beyond twice its error, or by more than 5
+descriptors or tasks, if an answer was not right, or a block is left; 3 if nothing of that was seen
+but the error is too large to tell. The answers are judged as in run.py.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -41,6 +45,8 @@ WARM_MOST_S = 900.0
 SAMPLES = 360  # in a run, at least one every 20 s
 QUIET_S = 10.0
 MB = 1e6
+MOST_MORE = 5.0  # descriptors, and tasks, of a process
+FAILED, CANNOT_TELL = 1, 3  # exit codes; 2 is for a command line that cannot be read
 IN_USE = ("used", "leased", "pinned", "quarantined")
 KINDS = {"memory_mb": "MB of its own", "heap_mb": "MB allocated in C",
          "python_blocks": "blocks allocated in Python", "descriptors": "open files",
@@ -92,6 +98,30 @@ def growth(points: Sequence[tuple[float, float]], warm_minutes: float) -> Growth
     low = slopes[max(0, int((len(slopes) - ranks) / 2))]
     high = slopes[min(len(slopes) - 1, int((len(slopes) + ranks) / 2))]
     return Growth(float(np.median(slopes)), float(high - low) / 4)
+
+
+def more(points: Sequence[tuple[float, float]], warm_minutes: float) -> float:
+    """By how much the median of the last third exceeds that of the first, after `warm_minutes`."""
+    late = [held for minute, held in points if minute >= warm_minutes]
+    third = -(-len(late) // 3)
+    return statistics.median(late[-third:]) - statistics.median(late[:third])
+
+
+def states(mine: Series, warm_minutes: float) -> dict[str, str]:
+    """What is said of a process's memory, descriptors and tasks: holds, GROWS, cannot tell."""
+    found = {"memory_mb": growth(mine.memory_mb, warm_minutes).state}
+    for kind in ("descriptors", "tasks"):
+        grown = more(getattr(mine, kind), warm_minutes)
+        found[kind] = "GROWS" if grown > MOST_MORE else "holds"
+    return found
+
+
+def exit_code(told: Iterable[str], *, wrong: int, left: int) -> int:
+    """Of all states, the answers that were not right, and the workers that still hold a block."""
+    said = set(told)
+    if wrong or left or "GROWS" in said:
+        return FAILED
+    return CANNOT_TELL if "cannot tell" in said else 0
 
 
 def own_bytes(pid: int) -> int:
@@ -164,6 +194,7 @@ def tell(soak: Soak, hours: float, left: Mapping[str, object], folder: Path) -> 
     """Print each process's growth, write the pictures and soak.json; the exit code."""
     warm = min(WARM_SHARE * hours * 60, WARM_MOST_S / 60)
     grown = {name: growth(mine.memory_mb, warm) for name, mine in soak.series.items()}
+    said = {name: states(mine, warm) for name, mine in soak.series.items()}
     print(f"$ {command()}")
     answered = {outcome.value: count for outcome, count in soak.counts.items()}
     print(f"{hours:g} h, growth after {warm:.1f} min of warm-up; answers: {answered}")
@@ -175,8 +206,10 @@ def tell(soak: Soak, hours: float, left: Mapping[str, object], folder: Path) -> 
             f"{found.mb_h:+7.2f} +- {found.error_mb_h:.2f} MB/h {found.state}; allocated "
             f"{heap.mb_h:+.2f} +- {heap.error_mb_h:.2f} MB/h in C and {python.mb_h:+.0f} +- "
             f"{python.error_mb_h:.0f} blocks/h in Python; descriptors "
-            f"{mine.descriptors[0][1]:.0f} to {mine.descriptors[-1][1]:.0f}, tasks at most "
-            f"{max(count for _, count in mine.tasks):.0f}"
+            f"{mine.descriptors[0][1]:.0f} to {mine.descriptors[-1][1]:.0f} "
+            f"({more(mine.descriptors, warm):+g}) {said[name]['descriptors']}, tasks at most "
+            f"{max(count for _, count in mine.tasks):.0f} ({more(mine.tasks, warm):+g}) "
+            f"{said[name]['tasks']}"
         )
     for kind, words in KINDS.items():
         runs = {name: getattr(mine, kind) for name, mine in soak.series.items()}
@@ -185,13 +218,18 @@ def tell(soak: Soak, hours: float, left: Mapping[str, object], folder: Path) -> 
     content = {
         "command": command(), "machine": machine(), "hours": hours, "answers": answered,
         "growth": {name: asdict(found) for name, found in grown.items()},
-        "left": left, "series": {name: asdict(mine) for name, mine in soak.series.items()},
+        "states": said, "left": left,
+        "series": {name: asdict(mine) for name, mine in soak.series.items()},
     }  # fmt: skip
     (folder / "soak.json").write_text(json.dumps(content) + "\n")
     if left:
         print(f"still held after quiet: {left}")
     wrong = sum(count for outcome, count in soak.counts.items() if outcome is not Outcome.RIGHT)
-    return int(bool(left) or wrong > 0 or any(found.state == "GROWS" for found in grown.values()))
+    every = [state for kinds in said.values() for state in kinds.values()]
+    code = exit_code(every, wrong=wrong, left=len(left))
+    if code == CANNOT_TELL:
+        print("cannot tell whether a process grows: let it run longer, on a quieter machine")
+    return code
 
 
 async def _soak(soak: Soak, cluster: Cluster, right: dict[int, list[str]], hours: float) -> None:

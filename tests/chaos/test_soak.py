@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.runtime import heap
-from chaos.soak import Growth, growth, own_bytes
+from chaos.soak import CANNOT_TELL, Growth, Series, exit_code, growth, own_bytes, states
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,6 +64,32 @@ def test_one_step_is_no_growth_and_many_are(every_minutes: int, state: str) -> N
     assert growth(points, 0.0).state == state
 
 
+def series(*, memory_mb_h: float = 0.0, noise: float = 0.0, **late: float) -> Series:
+    """What a process held in two hours; `late`: of what it has more in the second one."""
+    counts = {
+        kind: [
+            (float(m), 20.0 + m % 3 + (late.get(kind, 0.0) if m >= 60 else 0)) for m in range(120)
+        ]
+        for kind in ("descriptors", "tasks")
+    }
+    return Series(memory_mb=line(memory_mb_h, noise=noise), **counts)
+
+
+@pytest.mark.parametrize("kind", ["descriptors", "tasks"])
+def test_more_descriptors_or_tasks_than_after_warm_up_are_growth(kind: str) -> None:
+    level = {"memory_mb": "holds", "descriptors": "holds", "tasks": "holds"}
+    assert states(series(), 0.0) == states(series(**{kind: 5.0}), 0.0) == level
+    assert states(series(**{kind: 6.0}), 0.0) == level | {kind: "GROWS"}
+    assert states(series(**{kind: 6.0}), 61.0) == level  # it was so after warm-up already
+
+
+def test_the_exit_code_says_what_was_seen_and_that_nothing_could_be() -> None:
+    assert exit_code(["holds"], wrong=0, left=0) == 0
+    assert exit_code(["holds", "cannot tell"], wrong=0, left=0) == CANNOT_TELL == 3
+    assert exit_code(["cannot tell", "GROWS"], wrong=0, left=0) == 1
+    assert exit_code(["holds"], wrong=1, left=0) == exit_code(["cannot tell"], wrong=0, left=1) == 1
+
+
 # It goes on when it is told to: nothing else in it takes memory, or gives some back.
 TAKES_THEN_MAPS = """
 import mmap, os, sys
@@ -113,6 +139,9 @@ def test_a_short_soak_samples_every_process(tmp_path: Path) -> None:
         assert heap.TOLD is (min(figure for _, figure in series["heap_mb"]) > 5)
         assert min(figure for _, figure in series["tasks"]) >= 1
         assert min(figure for _, figure in series["descriptors"]) > 5
+    every = [state for kinds in written["states"].values() for state in kinds.values()]
+    assert len(every) == 6 and done.returncode == exit_code(every, wrong=0, left=0)
+    assert ("cannot tell whether" in done.stdout) is (done.returncode == CANNOT_TELL)
     assert written["series"]["router"]["blocks"] == []
     assert len(written["series"]["decode-0"]["blocks"]) >= 4
     for kind in ("memory_mb", "heap_mb", "python_blocks", "descriptors", "tasks", "blocks"):
