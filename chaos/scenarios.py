@@ -222,6 +222,11 @@ TCP = (
              _of(_part, "decode-0", "prefill-0"), "tcp", settle_s=3.5),
     Scenario("tcp-cut-router", "link of a router down, both ways",
              _of(_cut, "router", "both"), "tcp"),
+    Scenario("tcp-cut-router-in", "link of a router down, what it is sent is lost",
+             _of(_cut, "router", "in"), "tcp", settle_s=3.5),
+    Scenario("tcp-cut-router-out", "link of a router down, what it sends is lost",
+             _of(_cut, "router", "out"), "tcp", settle_s=3.5),
+    Scenario("tcp-leave", "clients disconnect in every phase", _leave, "tcp", quiet_s=1.0),
 )  # fmt: skip
 ALL = (*MEMORY, *TCP)
 SHORT = ("kill-decode", "pause-prefill", "kill-router", "leave")
