@@ -94,7 +94,7 @@ class Client:
                 "ignore_eos": True,
             }
         )
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         if deadline:
             head += f"x-request-deadline: {self._deadline_s:g}\r\n"
         began = time.perf_counter()
@@ -119,7 +119,7 @@ class Client:
         async with asyncio.timeout(READY_S):
             while status != 200:
                 await asyncio.sleep(POLL_S)
-                status, _ = await self._ask(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+                status, _ = await self._ask(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
 
     async def _ask(self, request: bytes) -> tuple[int, bytes]:
         async with self._connection() as (reader, writer):

@@ -125,7 +125,7 @@ async def _answered(connection: Connection, address: Address) -> bool:
     reader, writer = connection
     try:
         async with asyncio.timeout(ANSWER_S):
-            writer.write(f"GET {address.path} HTTP/1.1\r\nHost: chaos\r\n\r\n".encode())
+            writer.write(f"GET {address.path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             await writer.drain()
             return (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     except (OSError, TimeoutError):

@@ -42,6 +42,9 @@ from baton.runtime.registry import Registry
 
 TOLD_S = 5  # for streams that are cut off to take their last event
 BACKLOG = RouterConfig().backlog
+# Connections taken in a turn of the loop. Where no descriptor is left asyncio tries as often in one
+# turn, and each failure is a line in the log and another try a second later.
+ACCEPTS = 1
 KEEP_ALIVE_S = 30
 
 log = logs.get(__name__)
@@ -129,9 +132,16 @@ def _http_server(
             timeout_graceful_shutdown=math.ceil(router.config.drain_s) + TOLD_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
+            backlog=ACCEPTS,
         ),
-        on_started=lambda: ready(url_of(listener)) if ready is not None else None,
+        on_started=lambda: _started(router, listener, ready),
     )
+
+
+def _started(router: Router, listener: socket.socket, ready: Callable[[str], None] | None) -> None:
+    listener.listen(router.config.backlog)  # asyncio has made its queue ACCEPTS long
+    if ready is not None:
+        ready(url_of(listener))
 
 
 async def _serve(

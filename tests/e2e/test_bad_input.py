@@ -58,7 +58,7 @@ async def test_a_crowd_that_vanishes_leaves_nothing(pair: Any, client: httpx.Asy
     body = json.dumps(
         {"model": "small", "prompt": "hi", "max_tokens": 500, "n": 16, "stream": True}
     ).encode()
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     request = head % (COMPLETE.encode(), len(body)) + body
     writers = []
     for number in range(100):

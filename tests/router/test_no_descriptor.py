@@ -1,0 +1,75 @@
+"""A router without a file descriptor left: what is open goes on, and its log stays small."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import resource
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.router import server
+
+pytestmark = pytest.mark.timed
+
+COMPLAINT = "socket.accept() out of system resource"
+WITHOUT_S = 1.5  # complaints come at once, and again after a second
+
+
+@contextmanager
+def none_left() -> Iterator[None]:
+    taken = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    least = next(number for number in itertools.count() if number not in taken)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_who_is_connected_is_answered_and_who_comes_waits(router: Any) -> None:
+    loop = asyncio.get_running_loop()
+    complaints: list[str] = []
+    loop.set_exception_handler(lambda _, told: complaints.append(told["message"]))
+    async with router() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        assert (await running.http.get("/livez")).status_code == 200  # its connection stays open
+        waiting = [socket.socket() for _ in range(3)]
+        with none_left():
+            for client in waiting:
+                client.setblocking(False)
+                await loop.sock_connect(client, (host, int(port)))
+                await loop.sock_sendall(client, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until_s = loop.time() + WITHOUT_S
+            while loop.time() < until_s:
+                assert (await running.http.get("/livez")).status_code == 200
+                await asyncio.sleep(0.01)
+        assert set(complaints) == {COMPLAINT} and len(complaints) <= 2, len(complaints)
+        for client in waiting:
+            async with asyncio.timeout(10):
+                assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200")
+            client.close()
+
+
+async def test_as_many_connections_wait_as_the_setting_says(
+    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio makes a listener's queue as long as what it takes in a turn."""
+    true_bind, listeners = server.bind, list[socket.socket]()
+
+    def bind(*given: Any) -> socket.socket:
+        listeners.append(true_bind(*given))
+        return listeners[0]
+
+    monkeypatch.setattr("baton.router.server.bind", bind)
+    async with router(config=replace(fast_config, backlog=77)):
+        told = listeners[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        assert struct.unpack_from("=I", told, 28) == (77,)  # tcpi_sacked: of a listener, its most
