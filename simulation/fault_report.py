@@ -26,7 +26,7 @@ from typing import Any
 
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError
-from baton.simulation import lab, mutations, regressions
+from baton.simulation import breaks, lab, mutations, regressions
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.scenario import BLOCK, Scenario, draw
 
@@ -108,11 +108,14 @@ class _How:
     """Seeds are run so."""
 
     mutation: str
-    broken: mutations.Mutation
+    broken: breaks.Mutation
     kind: EngineKind
 
     def run(self, scenario: Scenario) -> lab.Outcome:
-        return lab.run(scenario, self.broken, kind=self.kind)
+        outcome = lab.run(scenario, self.broken, kind=self.kind)
+        if self.mutation:  # what only breaks down is not caught
+            outcome.breaches = breaks.broken_promises(outcome.breaches)
+        return outcome
 
     def arguments(self) -> str:
         engine = f" --engine {self.kind.name}" if self.kind is not HASHES else ""
@@ -157,10 +160,10 @@ def _scenario(seed: int, keep: Sequence[int] | None) -> Scenario:
     return scenario.only(tuple(keep))
 
 
-def _named(name: str) -> mutations.Mutation:
+def _named(name: str) -> breaks.Mutation:
     """A deliberate break, or a past bug without its fix."""
     bug = regressions.PAST_BUGS.get(name)
-    return partial(mutations.applied, bug.undo) if bug else mutations.named(name)
+    return partial(breaks.applied, bug.undo) if bug else mutations.named(name)
 
 
 def _shown(

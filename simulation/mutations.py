@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,19 +39,8 @@ from baton.router.submission import Submission
 from baton.runtime import identity
 from baton.runtime.errors import ConfigError, Overloaded
 from baton.runtime.links import LinkClosed
+from baton.simulation.breaks import Break, Mutation, applied
 from baton.simulation.world import World
-
-Mutation = Callable[[], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Break:
-    """`make` gets what stands at `owner.name` and gives what is to stand there."""
-
-    what: str
-    owner: Any
-    name: str
-    make: Callable[[Any], Any]
 
 
 def named(name: str) -> Mutation:
@@ -61,16 +50,6 @@ def named(name: str) -> Mutation:
     if name not in MUTATIONS:
         raise ConfigError(f"--mutation {name}: give one of {', '.join(MUTATIONS)}")
     return partial(applied, MUTATIONS[name])
-
-
-@contextmanager
-def applied(broken: Break) -> Iterator[None]:
-    before = broken.owner.__dict__[broken.name]
-    setattr(broken.owner, broken.name, broken.make(before))
-    try:
-        yield
-    finally:
-        setattr(broken.owner, broken.name, before)
 
 
 def _always(value: Any) -> Callable[[Any], Any]:

@@ -20,7 +20,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.move_budget import MoveBudget
 from baton.router.worker_link import WorkerLink
 from baton.runtime.errors import ReadFailed
-from baton.simulation.mutations import Break
+from baton.simulation.breaks import Break
 
 
 def _any_role(before: Any) -> Any:

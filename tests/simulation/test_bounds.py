@@ -11,8 +11,9 @@ import structlog
 
 from baton.router.circuits import Circuits
 from baton.runtime import logs
-from baton.simulation import lab, mutations
-from baton.simulation.mutations import MUTATIONS, Break
+from baton.simulation import breaks, lab
+from baton.simulation.breaks import Break
+from baton.simulation.mutations import MUTATIONS
 from baton.simulation.regressions import PAST_BUGS
 from baton.simulation.scenario import STORM_EVERY, STORM_SEED, Fault, draw
 
@@ -59,7 +60,7 @@ def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
     watching = Break("", Circuits, "passed_over", counted)
     ends: Counter[str] = Counter()
     for seed in STORMS:
-        outcome = lab.run(draw(seed), lambda: mutations.applied(watching))
+        outcome = lab.run(draw(seed), lambda: breaks.applied(watching))
         assert outcome.breaches == [], seed
         ends.update(outcome.ends)
         reached["moves"] += outcome.migrations
@@ -80,6 +81,6 @@ def test_who_passes_a_bound_is_seen(broken: Break, words: str) -> None:
     breaches = [
         breach
         for seed in STORMS[:8]
-        for breach in lab.run(draw(seed), partial(mutations.applied, broken)).breaches
+        for breach in lab.run(draw(seed), partial(breaks.applied, broken)).breaches
     ]
     assert any(words in breach for breach in breaches)

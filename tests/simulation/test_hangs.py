@@ -13,8 +13,8 @@ import structlog
 from baton.decode_worker.handoffs import Handoffs
 from baton.router.dispatch import Dispatcher
 from baton.runtime import logs
-from baton.simulation import lab, mutations
-from baton.simulation.mutations import Break
+from baton.simulation import breaks, lab
+from baton.simulation.breaks import Break
 from baton.simulation.regressions import PAST_BUGS
 from baton.simulation.scenario import HANG_EVERY, HANG_S, HANG_SEED, Fault, draw
 from baton.simulation.world import DRIFT
@@ -66,7 +66,7 @@ def test_whoever_turns_to_it_has_left_it_within_three_seconds() -> None:
     watching = Break("", Handoffs, "_try", timed)
     for seed in HANGING:
         (hang,) = (e for e in draw(seed).faults if str(e.does).startswith("hang"))
-        outcome = lab.run(draw(seed), lambda: mutations.applied(watching))
+        outcome = lab.run(draw(seed), lambda: breaks.applied(watching))
         assert outcome.breaches == [] and not outcome.void
         assert outcome.ends == {"finished": outcome.requests}
     assert places[0] > 3 and places[1] > 3
@@ -93,6 +93,6 @@ def test_a_request_that_waits_for_it_is_seen(broken: Break) -> None:
     breaches = [
         breach
         for seed in HANGING[3:8]
-        for breach in lab.run(draw(seed), lambda: mutations.applied(broken)).breaches
+        for breach in lab.run(draw(seed), lambda: breaks.applied(broken)).breaches
     ]
     assert any("which is known to hang" in breach for breach in breaches)

@@ -13,9 +13,9 @@ from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.router.worker_link import WorkerLink
 from baton.runtime import logs
 from baton.runtime.errors import Overloaded
-from baton.simulation import lab, mutations
+from baton.simulation import breaks, lab, mutations
+from baton.simulation.breaks import Break
 from baton.simulation.history import Ask
-from baton.simulation.mutations import Break
 from baton.simulation.scenario import Event, Scenario, draw
 
 ASKS = 20
@@ -78,7 +78,7 @@ def refusing(owner: type, name: str, words: str) -> Any:
 
         return refuse
 
-    return lambda: mutations.applied(Break("", owner, name, make))
+    return lambda: breaks.applied(Break("", owner, name, make))
 
 
 def test_a_prefill_worker_with_room_may_not() -> None:

@@ -13,8 +13,8 @@ from baton.kv_transfer.memory_mover import MemoryExchange, MemoryRead
 from baton.kv_transfer.reader import HandoffReader
 from baton.runtime import logs
 from baton.runtime.errors import ReadFailed
-from baton.simulation import lab, mutations
-from baton.simulation.mutations import Break
+from baton.simulation import breaks, lab
+from baton.simulation.breaks import Break
 from baton.simulation.scenario import (
     CONTACT_BLOCKS,
     LINK_EVERY,
@@ -70,7 +70,7 @@ def test_reads_wait_for_each_other_there_and_nothing_fails() -> None:
     for seed in LINKED:
         for is_linked in (True, False):
             made = draw(seed) if is_linked else replace(draw(seed), blocks_per_s=None)
-            assert lab.run(made, lambda: mutations.applied(watching)).breaches == []
+            assert lab.run(made, lambda: breaks.applied(watching)).breaches == []
     assert longest[True] > 4 and longest[False] == 0
 
 
@@ -83,7 +83,7 @@ def failing_reads(before: Any) -> Any:
 
 def test_a_read_that_fails_though_nothing_has_befallen_it_is_seen() -> None:
     broken = Break("", HandoffReader, "_await_landing", failing_reads)
-    breaches = lab.run(draw(LINK_SEED), lambda: mutations.applied(broken)).breaches
+    breaches = lab.run(draw(LINK_SEED), lambda: breaks.applied(broken)).breaches
     words = "which nothing has befallen, failed: ReadFailed: for no reason"
     assert any(words in breach for breach in breaches)
 
@@ -111,5 +111,5 @@ def test_one_that_was_failed_is_no_breach() -> None:
 
     watching = Break("", HandoffReader, "_await_landing", counted)
     for seed in spoiled[:8]:
-        assert lab.run(draw(seed), lambda: mutations.applied(watching)).breaches == []
+        assert lab.run(draw(seed), lambda: breaks.applied(watching)).breaches == []
     assert failed > 3

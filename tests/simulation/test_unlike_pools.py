@@ -11,8 +11,8 @@ import structlog
 
 from baton.router import placement
 from baton.runtime import logs
-from baton.simulation import lab, mutations
-from baton.simulation.mutations import Break
+from baton.simulation import breaks, lab
+from baton.simulation.breaks import Break
 from baton.simulation.scenario import BLOCK, Ask, Event, Fault, Scenario, draw
 
 SEEDS = range(8)
@@ -70,5 +70,5 @@ def test_a_router_that_counts_prompts_alone_is_seen() -> None:
         return lambda need, worker: need.tokens + 1 <= worker.total_blocks * worker.block_size
 
     breaking = Break("", placement, "_holds", by_prompt)
-    outcomes = [lab.run(unlike(seed), lambda: mutations.applied(breaking)) for seed in SEEDS]
+    outcomes = [lab.run(unlike(seed), lambda: breaks.applied(breaking)) for seed in SEEDS]
     assert any(outcome.ends.get("InvalidRequest") for outcome in outcomes)

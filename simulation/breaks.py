@@ -1,0 +1,93 @@
+"""Breaks: one piece of the product replaced for the length of a run, and what that proves.
+
+A break that does not fit the product any more raises where it is called, and whatever hangs on
+it fails: that proves nothing, and is told apart here. The breaks themselves are in mutations.py
+and regressions.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+Mutation = Callable[[], AbstractContextManager[None]]
+
+_UNFIT = (AttributeError, NameError, TypeError)
+_ENDED = re.compile(r"^the lab raised |^\S+ raised |: its (loop|fleet) has ended: ")
+_STUCK = re.compile(r"^(nothing can happen any more|\S+ s have passed); waiting: ")
+
+
+class Misfit(RuntimeError):
+    """A break raised by itself: it was written for another product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """`make` gets what stands at `owner.name` and gives what is to stand there."""
+
+    what: str
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+
+
+@contextmanager
+def applied(broken: Break) -> Iterator[None]:
+    """Raises Misfit at the end if the break's own code failed meanwhile, however the product took
+    it."""
+    misfits: list[Exception] = []
+    before = broken.owner.__dict__[broken.name]
+    setattr(broken.owner, broken.name, _watched(broken.make(before), misfits))
+    try:
+        yield
+    finally:
+        setattr(broken.owner, broken.name, before)
+    if misfits:
+        raise Misfit(f"the break {broken.what!r} does not fit the product: {misfits[0]!r}")
+
+
+def broken_promises(breaches: Sequence[str]) -> list[str]:
+    """The breaches without those that only say that something raised, ended or stood still."""
+    return [one for one in breaches if not _ENDED.search(one) and not _STUCK.search(one)]
+
+
+def _watched(made: Any, misfits: list[Exception]) -> Any:
+    if not inspect.isfunction(made):
+        return made
+    if inspect.iscoroutinefunction(made):
+
+        @functools.wraps(made)
+        async def work(*args: Any, **named: Any) -> Any:
+            try:
+                return await made(*args, **named)
+            except _UNFIT as error:
+                _note(error, made, misfits)
+                raise
+
+        return work
+
+    @functools.wraps(made)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return made(*args, **named)
+        except _UNFIT as error:
+            _note(error, made, misfits)
+            raise
+
+    return call
+
+
+def _note(error: Exception, made: Any, misfits: list[Exception]) -> None:
+    """If it was raised in the break, or by calling it or calling from it with other arguments:
+    what is raised deeper is what the product makes of it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    own = {__file__, inspect.unwrap(made).__code__.co_filename}
+    if trace is not None and trace.tb_frame.f_code.co_filename in own:
+        misfits.append(error)

@@ -1,0 +1,94 @@
+"""A break is caught by a promise that it breaks, not by an exception of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import structlog
+
+from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.worker import DecodeWorker
+from baton.kv_transfer.reader import HandoffReader
+from baton.router.dispatch import Dispatcher
+from baton.runtime import logs
+from baton.simulation import breaks, lab
+from baton.simulation.breaks import Break, Misfit, broken_promises
+from baton.simulation.scenario import draw
+
+LEAK = "after 12 s of quiet, r0: 1 tickets taken"
+SEED = 0
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("lab", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        "the lab raised KeyError('d7') at breaking:12",
+        "d0: its loop has ended: RuntimeError('no')",
+        "r0: its fleet has ended: RuntimeError('no')",
+        "req-3 raised ValueError('no')",
+        "partial raised RuntimeError('block 12 has no hold LEASED to release')",
+        "nothing can happen any more; waiting: main",
+        "200 s have passed; waiting: main",
+    ],
+)
+def test_what_only_raised_or_stood_still_proves_nothing(ended: str) -> None:
+    assert broken_promises([ended]) == []
+    assert broken_promises([ended, LEAK]) == [LEAK]
+
+
+def _no_arguments(_: Any) -> Any:
+    return lambda self: None
+
+
+def _one_too_many(before: Any) -> Any:
+    return lambda self, *more, **named: before(self, *more, **named, gone=True)
+
+
+def _of_another_name(_: Any) -> Any:
+    async def work(self: Any, *_: Any, **__: Any) -> None:
+        self.gone.since.long()
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "make"),
+    [
+        (Dispatcher, "take", _no_arguments),
+        (Dispatcher, "take", _one_too_many),
+        (Holdings, "reserve", _one_too_many),
+        (DecodeWorker, "run", _of_another_name),
+        (HandoffReader, "_await_landing", _of_another_name),
+    ],
+)
+def test_a_break_for_another_product_is_told_from_one_that_is_caught(
+    owner: Any, name: str, make: Any
+) -> None:
+    """The product takes most of these for failed requests, and breaks its promises then."""
+    before = owner.__dict__[name]
+    with pytest.raises(Misfit, match="the break 'stale' does not fit the product: "):
+        lab.run(draw(SEED), partial(breaks.applied, Break("stale", owner, name, make)))
+    assert owner.__dict__[name] is before
+
+
+def test_what_the_product_makes_of_a_break_is_no_misfit() -> None:
+    def fails(self: Any) -> Any:
+        raise KeyError("gone")
+
+    def handing_none(before: Any) -> Any:
+        return lambda self, link, outputs: before(self, link, None)
+
+    broken = Break("outputs that are none", Dispatcher, "take", handing_none)
+    assert lab.run(draw(SEED), partial(breaks.applied, broken)).breaches
+    raising = Break("it raises on purpose", DecodeWorker, "run", lambda _: fails)
+    assert lab.run(draw(SEED), partial(breaks.applied, raising)).breaches
