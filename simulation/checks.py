@@ -1,12 +1,13 @@
 """What must hold on every seed; each breach is a line of text.
 
-`Watch` looks while a run goes on: where READs land, what fetched groups use, which blocks are
-given away. `of_history` and `of_world` look afterwards. Nothing here changes what happens.
+`Watch` looks while a run goes on: which handoffs fail or are closed, which blocks are given away,
+and, in its parts, at leases, refusals, bounds and hangs. `of_history` and `of_world` look
+afterwards. Nothing here changes what happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from baton.simulation.bounds import Bounds
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.hangs import Hangs
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
+from baton.simulation.leases import Leases
 from baton.simulation.refusals import Refusals
 from baton.simulation.world import DRIFT, RouterProcess, WorkerProcess, World
 
@@ -37,8 +39,7 @@ ROUNDED_S = 0.002  # deadlines travel in milliseconds
 
 
 class Watch:
-    """`breaches` grows. A block that was read while its granter did not pin it is tainted until
-    it is read again: nobody may use it. `struck`: a fault has struck; before, no handoff fails."""
+    """`breaches` grows. `struck`: a fault has struck; before, no handoff fails."""
 
     def __init__(self, world: World) -> None:
         self.breaches: list[str] = []
@@ -46,8 +47,8 @@ class Watch:
         self.refusals = Refusals(world, self.breaches)
         self._bounds = Bounds(world, self.breaches)
         self._hangs = Hangs(world, self.breaches)
+        self._leases = Leases(world, self.breaches)
         self._world = world
-        self._tainted: set[tuple[bytes, int]] = set()
         self._flying: dict[int, tuple[Attempt, bytes]] = {}  # READs that will land, from whose pool
         self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
         self._prompts: dict[bytes, list[Prompt]] = {}  # all admitted ones, by the granter's boot
@@ -55,6 +56,8 @@ class Watch:
 
     def over(self, process: WorkerProcess) -> None:
         """Watch a worker that has just been started."""
+        if self._world.of_boot(process.boot_id) is not process:
+            self.breaches.append(f"{process.machine.name}: it has an earlier process's boot id")
         self.refusals.over(process)
         self._hangs.over(process)
         pool, allocate = process.pool, process.pool.allocate
@@ -72,7 +75,7 @@ class Watch:
 
         pool.allocate = watched  # type: ignore[method-assign]
         if isinstance(process.worker, DecodeWorker):
-            self._watch_fetched(process, process.worker)
+            self._leases.over(process, process.worker)
             self._watch_given_up(process, process.worker)
 
     def over_router(self, process: RouterProcess) -> None:
@@ -104,6 +107,7 @@ class Watch:
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
         """Told of each READ as it starts."""
+        self._leases.posted(attempt, fate)
         if fate.failed or fate.stuck or fate.stale:  # its source may go
             self._spoiled.add((attempt.reader, attempt.granter))
         if attempt.summed and not fate.failed:
@@ -144,7 +148,8 @@ class Watch:
 
         module.grant = watched
         try:
-            yield
+            with self._leases.watching():
+                yield
         finally:
             module.grant = grant
 
@@ -191,21 +196,6 @@ class Watch:
             and not set(blocks).isdisjoint(attempt.remote)
         ]
 
-    def _watch_fetched(self, process: WorkerProcess, worker: DecodeWorker) -> None:
-        scheduler = worker._scheduler
-        fetched: Callable[[Group], None] = scheduler.fetched
-
-        def watched(group: Group) -> None:
-            used = {(process.boot_id, block) for block in group.blocks[group.held :]}
-            if used & self._tainted:
-                self.breaches.append(
-                    f"{process.machine.name}: {group.request.request_id} uses blocks that were "
-                    "read while nobody pinned them"
-                )
-            fetched(group)
-
-        scheduler.fetched = watched  # type: ignore[method-assign]
-
     def _watch_given_up(self, process: WorkerProcess, worker: DecodeWorker) -> None:
         """No handoff fails before the first fault, nor ever by a READ that only waits for others
         on a slow link."""
@@ -230,21 +220,7 @@ class Watch:
 
     def _landing(self, attempt: Attempt) -> None:
         self._flying.pop(attempt.number, None)
-        reader = self._world.of_boot(attempt.reader)
-        granter = self._world.of_boot(attempt.granter)
-        for remote, local in zip(attempt.remote, attempt.local, strict=True):
-            if reader.machine.alive and not (
-                reader.pool.is_held(local, Hold.LEASED)
-                or reader.pool.is_held(local, Hold.QUARANTINED)
-            ):
-                self.breaches.append(
-                    f"{reader.machine.name}: a READ lands in block {local}, which is kept for none"
-                )
-            mark = (attempt.reader, local)
-            if granter.pool.is_held(remote, Hold.PINNED):
-                self._tainted.discard(mark)
-            else:
-                self._tainted.add(mark)
+        self._leases.landing(attempt)
 
 
 def _accepted(generation: Generation) -> int:

@@ -66,6 +66,15 @@ def _trusted_twice(before: Any) -> Any:
     return acknowledged
 
 
+def _from_the_acknowledgement(before: Any) -> Any:
+    def acknowledged(self: ReaderLease, n: int) -> bool:
+        if n in self._sent:
+            self._sent[n] = asyncio.get_running_loop().time()
+        return bool(before(self, n))
+
+    return acknowledged
+
+
 def _half_a_lease(before: Any) -> Any:
     def begin(self: GranterLease, lease_s: float, now: float) -> None:
         before(self, lease_s / 2, now)
@@ -274,6 +283,12 @@ MUTATIONS: dict[str, Break] = {
     ),
     "trust-for-two-leases": Break(
         "a reader trusts twice as long", ReaderLease, "acknowledged", _trusted_twice
+    ),
+    "lease-from-the-wrong-end": Break(
+        "a reader's trust counts from when the acknowledgement came, not from when it asked",
+        ReaderLease,
+        "acknowledged",
+        _from_the_acknowledgement,
     ),
     "half-a-lease": Break("a granter pins for L / 2", GranterLease, "__init__", _half_a_lease),
     "lease-without-end": Break("a granter pins for ever", GranterLease, "__init__", _no_end),

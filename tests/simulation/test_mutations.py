@@ -23,6 +23,7 @@ CAUGHT_BY = {
     "never-pin": 0,
     "unpin-with-the-stream": 302,
     "trust-for-two-leases": 18,
+    "lease-from-the-wrong-end": 49,
     "half-a-lease": 1,
     "lease-without-end": 49,
     "no-quarantine": 1,
@@ -50,7 +51,7 @@ CAUGHT_BY = {
     "forget-deadlines": 142,
     "losses-untold": 22,
     "hello-without-requests": 22,
-    "reuse-a-boot-id": 16,
+    "reuse-a-boot-id": 10,
     "forget-what-is-owed": 171,
     "keep-parked-requests": 29,
 }

@@ -1,0 +1,129 @@
+"""Each handoff's READs are judged by its own pins, early landings too, and trust by the pins."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from baton.engine.blocks import Hold
+from baton.kv_transfer.lease import GranterLease, ReaderLease
+from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.simulation import virtual_loop
+from baton.simulation.leases import Granted, Leases
+from baton.simulation.machine import OWNER
+from baton.simulation.scenario import draw
+from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.world import World
+
+MINE, OTHER = b"mine", b"other"
+
+
+class Place:
+    """A reader, a granter, and a READ of a handoff of the one from the other."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.world = World(loop, draw(0).config, random.Random(1))
+        self.granter = self.world.start_worker("p0", "prefill", 16)
+        self.reader = self.world.start_worker("d0", "decode", 16)
+        self.breaches: list[str] = []
+        self.leases = Leases(self.world, self.breaches)
+        (self.local,) = self.reader.pool.allocate(1, Hold.LEASED)
+        self.mark = (self.reader.boot_id, self.local)
+        self.leases._wanted[self.mark] = MINE
+        self.attempt = Attempt(
+            7, self.reader.boot_id, self.granter.boot_id, (3,), (self.local,), True
+        )
+
+    def grant(self, handoff: bytes, *pinned: int) -> None:
+        prompt: Any = SimpleNamespace(pinned=list(pinned))
+        lease = GranterLease(1.0, self.granter.machine.offset_s)
+        self.leases._granted[handoff] = Granted(prompt, lease, self.granter.machine)
+
+    def land(self, *, early: bool = False, **fate: Any) -> bool:
+        """Whether its block is tainted then."""
+        self.leases.posted(self.attempt, Fate(**fate))
+        if early:
+            settled = asyncio.get_running_loop().create_future()
+            read: Any = SimpleNamespace(attempt=self.attempt, _fate=Fate(early=1), settled=settled)
+            self.leases._landing_early(read)
+        else:
+            self.leases.landing(self.attempt)
+        return self.mark in self.leases._tainted
+
+
+def on_loop(test: Callable[[Place], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Place())
+
+    virtual_loop.run(main())
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_another_handoffs_pin_is_none_of_this_one(early: bool) -> None:
+    async def test(place: Place) -> None:
+        assert place.land(early=early)  # nobody has granted it
+        place.grant(OTHER, 3)
+        place.grant(MINE, 4)
+        assert place.land(early=early)
+        place.grant(MINE, 3)
+        assert place.land(early=early) is early  # what is early is read once more
+        place.leases._tainted.clear()
+        assert not place.land(early=early) and place.breaches == []
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_nothing_lands_in_blocks_that_are_kept_for_none(early: bool) -> None:
+    async def test(place: Place) -> None:
+        place.grant(MINE, 3)
+        place.reader.pool.release([place.local], Hold.LEASED)
+        place.land(early=early)
+        assert place.breaches == [
+            f"d0: a READ lands in block {place.local}, which is kept for none"
+        ]
+
+    on_loop(test)
+
+
+def test_nothing_is_read_from_a_process_that_has_a_dead_ones_boot_id() -> None:
+    async def test(place: Place) -> None:
+        place.grant(MINE, 3)
+        place.granter.machine.kill()
+        assert place.land(stale=b"another")  # a fault makes it so
+        assert place.breaches == []
+        place.leases._stale.clear()
+        assert place.land()
+        assert "under the boot id of the one that is dead" in place.breaches[0]
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize(("later_s", "longer"), [(0.0, False), (0.05, False), (0.2, True)])
+def test_a_reader_trusts_no_longer_than_its_granter_pins(later_s: float, longer: bool) -> None:
+    """The one's 0.9 s by its clock, from when it asked; the other's second by its own."""
+
+    async def test(place: Place) -> None:
+        place.grant(MINE, 3)  # for a second, from the world's beginning
+        reader = place.reader.machine
+        lease = ReaderLease(1.0)
+        lease.renewal(reader.offset_s + later_s * reader.rate)
+        lease.acknowledged(0)
+        session = Mock(_lease=lease)
+        place.leases._sessions[session] = MINE
+        before = OWNER.set(reader)
+        place.world.loop._owner = reader
+        place.leases._check_trust(session)
+        OWNER.reset(before)
+        assert bool(place.breaches) is longer
+        assert not longer or "longer than p0 keeps it" in place.breaches[0]
+
+    on_loop(test)
