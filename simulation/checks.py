@@ -307,8 +307,8 @@ def restless(world: World) -> list[str]:
         if any(linked[role] != roles.count(role) for role in linked):
             found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
         found += [f"{router.machine.name}: told that {what}" for what in _told(router, world)]
-    if world.exchange.stuck:
-        found.append(f"{world.exchange.stuck} READs are stuck")
+    if in_flight := world.reads_in_flight():
+        found.append(f"{in_flight} READs are in flight, {world.exchange.stuck} of them stuck")
     return found
 
 

@@ -30,7 +30,7 @@ from baton.engine.batch import StepBatch
 from baton.engine.blocks import BlockPool
 from baton.kv_transfer import greeting
 from baton.kv_transfer.local_pool import HostPool
-from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover, MemoryRead
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, worker_pb2
 from baton.router.admission import Admission
@@ -111,12 +111,20 @@ class World:
     started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
     router_started: Callable[[RouterProcess], None] = lambda process: None
     network: Network = field(init=False)
+    reads: list[MemoryRead] = field(default_factory=list)  # all that were asked for
     _handoffs: int = 0
 
     def __post_init__(self) -> None:
         self.kind.begin()
         self.network = Network(self.loop, self._delay)
         self.exchange.later = self._later
+        begin = self.exchange.begin
+
+        def noted(read: MemoryRead) -> None:
+            self.reads.append(read)
+            begin(read)
+
+        self.exchange.begin = noted  # type: ignore[method-assign]
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -234,6 +242,11 @@ class World:
         """A worker that is gone comes back, in the role that it is to have by now."""
         old = self.workers[name]
         self.start_worker(name, self.roles.get(name, old.role), old.pool.total)
+
+    def reads_in_flight(self) -> int:
+        """READs that wait for their turn, move, are held back, or have not landed yet."""
+        self.reads = [read for read in self.reads if not read.settled.done()]
+        return len(self.reads)
 
     def of_boot(self, boot_id: bytes) -> WorkerProcess:
         return self.boots[boot_id]

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from baton.kv_transfer.memory_mover import Fate
 from baton.simulation import checks, virtual_loop
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.scenario import draw
@@ -143,6 +144,32 @@ def test_a_refusal_is_none_unless_somebody_is_full() -> None:
 def test_who_gave_much_time_gets_an_answer() -> None:
     patient = history("DeadlineExceeded", took_s=20.0)
     assert "ended with DeadlineExceeded" in breaches(patient)
+
+
+@pytest.mark.parametrize("stuck", [True, False])
+def test_a_fleet_is_not_quiet_while_a_read_is_in_flight(stuck: bool) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        world = World(loop, draw(0).config, random.Random(1))
+        world.exchange.bytes_per_s = 10 * world.kind.block_bytes(draw(0).config.pool.block_size)
+        one = world.start_worker("p0", "prefill", 16)
+        other = world.start_worker("d0", "decode", 16)
+        await other.mover.connect(one.mover.describe())
+        assert checks.restless(world) == []
+        world.exchange.decide = lambda _: Fate(0.1, stuck=stuck)
+        for block in range(2):  # the second waits for its turn, unless both are stuck
+            other.mover.read(one.boot_id, [block], [block])
+        stuck_ones = 2 if stuck else 0
+        words = f"2 READs are in flight, {stuck_ones} of them stuck"
+        assert checks.restless(world) == [words]
+        await asyncio.sleep(0.15)
+        assert checks.restless(world) == [words]
+        world.exchange.release_stuck()
+        await asyncio.sleep(0.2)
+        assert checks.restless(world) == []
+
+    virtual_loop.run(main())
 
 
 def test_a_fleet_is_not_quiet_while_a_router_believes_in_a_line() -> None:
