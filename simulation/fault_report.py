@@ -30,6 +30,7 @@ from baton.simulation import breaks, lab, mutations, regressions
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.scenario import BLOCK, Scenario, draw
 
+MOST_VOID = 9  # void seeds that are named
 MOST_SHORTENED = 5  # failing seeds: it takes many runs each; of others all events are kept
 TELL_S = 30.0  # between two lines about how far a process is
 
@@ -37,11 +38,14 @@ TELL_S = 30.0  # between two lines about how far a process is
 @dataclass(slots=True)
 class Report:
     """Keys of the JSON. `seeds` are those that were asked for, `past` those of past bugs; all
-    else counts both. `violations` are texts, one of each failing seed, with how to repeat it."""
+    else counts both. `void_seeds` are the first ones of those that were asked for. `violations`
+    are texts, one of each failing seed, with how to repeat it."""
 
     seeds: int = 0
     past: int = 0
     void: int = 0
+    void_past: int = 0
+    void_seeds: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     failing_seeds: list[int] = field(default_factory=list)
     requests: int = 0
@@ -56,6 +60,9 @@ class Report:
         self.past += past
         self.seeds += not past
         self.void += outcome.void
+        self.void_past += outcome.void and past
+        if outcome.void and not past:
+            self.void_seeds = [*self.void_seeds, outcome.seed][:MOST_VOID]
         self.requests += outcome.requests
         self.migrations += outcome.migrations
         self.virtual_s += outcome.virtual_s
@@ -65,8 +72,9 @@ class Report:
             self.failing_seeds.append(outcome.seed)
 
     def merge(self, other: dict[str, Any]) -> None:
-        for name in ("seeds", "past", "void", "requests", "migrations", "virtual_s"):
+        for name in ("seeds", "past", "void", "void_past", "requests", "migrations", "virtual_s"):
             setattr(self, name, getattr(self, name) + other[name])
+        self.void_seeds = [*self.void_seeds, *other["void_seeds"]][:MOST_VOID]
         self.violations += other["violations"]
         self.failing_seeds += other["failing_seeds"]
         self.faults.update(other["faults"])
@@ -74,6 +82,11 @@ class Report:
 
     def timed(self, seconds: float) -> None:
         self.seeds_per_s = round((self.seeds + self.past) / seconds, 1)
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether every seed that was asked for was void."""
+        return 0 < self.seeds == self.void - self.void_past
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -229,8 +242,9 @@ def faults(
     keep: Sequence[int] | None = None,
     model: Path | None = None,
 ) -> int:
-    """What `baton faults` does; the exit code: 1 if a promise was broken, or if a mutation was
-    not noticed. `model`: the folder of what the fleets compute with, instead of hashes."""
+    """What `baton faults` does; the exit code: 1 if a promise was broken, if a mutation was not
+    noticed, or if every seed was void (a part of one, which `keep` makes, may be). `model`: the
+    folder of what the fleets compute with, instead of hashes."""
     if count < 1 or jobs < 1:
         raise ConfigError("--seeds and --jobs: give 1 or more")
     if json_file is not None and not json_file.parent.is_dir():
@@ -243,6 +257,9 @@ def faults(
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
     print("\n".join([*report.violations, _summary(report)]))
+    if report.proves_nothing and keep is None:
+        print("every seed was void: too little load before its fault, so nothing has been proved")
+        return 1
     return int(bool(report.failing_seeds) != bool(mutation))
 
 
@@ -258,8 +275,11 @@ def _summary(report: Report) -> str:
     failing = len(report.failing_seeds)
     which = f" ({', '.join(map(str, report.failing_seeds[:9]))})" if failing else ""
     past = f" and {report.past} of past bugs" if report.past else ""
+    named = ", ".join(map(str, report.void_seeds))
+    more = ", ..." if report.void - report.void_past > len(report.void_seeds) else ""
+    void = f"{report.void} void" + (f": {named}{more}" if named else "")
     text = (
-        f"{report.seeds} seeds{past} ({report.void} void), {report.requests} requests, "
+        f"{report.seeds} seeds{past} ({void}), {report.requests} requests, "
         f"{sum(report.faults.values())} faults, {report.migrations} migrations, "
         f"{failing} failing seeds{which}, {report.seeds_per_s:g} seeds/s"
     )

@@ -16,7 +16,7 @@ import structlog
 from baton.deploy import cli
 from baton.runtime.errors import ConfigError
 from baton.simulation import fault_report, lab, regressions
-from baton.simulation.fault_report import faults, run
+from baton.simulation.fault_report import Report, faults, run
 from baton.simulation.regressions import PAST_BUGS
 from baton.simulation.scenario import STORM_SEED, draw
 
@@ -122,6 +122,37 @@ def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
     real = fault_report.mutations.named
     monkeypatch.setattr(fault_report.mutations, "named", lambda _: real(MUTATION))
     assert faults(CAUGHT_BY, 1) == 1
+
+
+def test_void_seeds_are_named_and_a_run_of_nothing_else_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    most = fault_report.MOST_VOID
+    real = lab.Run._note_load
+
+    def note_load(self: lab.Run) -> None:
+        real(self)
+        self.outcome.void = self.outcome.seed in range(3, 20)
+
+    monkeypatch.setattr(lab.Run, "_note_load", note_load)
+    file = tmp_path / "faults.json"
+    assert faults(2, most + 2, json_file=file) == 0  # one of them is not
+    report = json.loads(file.read_text())
+    assert report["void"] == most + 1 and report["void_seeds"] == [*range(3, 3 + most)]
+    assert f"({most + 1} void: 3, 4, " in (out := capsys.readouterr().out) and ", ...)" in out
+    assert faults(3, 2) == 1
+    assert "every seed was void: too little load" in capsys.readouterr().out
+    assert faults(3, 1, keep=()) == 0  # a part of a seed
+
+
+def test_void_seeds_of_several_processes_add_up() -> None:
+    one, two = (Report(seeds=8, void=8, void_seeds=[*range(first, first + 8)]) for first in (0, 8))
+    one.merge(two.as_json())
+    assert one.proves_nothing and one.void_seeds == [*range(fault_report.MOST_VOID)]
+    one.add(lab.Outcome(99, void=True), past=True)
+    assert one.proves_nothing and one.void_past == 1
+    one.add(lab.Outcome(16), past=False)
+    assert not one.proves_nothing
 
 
 def test_past_bugs_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
