@@ -30,6 +30,7 @@ from baton.simulation.hangs import Hangs
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.leases import Leases
 from baton.simulation.refusals import Refusals
+from baton.simulation.told import TOKENIZER
 from baton.simulation.world import DRIFT, RouterProcess, WorkerProcess, World
 
 PATIENT_S = 15.0  # no fault lasts so long: who gives so much time, gets an answer
@@ -258,6 +259,23 @@ def _of_history(history: History, excuse: Excuse, kind: EngineKind) -> Iterable[
         yield f"ended with {ends[0]}: {history.detail}"
     for choice, tokens in enumerate(history.tokens):
         yield from _of_choice(history, choice, tokens, kind)
+    if ends[0] == FINISHED and history.ask.enough is None:  # usage counts what stop strings cut
+        yield from _of_usage(history)
+
+
+def _of_usage(history: History) -> Iterable[str]:
+    """What the client is told to have received, beside what it was shown: all tokens, but for
+    the one that stops a choice."""
+    received = 0
+    for choice, text in enumerate(history.text):
+        tokens, stopped = history.tokens[choice], history.finishes[choice] == ["stop"]
+        shown = TOKENIZER.decode(tokens[:-1] if stopped else tokens)
+        if text != shown:
+            yield f"choice {choice}: {len(text)} tokens shown of {len(shown)}, or others"
+        received += len(text) + stopped
+    usage = history.usage
+    if usage is None or (usage.prompt, usage.completion) != (len(history.ask.prompt), received):
+        yield f"told {usage} of {received} tokens"
 
 
 def _allowed(end: str, ask: Ask, excuse: Excuse) -> bool:
@@ -290,8 +308,6 @@ def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKin
         stopped = bool(whole) and whole[-1] in ask.stops
         if len(finishes) != 1 or (finishes[0] == "stop") > stopped:
             yield f"choice {choice} finished with {finishes}"
-        if ask.enough is None and history.used[choice] != len(tokens):
-            yield f"choice {choice}: usage {history.used[choice]} of {len(tokens)} tokens"
 
 
 def restless(world: World) -> list[str]:

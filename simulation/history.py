@@ -14,11 +14,13 @@ from opentelemetry.context import Context
 
 from baton.engine.batch import Drawn
 from baton.proto import worker_pb2
+from baton.router.answering import Serving, Usage
 from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
 from baton.runtime.errors import BatonError
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.engine_kind import HASHES, EngineKind
+from baton.simulation.told import TOKENIZER, Told
 from baton.simulation.world import RouterProcess
 
 
@@ -101,12 +103,14 @@ class History:
     rate: float = 1.0  # of its router's clock
     ended_s: float = 0.0
     migrations: int = 0
-    used: list[int] = field(default_factory=list)  # tokens that the router counts, by choice
+    text: list[str] = field(default_factory=list)  # of each choice, as the router shows it
+    usage: Usage | None = None  # that an answer ends with
     task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.tokens = [[] for _ in range(self.ask.choices)]
         self.logprobs = [[] for _ in range(self.ask.choices)]
+        self.text = [""] * self.ask.choices
         self.finishes = [[] for _ in range(self.ask.choices)]
 
     @property
@@ -137,20 +141,21 @@ async def serve(router: RouterProcess, history: History, clock: Callable[[], flo
 async def _serve(router: RouterProcess, history: History) -> None:
     ask = history.ask
     deadline_s = asyncio.get_running_loop().time() + ask.deadline_s
-    generation = await router.dispatcher.start(
-        ask.request(), history.request_id, Context(), deadline_s
-    )
+    serving = Serving(router.dispatcher, router.admission, TOKENIZER)
+    told = Told(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
+    await told.begin()
+    generation = told.begun()
     try:
-        while outputs := await generation.next():
-            for output in outputs:
+        while (pieces := await told.next()) is not None:
+            told.take(pieces, history.text)
+            for output in told.outputs:
                 _take(router, generation, history, output)
             if ask.reads_s:
                 await asyncio.sleep(ask.reads_s)
+        history.usage = told.usage()
     finally:
         history.migrations = generation.migrations
-        history.used = [len(choice.accepted) for choice in generation.choices]
-        if not generation.over:
-            router.dispatcher.cancel(generation)
+        told.leave()
 
 
 def _take(

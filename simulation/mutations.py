@@ -31,6 +31,7 @@ from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2
 from baton.router import placing
 from baton.router.admission import Admission
+from baton.router.choice_text import ChoiceText
 from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
 from baton.router.move_budget import HOLD_S, Move, MoveBudget
@@ -221,6 +222,16 @@ def _refused_at_random(before: Any) -> Any:
     return ticket
 
 
+def _first_uncounted(before: Any) -> Any:
+    def take(self: ChoiceText, output: Any, piece: Any) -> None:
+        counted = self.tokens
+        before(self, output, piece)
+        if not counted and not self._characters:
+            self.tokens = 0
+
+    return take
+
+
 def _half_a_line(before: Any) -> Any:
     def check_room(self: WaitingLine) -> None:
         if len(self) >= self._config.max_queue // 2:
@@ -310,6 +321,9 @@ MUTATIONS: dict[str, Break] = {
     ),
     "forget-first-logprobs": Break(
         "the first token comes without its logprob", Prompt, "first_tokens", _without_logprobs
+    ),
+    "miscount-usage": Break(
+        "a first token that shows nothing is not counted", ChoiceText, "_take", _first_uncounted
     ),
     "another-seed": Break("a retry draws otherwise", placing, "build_submit", _another_seed),
     "forget-where-output-begins": Break(

@@ -8,9 +8,11 @@ import random
 import pytest
 
 from baton.kv_transfer.memory_mover import Fate
+from baton.router.answering import Usage
 from baton.simulation import checks, virtual_loop
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.scenario import draw
+from baton.simulation.told import TOKENIZER
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 
@@ -30,7 +32,8 @@ def history(
         made.tokens[choice] = [one.token for one in drawn]
         made.logprobs[choice] = [(one.logprob, one.top) for one in drawn]
         made.finishes[choice] = ["length"]
-        made.used.append(len(made.tokens[choice]))
+        made.text[choice] = TOKENIZER.decode(made.tokens[choice])
+    made.usage = Usage(len(PROMPT), sum(map(len, made.tokens)), 0)
     made.end(how, 1.0 + took_s, detail)
     return made
 
@@ -90,13 +93,27 @@ def test_a_choice_finishes_once_and_as_it_did() -> None:
     token = history().ask.expected(0)[2]
     by_a_token = history(stops=(token,))
     by_a_token.finishes[0] = ["stop"]
+    by_a_token.text[0] = by_a_token.text[0][:2]  # the token that stops is counted, and not shown
     assert len(by_a_token.tokens[0]) == 3 and breaches(by_a_token) == ""
 
 
 def test_usage_counts_what_was_delivered() -> None:
     made = history()
-    made.used[0] += 1
-    assert "usage 7 of 6 tokens" in breaches(made)
+    made.usage = Usage(len(PROMPT), 7, 0)
+    assert "told Usage(prompt=11, completion=7, cached=0) of 6 tokens" in breaches(made)
+    made.usage = Usage(len(PROMPT) + 1, 6, 0)
+    assert "of 6 tokens" in breaches(made)
+    made.usage = None
+    assert "told None of 6 tokens" in breaches(made)
+    unseen = history(choices=2)
+    unseen.text[1] = unseen.text[1][:-1]
+    assert "choice 1: 5 tokens shown of 6" in breaches(unseen)
+    assert "of 11 tokens" in breaches(unseen)
+    unseen.ends = [LEFT]
+    assert breaches(unseen) == ""
+    cut = history(enough=2)
+    cut.usage = None  # what a stop string cuts off is counted
+    assert breaches(cut) == ""
 
 
 def test_deadlines_are_kept_and_not_before_their_time() -> None:

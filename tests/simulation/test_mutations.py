@@ -33,6 +33,7 @@ CAUGHT_BY = {
     "accept-late-tokens": 150,
     "draw-first-tokens-again": 1,
     "forget-first-logprobs": 9,
+    "miscount-usage": 17,
     "another-seed": 38,
     "forget-where-output-begins": 4,
     "publish-unread-blocks": 3,
