@@ -94,7 +94,7 @@ class Client:
                 "ignore_eos": True,
             }
         )
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: [::]\r\ncontent-length: {len(body)}\r\n"
         if deadline:
             head += f"x-request-deadline: {self._deadline_s:g}\r\n"
         began = time.perf_counter()
