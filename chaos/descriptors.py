@@ -24,6 +24,7 @@ ANSWER_S = 1.0  # for a process to say that it lives
 AGAIN_S = 5.0  # after the limit: a listener that found no descriptor pauses for a second
 OPEN_S = 4.0  # no connection stays silent here for longer: a worker closes it after 5 s
 LOOK_S = 0.05
+SPARE_S = 0.5  # for what is late on a slow machine
 NONE_LEFT = os.strerror(errno.EMFILE).encode()
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -43,7 +44,7 @@ async def no_descriptors(stage: Stage, name: str) -> None:
     address = await stage.do(_address, stage, name)
     log = stage.cluster.folder / f"{name}.log"
     begins = log.stat().st_size
-    opened = [await _connect(address) for _ in range(_pairs(stage.hold_s))]
+    opened = await _open(stage.cluster.pid(name), address, _pairs(stage.hold_s))
     limiting = asyncio.create_task(_limited(stage, name))
     await asyncio.sleep(LOOK_S)
     news, olds = list[bool](), list[bool]()
@@ -67,8 +68,12 @@ async def no_descriptors(stage: Stage, name: str) -> None:
 
 def lowest_free(pid: int) -> int:
     """The number that the process's next descriptor would have."""
-    taken = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    taken = _descriptors(pid)
     return next(number for number in itertools.count() if number not in taken)
+
+
+def _descriptors(pid: int) -> set[int]:
+    return {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 async def _limited(stage: Stage, name: str) -> None:
@@ -104,7 +109,17 @@ def _told(log: Path, begins: int) -> int:
 
 def _pairs(hold_s: float) -> int:
     """How often a new and an open connection can be asked at once meanwhile."""
-    return max(1, int(min(hold_s, OPEN_S) / ANSWER_S))
+    return max(1, int((min(hold_s, OPEN_S) - SPARE_S) / ANSWER_S))
+
+
+async def _open(pid: int, address: Address, count: int) -> list[Connection]:
+    """Connections that the process itself has taken, not the system for it."""
+    clock = asyncio.get_running_loop().time
+    before, until_s = len(_descriptors(pid)), clock() + ANSWER_S
+    opened = [await _connect(address) for _ in range(count)]
+    while len(_descriptors(pid)) < before + count and clock() < until_s:
+        await asyncio.sleep(0.005)
+    return opened
 
 
 async def _connect(address: Address) -> Connection:

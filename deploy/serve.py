@@ -364,7 +364,7 @@ def _switched_off(options: ServeOptions) -> Iterator[str]:
         yield "security.tls is off: processes talk in plain text"
     if not options.config.handoff.verify:
         yield "handoff.verify is off: a wrong block is used unseen"
-    asked = os.environ.get("RAY_AUTH_MODE", "token")
+    asked = os.environ.get("RAY_AUTH_MODE", "token").lower()  # as Ray reads it
     if options.launcher == "ray" and not options.ray_address and asked != "token":
         yield f"RAY_AUTH_MODE is {asked}: whoever reaches this host's Ray runs code here"
 

@@ -236,6 +236,8 @@ class MemoryRead:
         self._target[local] = brought
 
     def _land_early(self) -> None:
+        if self.settled.done():
+            return  # without a delay both are due at once
         attempt, count = self.attempt, self._fate.early
         source = self._exchange.pool(attempt.granter)
         if source is not None:

@@ -26,8 +26,9 @@ from baton.runtime.errors import Cancelled, InvalidRequest, Overloaded, TooLarge
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/metrics"})
 BODY_S = 60.0
 PROGRESS_BYTES = 16 << 10  # of a body: who brings less is taken for silent where others want in
-_HERE = re.compile(
-    rb"([a-z]+://)?(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE
+_HERE = re.compile(rb"(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
+_PAGE_HERE = re.compile(
+    rb"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
 )
 _LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
@@ -60,14 +61,16 @@ class OtherName(InvalidRequest):
 
 def check_names(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Without keys only who is on this host may ask, and a web page that a browser shows there is
-    somebody else: its own name, which its owner's DNS may point here, stands in Host or Origin.
-    Raises OtherName for any name there but localhost; addresses are nobody's names."""
+    somebody else: its Origin is another host's, or it has a name, in Host, that its owner's DNS
+    lets point here. Raises OtherName for any name but localhost, and for pages from elsewhere."""
     for header, value in headers:
-        if header in (b"host", b"origin") and not _HERE.fullmatch(value):
+        allowed = {b"host": _HERE, b"origin": _PAGE_HERE}.get(header)
+        if allowed is not None and not allowed.fullmatch(value):
             name = header.decode().title()
             raise OtherName(
                 f"{name} is {value[:80].decode('latin-1')!r}: a server without router.api_keys "
-                "answers to localhost and addresses alone; ask by one of these, or give it keys",
+                "answers to localhost or an address, and to no web page from another host: ask "
+                "so, or give it keys",
                 name,
             )
 

@@ -46,7 +46,7 @@ def test_blocks_that_are_used_unverified_are_said(instance: Instance) -> None:
     assert "WARNING: handoff.verify is off" in "".join(said)
 
 
-@pytest.mark.parametrize(("mode", "told"), [("disabled", True), ("token", False), (None, False)])
+@pytest.mark.parametrize(("mode", "told"), [("disabled", True), ("Token", False), (None, False)])
 def test_a_ray_that_asks_for_no_token_is_said(
     monkeypatch: pytest.MonkeyPatch, mode: str | None, told: bool
 ) -> None:

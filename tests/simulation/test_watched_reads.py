@@ -51,6 +51,8 @@ class Place:
         attempt = Attempt(
             self._number, self.boot(reader), self.boot("p0"), blocks, blocks, summed=True
         )
+        opening = handoff_pb2.OpenHandoff(handoff_id=b"h", reader_boot_id=self.boot(reader))
+        self.watch._leases._fetches(None, opening, list(blocks))
         stale = None if source is None else self.boot(source)
         self.watch.posted(attempt, Fate(stuck=True, stale=stale))
 
