@@ -113,7 +113,7 @@ class Leases:
                 )
             fetched(group)
 
-        scheduler.fetched = watched  # type: ignore[method-assign]
+        scheduler.fetched = watched  # type: ignore[method-assign] # of this one alone
 
     @contextmanager
     def watching(self) -> Iterator[None]:

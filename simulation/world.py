@@ -124,7 +124,7 @@ class World:
             self.reads.append(read)
             begin(read)
 
-        self.exchange.begin = noted  # type: ignore[method-assign]
+        self.exchange.begin = noted  # type: ignore[method-assign] # of this one alone
 
     # -- processes ----------------------------------------------------------------------------
 
