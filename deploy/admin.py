@@ -29,6 +29,7 @@ import orjson
 
 from baton.deploy.ports import address_of
 from baton.runtime import logs, metrics
+from baton.runtime.accepts import ACCEPTS, lengthen
 from baton.runtime.errors import ConfigError
 
 log = logs.get(__name__)
@@ -38,6 +39,7 @@ T = TypeVar("T")
 HEAD_BYTES = 8 << 10  # request line and headers
 HEAD_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 64
+BACKLOG = 100  # that the system keeps until they are taken
 READY_S = 1.0  # in which a ready worker's loop turns
 ANSWER_S = 5.0  # in which one does that is asked for its books, or given an order
 TAKE_S = 5.0  # for the client to take the answer
@@ -121,8 +123,9 @@ class AdminServer:
         self._own, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         try:
             server = await asyncio.start_server(
-                self._accept, self._host, self._port, limit=HEAD_BYTES
+                self._accept, self._host, self._port, limit=HEAD_BYTES, backlog=ACCEPTS
             )
+            lengthen(server.sockets, BACKLOG)
         except (OSError, OverflowError, UnicodeError) as error:  # the last: no host name
             failure = ConfigError(
                 f"the admin port {self._host}:{self._port} cannot be used ({error}): "

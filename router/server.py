@@ -35,6 +35,7 @@ from baton.router.sampling_defaults import sampling_defaults
 from baton.router.tokenizer import HfTokenizer
 from baton.router.validation import Limits, Validator
 from baton.runtime import logs, metrics
+from baton.runtime.accepts import ACCEPTS
 from baton.runtime.config import NO_GRPC, Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.identity import cluster_key
@@ -42,9 +43,6 @@ from baton.runtime.registry import Registry
 
 TOLD_S = 5  # for streams that are cut off to take their last event
 BACKLOG = RouterConfig().backlog
-# Connections taken in a turn of the loop. Where no descriptor is left asyncio tries as often in one
-# turn, and each failure is a line in the log and another try a second later.
-ACCEPTS = 1
 KEEP_ALIVE_S = 30
 
 log = logs.get(__name__)
