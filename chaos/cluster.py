@@ -32,6 +32,7 @@ from baton.runtime.grpc_links import open_channel
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.settings import load
 from baton.runtime.tls import Tls
+from chaos.starter import start
 
 START_S = 90.0
 END_S = 40.0  # from SIGTERM to the end, with its drain
@@ -59,7 +60,8 @@ def here(_: str) -> Place:
 class Cluster:
     """`settings` are `section.key=value`, of all processes; `place` gives each name its own.
 
-    A process is called by its name: prefill-0, decode-1, router, router-1.
+    A process is called by its name: prefill-0, decode-1, router, router-1. It ends with the one
+    that uses this, however that ends.
     """
 
     def __init__(
@@ -293,12 +295,11 @@ class Cluster:
             flags += ["--set=router.port=0", "--model-name=small"]
         registry = str(self.folder / "registry")
         with open(self.folder / f"{name}.log", "ab") as log:
-            self._processes[name] = subprocess.Popen(
+            self._processes[name] = start(
                 [*place.prefix, *command, "--model", str(embedded_model())]
                 + ["--registry", registry, *flags],
-                env={**self._environment, **place.environment},
-                stdout=log,
-                stderr=log,
+                {**self._environment, **place.environment},
+                log,
             )
 
     def _certificate(self, name: str, settings: tuple[str, ...]) -> list[str]:
