@@ -1,0 +1,181 @@
+"""Three times as many requests as the workers can bear, through the router's own HTTP routes: who
+would be late is refused unread, and what is served stays what it was.
+
+On virtual time, so every figure is exact: router and workers are the production code; machines,
+network and engine (a hash) are simulated. No socket: a client is what the app is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+import structlog
+
+from baton.models.embedded import embedded_model
+from baton.router.answering import Serving
+from baton.router.app import Router, build_app
+from baton.router.gate import Gate
+from baton.router.tokenizer import HfTokenizer
+from baton.router.turns import Turns
+from baton.router.validation import Validator
+from baton.runtime import logs
+from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig
+from baton.simulation.virtual_loop import run
+from baton.simulation.world import KEY, World
+
+BLOCK = 4
+PROMPT, TOKENS = 8, 16
+BLOCKS = 48  # of each decode worker: for eight requests at once
+STEP_S = 0.014  # and as much again for 16 tokens of a batch
+WORKERS = {"d0": "decode", "d1": "decode", "p0": "prefill"}
+MANY = 60  # clients at once, none of which ever waits: so many are answered as can be
+FOR_S = 12.0
+DEADLINE_S = 2.0
+SHARE = 0.9  # of what is served in time where no more is offered
+AT_ONCE_S = 0.001
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("router", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+@dataclass(slots=True)
+class Answer:
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    read: int = 0  # how often the body was asked for
+    asked_s: float = 0.0
+    took_s: float = 0.0
+
+
+class Site:
+    """A router's app, on a machine of its own."""
+
+    def __init__(self) -> None:
+        self.loop: Any = asyncio.get_running_loop()
+        config = Config(
+            pool=PoolConfig(block_size=BLOCK),
+            router=RouterConfig(max_requests=4096),
+            step=StepConfig(),
+        )
+        world = World(self.loop, config, random.Random(1), step_s=STEP_S)
+        for name, role in WORKERS.items():
+            world.start_worker(name, role, BLOCKS)  # type: ignore[arg-type]  # a Role as it is
+        self.process = world.start_router("r0")
+        tokenizer = HfTokenizer(embedded_model() / "tokenizer.json")
+        self.app = Gate(build_app(self._router(config.router, tokenizer)), ())
+        self.answers: list[Answer] = []
+        self._numbers = itertools.count()
+
+    def _router(self, config: RouterConfig, tokenizer: HfTokenizer) -> Router:
+        process = self.process
+        validator = Validator("hash", tokenizer, None, frozenset(), 1)
+        validator.turns = Turns(lambda: 0.0)  # by the machine's clock no two runs would be alike
+        return Router(
+            config=config,
+            model="hash",
+            started_s=0,
+            fleet=process.fleet,
+            validator=validator,
+            tokenizer=tokenizer,
+            serving=Serving(process.dispatcher, process.admission, tokenizer),
+            key=KEY,
+        )
+
+    async def ask(self, deadline_s: float) -> Answer:
+        began_s = self.loop.world_s
+        answer = Answer(asked_s=began_s)
+        asking = self.process.machine.spawn(self._ask(answer, deadline_s), "ask")
+        await asyncio.wait({asking})
+        asking.result()
+        answer.took_s = self.loop.world_s - began_s
+        self.answers.append(answer)
+        return answer
+
+    async def _ask(self, answer: Answer, deadline_s: float) -> None:
+        number = next(self._numbers)
+        prompt = [5 + (7 * number + 13 * place) % 900 for place in range(PROMPT)]
+        content = {"model": "hash", "prompt": prompt, "max_tokens": TOKENS, "seed": number}
+        body, left = orjson.dumps(content | {"ignore_eos": True}), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            answer.read += 1
+            if answer.read > 1:
+                await left.wait()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                answer.status, answer.headers = message["status"], dict(message["headers"])
+            else:
+                answer.body += message.get("body", b"")
+
+        await self.app(_scope(deadline_s), receive, send)
+
+
+def _scope(deadline_s: float) -> dict[str, Any]:
+    path = "/v1/completions"
+    headers = [
+        (b"host", b"localhost"),
+        (b"content-type", b"application/json"),
+        (b"x-request-deadline", f"{deadline_s:g}".encode()),
+    ]
+    return {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "root_path": "", "headers": headers, "client": ("127.0.0.1", 1), "server": ("localhost", 1),
+    }  # fmt: skip
+
+
+async def most(for_s: float) -> float:
+    """Requests a second that the fleet bears, by clients that ask one after the other."""
+    site = Site()
+    await asyncio.sleep(1.0)
+    over_s = site.loop.world_s + for_s
+
+    async def ask_on() -> None:
+        while site.loop.world_s < over_s:
+            assert (await site.ask(600.0)).status == 200
+
+    await asyncio.gather(*(ask_on() for _ in range(MANY)))
+    return len(site.answers) / for_s
+
+
+async def offered(per_s: float, for_s: float) -> list[Answer]:
+    """At random moments, whether or not anybody has been answered yet."""
+    site, dice = Site(), random.Random(2)
+    await asyncio.sleep(1.0)
+    asking = []
+    for _ in range(int(per_s * for_s)):
+        asking.append(asyncio.create_task(site.ask(DEADLINE_S)))
+        await asyncio.sleep(dice.expovariate(per_s))
+    await asyncio.gather(*asking)
+    return site.answers
+
+
+def good(answers: list[Answer]) -> int:
+    return sum(answer.status == 200 and answer.took_s <= DEADLINE_S for answer in answers)
+
+
+def test_goodput_beyond_what_it_bears_and_refusals_at_once() -> None:
+    per_s = run(most(FOR_S))
+    once, thrice = run(offered(per_s, FOR_S)), run(offered(3 * per_s, FOR_S))
+    assert good(once) > 0.9 * per_s * FOR_S
+    assert good(thrice) >= SHARE * good(once)
+    assert {answer.status for answer in thrice} <= {200, 503, 504}
+    refused = [answer for answer in thrice if answer.status == 503]
+    assert len(refused) > len(thrice) / 3  # who comes once too often at least
+    for answer in refused:
+        assert int(answer.headers[b"retry-after"]) >= 1
+        assert answer.read == 0 and answer.took_s < AT_ONCE_S
