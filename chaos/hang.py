@@ -122,6 +122,9 @@ def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
         f"{seen.left_s:.2f} s (its steps took at most {1000 * step_s:g} ms), green "
         f"{seen.green_s:.2f} s and used {seen.used_s:.1f} s after it went on"
     )
+    if math.isinf(step_s):
+        stage.void = f"steps of {name} take longer than {STEPS_S[-1]:g} s: no bound holds for them"
+        return
     left_most_s = max(LEFT_S, PATIENCE * step_s + TOLD_S)
     stage.broken += [
         said

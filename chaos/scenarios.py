@@ -129,8 +129,19 @@ async def _leave(stage: Stage) -> None:
         f"{waiting} left before their first token ({called_off:.0f} handoffs called off), "
         f"{streaming} while tokens came"
     )
-    if not waiting or not called_off or not streaming:
-        stage.void = "not every phase was left"
+    stage.void = phases_not_left(waiting, called_off, streaming)
+
+
+def phases_not_left(waiting: int, called_off: float, streaming: int) -> str:
+    """Of clients that left: those without a token, the handoffs called off, those with some. In
+    which phase nobody left; empty where each was left."""
+    phases = {
+        "before its first token": waiting,
+        "while a handoff was under way": called_off,
+        "while tokens came": streaming,
+    }
+    missing = [phase for phase, count in phases.items() if not count]
+    return f"nobody left {', nor '.join(missing)}" if missing else ""
 
 
 async def _called_off(stage: Stage) -> float:

@@ -4,6 +4,7 @@ what it finds broken."""
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import subprocess
 import sys
@@ -234,6 +235,24 @@ async def test_longer_steps_take_longer_to_be_found_overdue(
     await hang(stage, "decode-0")
     assert (stage.broken == []) is kept
     assert kept or stage.broken[0].startswith("a router left decode-0 after")
+
+
+async def test_where_no_bound_is_known_nothing_is_shown(
+    stage_of: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that nobody ever left would have been left in time."""
+    monkeypatch.setattr(scenario, "_left", never)
+    stage = stage_of("red")
+    stage.cluster.step_s = math.inf  # type: ignore[attr-defined]  # of OneWorker
+    await hang(stage, "decode-0")
+    assert stage.void == "steps of decode-0 take longer than 1 s: no bound holds for them"
+    stage.void, stage.cluster.step_s = "", 0.25  # type: ignore[attr-defined]  # of OneWorker
+    await hang(stage, "decode-0")
+    assert stage.broken == ["a router left decode-0 after inf s"] and not stage.void
+
+
+async def never(*_: object) -> bool:
+    return False
 
 
 async def test_one_that_is_not_used_again_breaks_it(

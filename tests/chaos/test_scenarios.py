@@ -1,0 +1,24 @@
+"""What scenarios judge by themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.scenarios import phases_not_left
+
+
+@pytest.mark.parametrize(
+    ("waiting", "called_off", "streaming", "void"),
+    [
+        (6, 3, 3, ""),
+        (1, 1, 1, ""),
+        (0, 3, 3, "nobody left before its first token"),
+        (6, 0, 3, "nobody left while a handoff was under way"),
+        (6, 3, 0, "nobody left while tokens came"),
+        (6, 0, 0, "nobody left while a handoff was under way, nor while tokens came"),
+    ],
+)
+def test_a_run_of_clients_that_leave_is_void_unless_each_phase_was_left(
+    waiting: int, called_off: float, streaming: int, void: str
+) -> None:
+    assert phases_not_left(waiting, called_off, streaming) == void
