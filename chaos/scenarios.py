@@ -227,6 +227,7 @@ TCP = (
             ("both", "both ways"),
         )
     ),
+    Scenario("tcp-roll", "every process restarted in turn (SIGTERM)", _roll, "tcp"),
     Scenario("tcp-role", "a prefill worker made a decode worker and back (baton role)",
              _of(change_role, "prefill-0"), "tcp"),
     Scenario("tcp-cut-pair", "the way between a decode and a prefill worker down, both ways",
