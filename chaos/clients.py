@@ -1,4 +1,4 @@
-"""Clients of several routers: each request once, its tokens timed and held against the right ones.
+"""Clients of several routers: each request once, timed, and held against its right answer.
 
 Most ask by HTTP, every fourth by gRPC where routers serve it. A client sends a request to a
 router that says it is ready. It asks another router only where the first one itself cannot be
@@ -20,7 +20,8 @@ import grpc.aio
 import httpx
 
 from chaos import grpc_ask
-from chaos.asks import Ask
+from chaos.answers import Answer, Told, of_http
+from chaos.asks import Ask, Kind
 
 HUNG_S = 2.0  # after the deadline
 CONNECT_S = 1.0
@@ -31,7 +32,7 @@ GRPC_EVERY = 4
 
 class Outcome(enum.Enum):
     RIGHT = "right"
-    WRONG = "wrong"  # a token that is not the fault-free one, or one too many or too few
+    WRONG = "wrong"  # another token than the fault-free one, one too many or few, another end
     FAILED = "failed"  # an error that says why
     REFUSED = "refused"  # 503 with Retry-After, before any token: overload, told at once
     CUT = "cut"  # the stream broke off after a token without a word: its router is gone
@@ -41,18 +42,22 @@ class Outcome(enum.Enum):
 
 @dataclass(slots=True)
 class Trace:
-    """One request as its client saw it; times are of the loop's clock."""
+    """One request as its client saw it; times are of the loop's clock. `ask`: its number."""
 
     ask: int
     started_s: float
+    kind: Kind = Kind.GREEDY
     by_grpc: bool = False
     router: str = ""
     tries: int = 0
-    tokens: list[str] = field(default_factory=list)
-    token_s: list[float] = field(default_factory=list)
+    answer: Answer = field(default_factory=Answer)
     ended_s: float = 0.0
     outcome: Outcome | None = None  # None: under way
     detail: str = ""
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.answer.tokens
 
 
 class _Unreached(Exception):
@@ -60,13 +65,13 @@ class _Unreached(Exception):
 
 
 class Clients:
-    """`urls`: the routers now, by name; it may change. `right`: the tokens of every ask.
+    """`urls`: the routers now, by name; it may change. `right`: the answer to every ask.
     `grpc_addresses`: as `urls`, empty where all are to ask by HTTP."""
 
     def __init__(
         self,
         urls: Mapping[str, str],
-        right: Mapping[int, Sequence[str]],
+        right: Mapping[int, Answer],
         *,
         deadline_s: float,
         api_key: str = "",
@@ -101,7 +106,7 @@ class Clients:
         """Send it, and take its answer to the end. `leave`: asked after each token."""
         self._asked += 1
         by_grpc = bool(self._grpc_addresses) and self._asked % GRPC_EVERY == 0
-        trace = Trace(ask.number, asyncio.get_running_loop().time(), by_grpc)
+        trace = Trace(ask.number, asyncio.get_running_loop().time(), ask.kind, by_grpc)
         self.traces.append(trace)
         within_s = deadline_s or self.deadline_s
         try:
@@ -171,6 +176,9 @@ class Clients:
             async with self._http.stream("POST", url, json=ask.body(), headers=headers) as answer:
                 if answer.status_code != 200:
                     return await self._refused(answer, trace)
+                if ask.kind is Kind.WHOLE:
+                    trace.answer.add(of_http(json.loads(await answer.aread())))
+                    return self._judge(trace)
                 return await self._streamed(answer, trace, leave)
         except httpx.TransportError as error:
             said = f"{trace.router}: {type(error).__name__} {error}"
@@ -197,8 +205,7 @@ class Clients:
             if "error" in event:
                 trace.detail = json.dumps(event["error"])
                 return self._broken(trace, Outcome.FAILED)
-            for choice in event["choices"]:
-                self._heard(trace, (choice.get("logprobs") or {}).get("tokens") or [])
+            self._heard(trace, of_http(event))
             if leave is not None and leave(trace):
                 return Outcome.LEFT
         trace.detail = f"{trace.router}: the stream ended without a word"
@@ -206,22 +213,23 @@ class Clients:
             raise _Unreached(trace.detail)
         return self._broken(trace, Outcome.CUT)
 
-    def _heard(self, trace: Trace, told: Sequence[str]) -> None:
-        trace.tokens += told
-        trace.token_s += [asyncio.get_running_loop().time()] * len(told)
+    def _heard(self, trace: Trace, told: Told) -> None:
+        trace.answer.add(told, asyncio.get_running_loop().time())
 
     def _judge(self, trace: Trace) -> Outcome:
-        right = list(self._right[trace.ask])
-        if trace.tokens == right:
-            return Outcome.RIGHT
-        trace.detail = f"{trace.tokens} instead of {right}"
-        return Outcome.WRONG
+        trace.detail = trace.answer.differs(
+            self._right[trace.ask],
+            usage=trace.by_grpc or trace.kind in (Kind.WHOLE, Kind.USAGE),
+            drawn_anew=trace.kind is Kind.UNSEEDED,
+        )
+        return Outcome.WRONG if trace.detail else Outcome.RIGHT
 
     def _broken(self, trace: Trace, otherwise: Outcome) -> Outcome:
         """Of an answer that did not come to its end: what came must be its beginning."""
-        if trace.tokens == list(self._right[trace.ask][: len(trace.tokens)]):
+        drawn_anew = trace.kind is Kind.UNSEEDED
+        if trace.answer.begins(self._right[trace.ask], drawn_anew=drawn_anew):
             return otherwise
-        trace.detail = f"{trace.tokens} before {trace.detail}"
+        trace.detail = f"{trace.answer} before {trace.detail}"
         return Outcome.WRONG
 
     async def _watch(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""An ask by gRPC, with the product's own client messages: its tokens as they come, and its end.
+"""An ask by gRPC, with the product's own client messages: what is told, as it comes, and its end.
 
 A connection of its own for each, as of a client of its own. Knows no right answers.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from baton.proto import client_pb2, client_pb2_grpc
+from chaos.answers import Told, of_grpc
 from chaos.asks import Ask
 
 
@@ -33,10 +34,11 @@ class End:
 @asynccontextmanager
 async def asked(
     address: str, ask: Ask, within_s: float, api_key: str, connect_s: float
-) -> AsyncIterator[AsyncIterator[list[str]]]:
-    """The tokens of each message. Raises NoConnection, grpc.aio.AioRpcError."""
+) -> AsyncIterator[AsyncIterator[Told]]:
+    """Each message. Raises NoConnection, grpc.aio.AioRpcError."""
     fields = ask.body()
-    del fields["stream"]
+    for http_only in ("stream", "stream_options"):  # a call always streams, and tells its usage
+        fields.pop(http_only, None)
     metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     async with grpc.aio.insecure_channel(address) as channel:
         try:
@@ -47,16 +49,15 @@ async def asked(
         stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
         request = client_pb2.GenerateRequest(**fields)
         call = stub.Generate(request, timeout=within_s, metadata=metadata)
-        async with aclosing(_tokens(call)) as tokens:
-            yield tokens
+        async with aclosing(_messages(call)) as messages:
+            yield messages
 
 
-async def _tokens(
+async def _messages(
     call: grpc.aio.UnaryStreamCall[client_pb2.GenerateRequest, client_pb2.GenerateResponse],
-) -> AsyncGenerator[list[str], None]:
+) -> AsyncGenerator[Told, None]:
     async for message in call:
-        entries = [entry for piece in message.pieces for entry in piece.logprobs]
-        yield [entry.bytes.decode(errors="replace") for entry in entries]
+        yield of_grpc(message)
 
 
 def end_of(error: grpc.aio.AioRpcError) -> End:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,6 +79,8 @@ def report(
     print(f"$ {command()}")
     print("  ".join(f"{name} {value}" for name, value in machine().items()))
     print("load: " + ", ".join(f"{name} {rate:.1f}/s" for name, rate in per_s.items()))
+    kinds = sum((Counter(verdict.kinds) for verdict in verdicts), Counter[str]())
+    print("kinds: " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
     width = max(len(each.name) for each in rows)
     print(f"{'':<{width}} runs " + " ".join(f"{name:>8}" for name in COLUMNS) + "  recovered s")
     for each in rows:

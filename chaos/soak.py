@@ -34,6 +34,7 @@ import numpy as np
 
 from baton.models.loss_curve import COLOURS, write_curve
 from benchmarks.report import command, machine
+from chaos.answers import Answer
 from chaos.asks import Ask, asks, right_answers
 from chaos.clients import Clients, Outcome, Trace
 from chaos.cluster import Cluster, end_cleanly
@@ -186,7 +187,8 @@ class Soak:
             assert trace.outcome is not None
             self.counts[trace.outcome] += 1
             if trace.outcome is not Outcome.RIGHT:
-                print(f"ask {trace.ask}: {trace.outcome.value} {trace.detail}", flush=True)
+                told = f"ask {trace.ask} ({trace.kind.value}): {trace.outcome.value}"
+                print(f"{told} {trace.detail}", flush=True)
         clients.traces[:] = [trace for trace in clients.traces if trace.outcome is None]
 
 
@@ -232,7 +234,7 @@ def tell(soak: Soak, hours: float, left: Mapping[str, object], folder: Path) -> 
     return code
 
 
-async def _soak(soak: Soak, cluster: Cluster, right: dict[int, list[str]], hours: float) -> None:
+async def _soak(soak: Soak, cluster: Cluster, right: dict[int, Answer], hours: float) -> None:
     async with Clients(
         cluster.urls,
         right,

@@ -3,8 +3,9 @@
 Recovery is judged in buckets of half a second, from the first moment of the fault on. A bucket
 is good if at least 70 % as many tokens came as on average before the fault, and the 99th
 percentile of the waits between two tokens of an answer is at most 1.5 times the worst before.
-A wait counts in every bucket that it reaches into, so a stall shows while it lasts. Recovered is
-the first bucket from which two seconds are good. Pure: knows no processes.
+A wait counts in every bucket that it reaches into, so a stall shows while it lasts. Waits are of
+each choice by itself; an answer in one piece has neither waits nor tokens in this sense. Recovered
+is the first bucket from which two seconds are good. Pure: knows no processes.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Recovery:
 
 @dataclass(slots=True)
 class Verdict:
-    """`counts`: requests by outcome; `by_grpc`: how many of all came so. `left`: blocks that a
-    worker still held after quiet. `errors`: what failed and refused requests were told, and how
-    often."""
+    """`counts`: requests by outcome; `kinds`: by kind; `by_grpc`: how many of all came so. `left`:
+    blocks that a worker still held after quiet. `errors`: what failed and refused requests were
+    told, and how often."""
 
     scenario: str
     run: int
@@ -55,6 +56,7 @@ class Verdict:
     recovery: Recovery
     left: dict[str, int] = field(default_factory=dict)
     by_grpc: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0  # from the first request to the last block
     errors: dict[str, int] = field(default_factory=dict)
     void: str = ""
@@ -81,6 +83,7 @@ def judge(
     before = sum(t.outcome is Outcome.RIGHT and t.ended_s < moments.fault_s for t in traces)
     failed = [t for t in traces if t.outcome in (Outcome.FAILED, Outcome.REFUSED)]
     errors = Counter(trace.detail[:ERROR_CHARACTERS] for trace in failed)
+    kinds = Counter(trace.kind.value for trace in traces)
     under_way = sum(t.started_s < moments.fault_s < t.ended_s for t in traces)
     found = Verdict(
         scenario=scenario,
@@ -89,6 +92,7 @@ def judge(
         retried=sum(trace.tries > 1 for trace in traces),
         recovery=recovery(traces, moments),
         by_grpc=sum(trace.by_grpc for trace in traces),
+        kinds=dict(kinds),
         left=left,
         errors=dict(errors),  # a Counter's own keys would become pairs on the way to JSON
     )
@@ -109,17 +113,20 @@ def _broken(
         cut = trace.outcome is Outcome.CUT and trace.router not in may_cut
         if trace.outcome is None or trace.outcome in never or cut:
             said = trace.outcome.value if trace.outcome else "never ended"
-            found.append(f"ask {trace.ask} on {trace.router} {said}: {trace.detail}")
+            found.append(
+                f"ask {trace.ask} ({trace.kind.value}) on {trace.router} {said}: {trace.detail}"
+            )
     return found + [f"{name} holds {blocks} blocks" for name, blocks in left.items()]
 
 
 def recovery(traces: Sequence[Trace], moments: Moments) -> Recovery:
     """See the module. The buckets before the fault leave out the load's first second."""
-    times = sorted(time for trace in traces for time in trace.token_s)
+    choices = [choice for trace in traces for choice in trace.answer.choices.values()]
+    times = sorted(time for choice in choices for time in choice.token_s)
     gaps = [
         (earlier, later)
-        for trace in traces
-        for earlier, later in zip(trace.token_s, trace.token_s[1:], strict=False)
+        for choice in choices
+        for earlier, later in zip(choice.token_s, choice.token_s[1:], strict=False)
     ]
     usual = _buckets(moments.began_s + 1.0, moments.fault_s)
     after = _buckets(moments.fault_s, moments.over_s)

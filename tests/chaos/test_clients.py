@@ -10,17 +10,42 @@ from typing import Any
 
 import pytest
 
-from chaos.asks import Ask
+from chaos.answers import Answer, Choice
+from chaos.asks import Ask, Kind
 from chaos.clients import Clients, Outcome, capacity, offer
 
 ASK = Ask(0, "a river", 4)
-RIGHT = {0: ["a", "b", "c", "d"]}
+USAGE = (3, 4)
+
+
+def spoken(tokens: str, finish: str = "length") -> Choice:
+    """A token is a letter, with a logprob of its own."""
+    return Choice(list(tokens), [-ord(token) / 8 for token in tokens], tokens, finish)
+
+
+RIGHT = {
+    0: Answer({0: spoken("abcd")}, USAGE),
+    1: Answer({0: spoken("ab"), 1: spoken("xy")}, USAGE),
+}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
-def event(*tokens: str) -> bytes:
-    choice = {"index": 0, "text": "".join(tokens), "logprobs": {"tokens": list(tokens)}}
-    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+def body(*tokens: str, index: int = 0, finish: str | None = None) -> dict[str, Any]:
+    told = spoken("".join(tokens))
+    logprobs = {"tokens": told.tokens, "token_logprobs": told.logprobs} if tokens else None
+    return {"index": index, "text": told.text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def event(*tokens: str, index: int = 0, finish: str | None = None) -> bytes:
+    return sent({"choices": [body(*tokens, index=index, finish=finish)], "usage": None})
+
+
+def sent(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def counted(usage: tuple[int, int]) -> dict[str, Any]:
+    return {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
 
 
 class Scripted:
@@ -80,7 +105,9 @@ async def clients_of(*routers: Scripted, deadline_s: float = 5.0) -> AsyncIterat
             await router.close()
 
 
-GOOD = (HEAD, event("a"), event("b", "c"), event("d"), b"data: [DONE]\n\n")
+DONE = b"data: [DONE]\n\n"
+LAST = event("d", finish="length")
+GOOD = (HEAD, event("a"), event("b", "c"), LAST, DONE)
 ERROR = b'data: {"error": {"message": "no worker"}}\n\n'
 REFUSAL = b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy"
 
@@ -89,10 +116,13 @@ REFUSAL = b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy
     ("parts", "outcome", "tokens"),
     [
         (GOOD, Outcome.RIGHT, 4),
-        ((HEAD, event("a"), event("x"), event("c"), event("d"), b"data: [DONE]\n\n"),
-         Outcome.WRONG, 4),
-        ((HEAD, event("a"), b"data: [DONE]\n\n"), Outcome.WRONG, 1),
-        ((HEAD, event("a", "b", "c", "d", "e"), b"data: [DONE]\n\n"), Outcome.WRONG, 5),
+        ((HEAD, event("a"), event("x"), event("c"), LAST, DONE), Outcome.WRONG, 4),
+        ((HEAD, event("a"), DONE), Outcome.WRONG, 1),
+        ((HEAD, event("a", "b", "c", "d", "e", finish="length"), DONE), Outcome.WRONG, 5),
+        ((HEAD, event("a", "b", "c"), event("d", finish="stop"), DONE), Outcome.WRONG, 4),
+        ((HEAD, event("a", "b", "c"), event("d"), DONE), Outcome.WRONG, 4),
+        ((HEAD, event("a", "b", "c"), LAST, event(finish="length"), DONE), Outcome.WRONG, 4),
+        ((HEAD, event("a", finish="stop")), Outcome.WRONG, 1),
         ((HEAD, event("a"), ERROR), Outcome.FAILED, 1),
         ((HEAD, event("x"), ERROR), Outcome.WRONG, 1),
         ((HEAD, event("a")), Outcome.CUT, 1),
@@ -109,10 +139,105 @@ async def test_what_an_answer_counts_as(
     async with clients_of(router) as clients:
         trace = await clients.ask(ASK)
     assert (trace.outcome, len(trace.tokens), trace.tries) == (outcome, tokens, 1)
-    assert len(trace.token_s) == tokens and trace.token_s == sorted(trace.token_s)
+    token_s = [time for choice in trace.answer.choices.values() for time in choice.token_s]
+    assert len(token_s) == tokens and token_s == sorted(token_s)
     assert bool(trace.detail) is (outcome is not Outcome.RIGHT)
     assert b"x-request-deadline: 5.000" in router.heads[0].lower()
     assert b"authorization: bearer k" in router.heads[0].lower()
+
+
+def stream(*choices: dict[str, Any], usage: tuple[int, int] | None = None) -> tuple[bytes, ...]:
+    events = [sent({"choices": [choice]}) for choice in choices]
+    counts = [sent({"choices": []} | counted(usage))] if usage else []
+    return (HEAD, *events, *counts, DONE)
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
+
+
+def whole(*choices: dict[str, Any], usage: tuple[int, int] | None = USAGE) -> tuple[bytes, ...]:
+    content = json.dumps({"choices": choices} | (counted(usage) if usage else {})).encode()
+    return (WHOLE % (len(content), content),)
+
+
+ENDED = body(*"abcd", finish="length")
+FIRST, SECOND = body(*"ab", finish="length"), body(*"xy", index=1, finish="length")
+QUIETER = ENDED | {"logprobs": {"tokens": list("abcd"), "token_logprobs": [-1.0] * 4}}
+BOTH = Ask(1, "a river", 2, Kind.CHOICES)
+
+
+def of(kind: Kind) -> Ask:
+    return Ask(0, "a river", 4, kind)
+
+
+@pytest.mark.parametrize(
+    ("ask", "parts", "said"),
+    [
+        (of(Kind.SEEDED), stream(ENDED), ""),
+        (of(Kind.SEEDED), stream(body(*"abce", finish="length")), "choice 0"),
+        (of(Kind.SEEDED), stream(QUIETER), "choice 0"),
+        (of(Kind.STOP), stream(ENDED | {"text": "abc"}), "choice 0"),
+        (of(Kind.STOP), stream(ENDED, usage=USAGE), "usage (3, 4) instead of None"),
+        (BOTH, stream(SECOND, FIRST), ""),
+        (BOTH, stream(body("a"), body("x", index=1), body("b", finish="length"),
+                      body("y", index=1, finish="length")), ""),
+        (BOTH, stream(FIRST, body(*"xz", index=1, finish="length")), "choice 1"),
+        (BOTH, stream(FIRST, body(*"xy", index=1, finish="stop")), "choice 1"),
+        (BOTH, stream(FIRST | {"index": 1}, SECOND | {"index": 0}), "choice"),
+        (BOTH, stream(FIRST), "choices [0] instead of [0, 1]"),
+        (BOTH, stream(FIRST, SECOND, SECOND | {"index": 2}), "choices [0, 1, 2]"),
+        (of(Kind.USAGE), stream(ENDED, usage=USAGE), ""),
+        (of(Kind.USAGE), stream(ENDED, usage=(3, 5)), "usage (3, 5)"),
+        (of(Kind.USAGE), stream(ENDED, usage=(4, 4)), "usage (4, 4)"),
+        (of(Kind.USAGE), stream(ENDED), "usage None"),
+        (of(Kind.WHOLE), whole(ENDED), ""),
+        (of(Kind.WHOLE), whole(body(*"abce", finish="length")), "choice 0"),
+        (of(Kind.WHOLE), whole(body(*"abcd", finish="stop")), "choice 0"),
+        (of(Kind.WHOLE), whole(ENDED, usage=(3, 5)), "usage (3, 5)"),
+        (of(Kind.WHOLE), whole(ENDED, usage=None), "usage None"),
+        (of(Kind.UNSEEDED), stream(body(*"wxyz", finish="length")), ""),
+        (of(Kind.UNSEEDED), stream(body(*"wxy", finish="length")), "choice 0"),
+        (of(Kind.UNSEEDED), stream(body(*"vwxyz", finish="length")), "choice 0"),
+        (of(Kind.UNSEEDED), stream(body(*"wxyz", finish="stop")), "choice 0"),
+    ],
+)  # fmt: skip
+async def test_of_each_kind_all_is_compared(ask: Ask, parts: tuple[bytes, ...], said: str) -> None:
+    async with clients_of(Scripted(*parts)) as clients:
+        trace = await clients.ask(ask)
+    assert trace.outcome is (Outcome.WRONG if said else Outcome.RIGHT)
+    assert (
+        trace.kind is ask.kind
+        and trace.detail.startswith(said)
+        and bool(trace.detail) is bool(said)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ask", "parts", "outcome"),
+    [
+        (BOTH, (HEAD, event("x", index=1)), Outcome.CUT),
+        (BOTH, (HEAD, event("a"), event("y", index=1)), Outcome.WRONG),
+        (BOTH, (HEAD, event("a"), event("x", index=2)), Outcome.WRONG),
+        (of(Kind.UNSEEDED), (HEAD, event("x")), Outcome.CUT),
+        (of(Kind.UNSEEDED), (HEAD, event(*"vwxyz")), Outcome.WRONG),
+        (of(Kind.WHOLE), (REFUSAL,), Outcome.REFUSED),
+        (of(Kind.WHOLE), (whole(ENDED)[0][:-1],), Outcome.FAILED),  # asked elsewhere, if possible
+    ],
+)
+async def test_of_each_kind_what_came_before_a_break_is_compared(
+    ask: Ask, parts: tuple[bytes, ...], outcome: Outcome
+) -> None:
+    async with clients_of(Scripted(*parts)) as clients:
+        assert (await clients.ask(ask)).outcome is outcome
+
+
+async def test_a_whole_answer_that_breaks_off_is_asked_for_elsewhere() -> None:
+    good = whole(ENDED)
+    async with clients_of(Scripted(good[0][:-1]), Scripted(*good)) as clients:
+        traces = [await clients.ask(of(Kind.WHOLE)) for _ in range(2)]
+    assert {trace.outcome for trace in traces} == {Outcome.RIGHT}
+    assert sorted(trace.tries for trace in traces) == [1, 2]
+    assert not any(trace.answer.choices[0].token_s for trace in traces)
 
 
 @pytest.mark.parametrize("parts", [(), (HEAD,), (b"HTTP/1.1 20",)])

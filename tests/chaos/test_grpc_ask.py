@@ -11,12 +11,14 @@ import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
 from chaos import clients as module
-from chaos.asks import Ask
+from chaos.answers import Answer, Choice
+from chaos.asks import Ask, Kind
 from chaos.clients import Clients, Outcome
 
 CODE = grpc.StatusCode
 ASK = Ask(0, "a river", 4)
-RIGHT = {0: ["a", "ü", "\ufffd", "d"]}
+TOKENS = ["a", "ü", "\ufffd", "d"]
+RIGHT = {0: Answer({0: Choice(TOKENS, [-0.5] * 4, "", "length")}, (3, 4))}
 SAID = (("x-request-id", "req-1"),)
 NOWHERE = "http://127.0.0.1:9"  # nobody answers by HTTP
 
@@ -24,10 +26,13 @@ Abort = tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]
 
 
 class Scripted(client_pb2_grpc.InferenceServicer):
-    """A router that sends `parts` to whoever asks: the bytes of tokens, or how it breaks off."""
+    """A router that sends `parts` to whoever asks: the bytes of tokens, or how it breaks off. Then
+    an end by length and the `usage`, if there is one."""
 
-    def __init__(self, *parts: list[bytes] | Abort) -> None:
-        self.parts = parts
+    def __init__(
+        self, *parts: list[bytes] | Abort, choice: int = 0, usage: tuple[int, int] | None = (3, 4)
+    ) -> None:
+        self.parts, self.choice, self.usage = parts, choice, usage
         self.requests: list[client_pb2.GenerateRequest] = []
         self.keys: list[str] = []
         self.left_s: list[float] = []
@@ -40,9 +45,16 @@ class Scripted(client_pb2_grpc.InferenceServicer):
             if isinstance(part, tuple):
                 code, trailers = part
                 await context.abort(code, "as scripted", trailers)
-            entries = [client_pb2.TokenLogprob(bytes=token) for token in part]
-            yield client_pb2.GenerateResponse(pieces=[client_pb2.Piece(logprobs=entries)])
-        yield client_pb2.GenerateResponse(usage=client_pb2.Usage(completion_tokens=4))
+            entries = [client_pb2.TokenLogprob(bytes=token, logprob=-0.5) for token in part]
+            yield self.said(logprobs=entries)
+        yield self.said(finish_reason=client_pb2.LENGTH)
+        if self.usage:
+            prompt, completion = self.usage
+            usage = client_pb2.Usage(prompt_tokens=prompt, completion_tokens=completion)
+            yield client_pb2.GenerateResponse(usage=usage)
+
+    def said(self, **fields: Any) -> Any:
+        return client_pb2.GenerateResponse(pieces=[client_pb2.Piece(choice=self.choice, **fields)])
 
 
 @contextlib.asynccontextmanager
@@ -99,12 +111,41 @@ async def test_what_an_answer_counts_as(parts: Any, outcome: Outcome, tokens: in
     async with clients_of(router) as clients:
         trace = await clients.ask(ASK)
     assert (trace.outcome, len(trace.tokens), trace.tries) == (outcome, tokens, 1)
-    assert trace.by_grpc and trace.token_s == sorted(trace.token_s)
+    assert trace.by_grpc
+    for choice in trace.answer.choices.values():
+        assert len(choice.token_s) == tokens and choice.token_s == sorted(choice.token_s)
     assert bool(trace.detail) is (outcome is not Outcome.RIGHT)
     (asked,) = router.requests
     assert (asked.prompt, asked.max_tokens, asked.logprobs) == ("a river", 4, 0)
     assert asked.ignore_eos and asked.HasField("temperature") and asked.temperature == 0
     assert router.keys == ["Bearer k"] and 4 < router.left_s[0] < 5.1
+
+
+@pytest.mark.parametrize("usage", [None, (3, 5), (2, 4)])
+async def test_the_usage_is_compared(usage: tuple[int, int] | None) -> None:
+    async with clients_of(Scripted(*GOOD, usage=usage)) as clients:
+        trace = await clients.ask(ASK)
+    assert trace.outcome is Outcome.WRONG and trace.detail.startswith(f"usage {usage}")
+
+
+async def test_choices_are_told_apart() -> None:
+    async with clients_of(Scripted(*GOOD, choice=1)) as clients:
+        trace = await clients.ask(ASK)
+    assert trace.outcome is Outcome.WRONG and trace.detail.startswith("choices [1]")
+
+
+@pytest.mark.parametrize("kind", Kind)
+async def test_every_kind_can_be_asked_for(kind: Kind) -> None:
+    router = Scripted(*GOOD)
+    async with clients_of(router) as clients:
+        trace = await clients.ask(Ask(0, "a river", 4, kind))
+    assert trace.outcome is Outcome.RIGHT
+    (asked,) = router.requests
+    assert asked.HasField("seed") is (kind in (Kind.SEEDED, Kind.CHOICES))
+    assert (asked.temperature > 0) is (kind in (Kind.SEEDED, Kind.CHOICES, Kind.UNSEEDED))
+    assert (asked.n == 2) is (kind is Kind.CHOICES)
+    assert bool(asked.stop) is (kind is Kind.STOP)
+    assert (asked.presence_penalty > 0) is (kind is Kind.PENALTIES)
 
 
 async def test_a_router_that_breaks_off_before_a_token_is_left_for_another() -> None:
@@ -130,7 +171,7 @@ async def test_a_client_may_go_away_at_a_token() -> None:
     router = Scripted(*GOOD)
     async with clients_of(router) as clients:
         trace = await clients.ask(ASK, leave=lambda trace: len(trace.tokens) >= 2)
-    assert (trace.outcome, trace.tokens) == (Outcome.LEFT, RIGHT[0][:3])
+    assert (trace.outcome, trace.tokens) == (Outcome.LEFT, TOKENS[:3])
 
 
 async def test_every_fourth_asks_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.asks import Kind
 from chaos.report import report, row, write
 from chaos.run import main
 from chaos.scenarios import ALL, SHORT, Scenario
@@ -28,7 +29,9 @@ def test_nothing_is_lost_wrong_or_left(tmp_path: Path) -> None:
         timeout=390,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {each["name"]: each for each in json.loads(file.read_text())["rows"]}
+    written = json.loads(file.read_text())
+    assert set().union(*(each["kinds"] for each in written["verdicts"])) == {k.value for k in Kind}
+    rows = {each["name"]: each for each in written["rows"]}
     assert set(rows) == set(SHORT)
     for found in rows.values():
         assert found["state"] == "kept" and found["counts"]["requests"] >= 10
@@ -46,6 +49,7 @@ SCENARIO = Scenario("kill-decode", "kill -9", nothing)  # type: ignore[arg-type]
 def verdict(run: int, seconds: float | None = 1.0, **more: object) -> Verdict:
     counts = {"right": 8, "failed": 1, "wrong": 0, "hung": 0, "refused": 0, "cut": 2, "left": 3}
     made = Verdict("kill-decode", run, counts, 1, Recovery(seconds, 1.0), {"decode-0": 4})
+    made.kinds = {"greedy": 10, "stop": 4}
     for name, value in more.items():
         setattr(made, name, value)
     return made
@@ -81,6 +85,7 @@ def test_the_table_and_the_file_say_what_was_kept_and_what_was_skipped(
     assert report([SCENARIO], [verdict(0, broken=["decode-0 holds"])], {}, per_s) == 1
     assert report([SCENARIO], [verdict(0, void="too little load")], {}, per_s) == 1
     shown = capsys.readouterr().out
+    assert "kinds: greedy 10, stop 4" in shown
     assert "kill-decode" in shown and "BROKEN" in shown and "skipped" in shown
     written = json.loads(file.read_text())
     assert written["skipped"] == skipped and written["rows"][0]["state"] == "kept"

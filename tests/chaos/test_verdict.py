@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
+from chaos.answers import Choice
+from chaos.asks import Kind
 from chaos.clients import Outcome, Trace
 from chaos.verdict import LEAST_BEFORE, Moments, judge, recovery
 
@@ -19,12 +21,13 @@ def stream(
 ) -> Trace:
     """A token each STEP_S, none during a stall (from, until)."""
     trace, now_s = Trace(0, start_s, router="router", tries=1, outcome=Outcome.RIGHT), start_s
+    choice = trace.answer.choices[0] = Choice()
     while now_s < until_s:
         for begin_s, end_s in stalls:
             if begin_s <= now_s < end_s:
                 now_s = end_s
-        trace.tokens.append("a")
-        trace.token_s.append(now_s)
+        choice.tokens.append("a")
+        choice.token_s.append(now_s)
         now_s += STEP_S
     trace.ended_s = now_s
     return trace
@@ -76,6 +79,21 @@ def test_one_slow_stream_of_many_is_within_the_99th_percentile() -> None:
     assert recovery(many + slow, MOMENTS).seconds == 0.0
 
 
+def test_waits_are_of_each_choice_by_itself() -> None:
+    """One that stands still is seen beside another that goes on."""
+    found = streams()
+    for trace in found:
+        still = stream(trace.started_s, ((4.0, 9.0),), until_s=14.0)
+        trace.answer.choices[1] = still.answer.choices[0]
+    assert recovery(found, MOMENTS).disturbed_s >= 5.0
+
+
+def test_an_answer_in_one_piece_has_no_waits() -> None:
+    whole = Trace(0, 3.0, Kind.WHOLE, outcome=Outcome.RIGHT, ended_s=9.0)
+    whole.answer.choices[0] = Choice(["a"] * 40)
+    assert recovery([*streams(), whole], MOMENTS) == recovery(streams(), MOMENTS)
+
+
 def verdict(traces: list[Trace], *, redundant: bool = True, left: dict[str, int] | None = None):
     return judge(
         "x", 0, streams() + traces, MOMENTS, left or {}, redundant=redundant, may_cut=("router-1",)
@@ -100,7 +118,7 @@ def test_what_breaks_a_promise(outcome: Outcome | None, redundant: bool, kept: b
     found = verdict(short(LEAST_BEFORE) + odd, redundant=redundant)
     assert not found.void
     assert (found.broken == []) is kept
-    assert kept or "why" in found.broken[0]
+    assert kept or "(greedy) on router" in found.broken[0] and "why" in found.broken[0]
 
 
 def test_a_stream_may_be_cut_by_the_router_that_was_killed_alone() -> None:
@@ -122,9 +140,11 @@ def test_requests_are_counted_by_outcome_and_retries_apart() -> None:
     more = short(LEAST_BEFORE) + short(2, Outcome.FAILED)
     more[0].tries = 2
     more[1].by_grpc = True
+    more[2].kind = Kind.STOP
     more[-1].detail = "503 no worker"
     found = verdict(more)
     assert found.counts["failed"] == 2 and found.counts["right"] == LEAST_BEFORE + 4
     assert found.requests == LEAST_BEFORE + 6 and found.retried == found.by_grpc == 1
+    assert found.kinds == {"greedy": LEAST_BEFORE + 5, "stop": 1}
     assert found.errors == {"": 1, "503 no worker": 1}
     assert json.loads(json.dumps(asdict(found)))["errors"] == found.errors

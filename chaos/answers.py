@@ -1,0 +1,123 @@
+"""An answer as its client has it, and in what it is not the right one.
+
+Of each choice its tokens, their logprobs, its text and why it ended; of them all the usage. What
+HTTP and gRPC tell is put into the same words. Pure: knows no requests and no processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.proto import client_pb2
+
+Usage = tuple[int, int]  # tokens of the prompt, tokens of all choices
+
+
+@dataclass(slots=True)
+class Choice:
+    """It grows as pieces are told. `finish`: "" until its end. `token_s`: when its tokens came,
+    where they come one after the other; of the loop's clock."""
+
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""
+    finish: str = ""
+    token_s: list[float] = field(default_factory=list, compare=False)
+
+    def add(self, piece: Choice) -> None:
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.text += piece.text
+        self.finish += piece.finish  # who ends twice has an end that nobody has
+
+    def begins(self, whole: Choice) -> bool:
+        """Whether it may still become that one."""
+        count = len(self.tokens)
+        return (
+            self.tokens == whole.tokens[:count]
+            and self.logprobs == whole.logprobs[:count]
+            and whole.text.startswith(self.text)
+            and self.finish in ("", whole.finish)
+        )
+
+    def shape(self) -> tuple[int, int, str]:
+        """What does not depend on which tokens were drawn."""
+        return len(self.tokens), len(self.logprobs), self.finish
+
+
+@dataclass(slots=True)
+class Answer:
+    """`choices` by index. `usage`: None while it is not told."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usage: Usage | None = None
+
+    @property
+    def tokens(self) -> list[str]:
+        """Of every choice, one after the other."""
+        return [token for _, choice in sorted(self.choices.items()) for token in choice.tokens]
+
+    def add(self, told: Told, now_s: float | None = None) -> None:
+        """`now_s`: when it was told; None where all of it comes at once."""
+        for index, piece in told.pieces:
+            choice = self.choices.setdefault(index, Choice())
+            choice.add(piece)
+            if now_s is not None:
+                choice.token_s += [now_s] * len(piece.tokens)
+        self.usage = told.usage or self.usage
+
+    def differs(self, right: Answer, *, usage: bool, drawn_anew: bool = False) -> str:
+        """In what, "" if in nothing. `usage`: it was to be told. `drawn_anew`: the tokens may be
+        others, but not more or fewer."""
+        if self.choices.keys() != right.choices.keys():
+            return f"choices {sorted(self.choices)} instead of {sorted(right.choices)}"
+        for index, choice in self.choices.items():
+            wanted = right.choices[index]
+            same = choice.shape() == wanted.shape() if drawn_anew else choice == wanted
+            if not same:
+                return f"choice {index}: {choice} instead of {wanted}"
+        told = right.usage if usage else None
+        return "" if self.usage == told else f"usage {self.usage} instead of {told}"
+
+    def begins(self, right: Answer, *, drawn_anew: bool = False) -> bool:
+        """Whether what is there of it is the beginning of the right one."""
+        for index, choice in self.choices.items():
+            wanted = right.choices.get(index)
+            if wanted is None or len(choice.tokens) > len(wanted.tokens):
+                return False
+            if not drawn_anew and not choice.begins(wanted):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one message says: pieces, each with the index of its choice, and the usage."""
+
+    pieces: list[tuple[int, Choice]]
+    usage: Usage | None = None
+
+
+def of_http(body: Mapping[str, Any]) -> Told:
+    """A completion, or an event of one."""
+    pieces = []
+    for told in body["choices"]:
+        logprobs = told["logprobs"] or {"tokens": [], "token_logprobs": []}
+        tokens, values = logprobs["tokens"], logprobs["token_logprobs"]
+        reason = told["finish_reason"] or ""
+        pieces.append((told["index"], Choice(tokens, values, told["text"], reason)))
+    usage = body.get("usage")
+    return Told(pieces, (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None)
+
+
+def of_grpc(message: client_pb2.GenerateResponse) -> Told:
+    pieces = []
+    for told in message.pieces:
+        tokens = [entry.bytes.decode(errors="replace") for entry in told.logprobs]
+        values = [entry.logprob for entry in told.logprobs]
+        reason = client_pb2.FinishReason.Name(told.finish_reason) if told.finish_reason else ""
+        pieces.append((told.choice, Choice(tokens, values, told.text, reason.lower())))
+    usage = message.usage if message.HasField("usage") else None
+    return Told(pieces, (usage.prompt_tokens, usage.completion_tokens) if usage else None)
