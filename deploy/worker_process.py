@@ -5,7 +5,7 @@
                  └───────────── another role, under a new boot id ─────────────────┘
 
 Both roles start and stop alike; they differ by the loop that runs. SIGTERM drains the worker
-(worker_drain.py); then it leaves the registry and waits for what it owes its peers.
+(runtime/worker_drain.py); then it leaves the registry and waits for what it owes its peers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ from baton.deploy.open_files import raise_limit
 from baton.deploy.order_proof import order_proof
 from baton.deploy.pool_memory import local_pool
 from baton.deploy.ports import address_of
-from baton.deploy.worker_drain import Course, serve_until
 from baton.deploy.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
 from baton.engine.batch import Engine
 from baton.engine.blocks import BlockPool
@@ -54,12 +52,12 @@ from baton.runtime.registry import (
     WorkerRecord,
 )
 from baton.runtime.tls import tls_of
+from baton.runtime.worker_drain import SERVER_GRACE_S, Course, Ends, serve_until
 
 log = logs.get(__name__)
 
 ANNOUNCE_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
-SERVER_GRACE_S = 0.5
 QUARANTINE_LOOK_S = 1.0
 STEPS_LOOK_S = 0.25
 PORT_S = 5.0  # for a port that the role before has had
@@ -207,19 +205,22 @@ class WorkerProcess:
         log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
         unsettled = 0
 
-        def left() -> None:
+        async def close() -> None:
             nonlocal unsettled
             counts = pool.counts()
             unsettled = counts.quarantined + counts.leased + counts.pinned
             self._worker = None
+            await mover.close()
 
-        async with AsyncExitStack() as ends:  # the last one first, whatever becomes of each
-            ends.push_async_callback(mover.close)
-            ends.callback(left)
-            ends.push_async_callback(served.server.stop, SERVER_GRACE_S)
-            ends.push_async_callback(served.finish)
-            ends.callback(_withdraw, boot.registry, record)
-            await serve_until(self._course, served.worker, watches, config.worker.drain_s)
+        ends = Ends(
+            withdraw=partial(_withdraw, boot.registry, record),
+            finish=served.finish,
+            stop=partial(served.server.stop, SERVER_GRACE_S),
+            close=close,
+        )
+        running = asyncio.create_task(served.worker.run())
+        drain_s = config.worker.drain_s
+        await serve_until(self._course, served.worker, running, watches, drain_s, ends)
         if unsettled and self._course.role is not None:
             raise EngineError(
                 f"READs of {unsettled} blocks have not ended: the role cannot change, and the "

@@ -15,9 +15,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from baton.runtime.errors import BatonError
+from baton.runtime.links import LinkClosed
+
 Mutation = Callable[[], AbstractContextManager[None]]
 
-_UNFIT = (AttributeError, NameError, TypeError)
 _ENDED = re.compile(r"^the lab raised |^\S+ raised |: its (loop|fleet) has ended: ")
 _STUCK = re.compile(r"^(nothing can happen any more|\S+ s have passed); waiting: ")
 
@@ -34,6 +36,11 @@ class Break:
     owner: Any
     name: str
     make: Callable[[Any], Any]
+
+
+def always(value: Any) -> Callable[[Any], Any]:
+    """A method that does nothing but give a value."""
+    return lambda before: lambda *_, **__: value
 
 
 @contextmanager
@@ -65,7 +72,7 @@ def _watched(made: Any, misfits: list[Exception]) -> Any:
         async def work(*args: Any, **named: Any) -> Any:
             try:
                 return await made(*args, **named)
-            except _UNFIT as error:
+            except Exception as error:
                 _note(error, made, misfits)
                 raise
 
@@ -75,7 +82,7 @@ def _watched(made: Any, misfits: list[Exception]) -> Any:
     def call(*args: Any, **named: Any) -> Any:
         try:
             return made(*args, **named)
-        except _UNFIT as error:
+        except Exception as error:
             _note(error, made, misfits)
             raise
 
@@ -84,7 +91,10 @@ def _watched(made: Any, misfits: list[Exception]) -> Any:
 
 def _note(error: Exception, made: Any, misfits: list[Exception]) -> None:
     """If it was raised in the break, or by calling it or calling from it with other arguments:
-    what is raised deeper is what the product makes of it."""
+    what is raised deeper is what the product makes of it, and so is an error of the product's own
+    tree that the break raises in its place, and what it asserts."""
+    if isinstance(error, AssertionError | BatonError | LinkClosed):
+        return
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -25,11 +25,15 @@ from baton.router.worker_link import WorkerLink
 from baton.runtime.errors import BatonError, ReadFailed
 from baton.runtime.registry import Role
 from baton.simulation.bounds import Bounds
+from baton.simulation.drains import Drains
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.hangs import Hangs
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
+from baton.simulation.index_check import unlike_pools
 from baton.simulation.leases import Leases
+from baton.simulation.readiness import Readiness
 from baton.simulation.refusals import Refusals
+from baton.simulation.scenario import Fault
 from baton.simulation.told import TOKENIZER
 from baton.simulation.world import DRIFT, RouterProcess, WorkerProcess, World
 
@@ -49,11 +53,19 @@ class Watch:
         self._bounds = Bounds(world, self.breaches)
         self._hangs = Hangs(world, self.breaches)
         self._leases = Leases(world, self.breaches)
+        self._drains = Drains(world, self.breaches)
+        self._readiness = Readiness(world, self.breaches)
         self._world = world
         self._flying: dict[int, tuple[Attempt, bytes]] = {}  # READs that will land, from whose pool
         self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
         self._prompts: dict[bytes, list[Prompt]] = {}  # all admitted ones, by the granter's boot
         world.exchange.landing = self._landing
+
+    def strikes(self, fault: Fault) -> None:
+        """Told of each fault, at its time."""
+        self.struck = True
+        self._drains.struck(fault)
+        self._readiness.struck(fault)
 
     def over(self, process: WorkerProcess) -> None:
         """Watch a worker that has just been started."""
@@ -312,7 +324,8 @@ def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKin
 
 def restless(world: World) -> list[str]:
     """Who still holds something: a lease, a pin, a quarantined or used block, a request; and
-    routers that are not linked to every worker, or believe that somebody waits there."""
+    routers that are not linked to every worker, or believe that somebody waits there, or know
+    another cache than a worker has."""
     found = []
     for process in world.workers.values():
         found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
@@ -325,10 +338,13 @@ def restless(world: World) -> list[str]:
         found += [f"{router.machine.name}: told that {what}" for what in _told(router, world)]
     if in_flight := world.reads_in_flight():
         found.append(f"{in_flight} READs are in flight, {world.exchange.stuck} of them stuck")
-    return found
+    return found or list(unlike_pools(world))  # which come to rest last
 
 
 def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
+    if process.worker.draining.is_set():
+        yield "it drains"
+        return
     counts = process.pool.counts()
     if counts.available != counts.total:
         yield f"{counts}"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.runtime.registry import Role
+from baton.simulation.rolls import roll
 from baton.simulation.scenario import BLOCK, Fault
 from baton.simulation.world import World
 
@@ -126,7 +127,7 @@ class Striker:
     def _roll(self, name: str) -> None:
         world = self._world
         if world.machine(name).alive and not world.workers[name].worker.draining.is_set():
-            world.machine(name).spawn(world.roll(name), "drain")
+            world.machine(name).spawn(roll(world, name), "drain")
 
     def _role(self, fault: Fault) -> Callable[[], None]:
         """It drains, and comes back in the other role; after the time, in its first one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,8 @@ from baton.router.submission import Submission
 from baton.runtime import identity
 from baton.runtime.errors import ConfigError, Overloaded
 from baton.runtime.links import LinkClosed
-from baton.simulation.breaks import Break, Mutation, applied
+from baton.simulation.breaks import Break, Mutation, always, applied
+from baton.simulation.worker_mutations import OF_A_WORKERS_END, OF_WHAT_A_WORKER_TELLS
 from baton.simulation.world import World
 
 
@@ -51,11 +52,6 @@ def named(name: str) -> Mutation:
     if name not in MUTATIONS:
         raise ConfigError(f"--mutation {name}: give one of {', '.join(MUTATIONS)}")
     return partial(applied, MUTATIONS[name])
-
-
-def _always(value: Any) -> Callable[[Any], Any]:
-    """A method that does nothing but give a value."""
-    return lambda before: lambda *_, **__: value
 
 
 def _trusted_twice(before: Any) -> Any:
@@ -287,8 +283,8 @@ def _closed_too_early(before: Any) -> Any:
 
 
 MUTATIONS: dict[str, Break] = {
-    "skip-checksums": Break("what lands is never compared", Places, "wrong", _always([])),
-    "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", _always(None)),
+    "skip-checksums": Break("what lands is never compared", Places, "wrong", always([])),
+    "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", always(None)),
     "unpin-with-the-stream": Break(
         "a broken stream unpins at once", granter._Handoff, "_listen", _unpinned_with_the_stream
     ),
@@ -341,9 +337,7 @@ MUTATIONS: dict[str, Break] = {
     "decode-before-the-blocks": Break(
         "a fetch is over with the first tokens", HandoffReader, "_conclude", _without_the_blocks
     ),
-    "shared-last-block": Break(
-        "choices write into one block", Holdings, "take_copies", _always([])
-    ),
+    "shared-last-block": Break("choices write into one block", Holdings, "take_copies", always([])),
     "lose-tickets": Break("an admission is never given back", Admission, "ticket", _ticket_lost),
     "refuse-at-random": Break(
         "a router refuses though it has tickets", Admission, "ticket", _refused_at_random
@@ -358,14 +352,14 @@ MUTATIONS: dict[str, Break] = {
     "no-cap-of-ejection": Break(
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),
-    "forget-a-cancel": Break("workers hear of no cancel", Submission, "tell_cancel", _always(None)),
-    "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", _always(None)),
+    "forget-a-cancel": Break("workers hear of no cancel", Submission, "tell_cancel", always(None)),
+    "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", always(None)),
     "forget-deadlines": Break(
-        "nothing ends at its deadline", Dispatcher, "_deadline_passed", _always(None)
+        "nothing ends at its deadline", Dispatcher, "_deadline_passed", always(None)
     ),
-    "losses-untold": Break("a lost worker's requests wait", Dispatcher, "lost", _always(None)),
+    "losses-untold": Break("a lost worker's requests wait", Dispatcher, "lost", always(None)),
     "hello-without-requests": Break(
-        "a router that comes back asks for nothing", Dispatcher, "pending", _always([])
+        "a router that comes back asks for nothing", Dispatcher, "pending", always([])
     ),
     "reuse-a-boot-id": Break(
         "a worker starts anew under its old one", World, "start_worker", _first_boot_again
@@ -374,6 +368,8 @@ MUTATIONS: dict[str, Break] = {
         "a worker forgets what its router waits for", _Log, "forget_accepted", _owed_nothing
     ),
     "keep-parked-requests": Break(
-        "a dead router's requests stay", RouterSessions, "_expire", _always(None)
+        "a dead router's requests stay", RouterSessions, "_expire", always(None)
     ),
+    **OF_A_WORKERS_END,
+    **OF_WHAT_A_WORKER_TELLS,
 }

@@ -286,7 +286,7 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
             max_queue=dice.choice([4, 32, 32]),
             waiting_share=dice.choice([0.5, 1.0]),
         ),
-        worker=WorkerConfig(drain_s=dice.choice([0.05, 1.0])),
+        worker=WorkerConfig(drain_s=dice.choice([0.01, 1.0])),
         handoff=HandoffConfig(
             lease_s=dice.choice([0.15, 0.25]) if slow else dice.choice([0.3, 0.5, 1.0]),
             read_timeout_s=max(8 * read_s, dice.choice([0.1, 0.4, 2.0])),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from zlib import crc32
@@ -81,6 +81,8 @@ class WorkerProcess:
     mover: MemoryMover
     boot_id: bytes
     task: asyncio.Task[None]
+    probe: asyncio.Task[None]
+    finish: Callable[[], Awaitable[None]]  # what it owes to its peers, at its end
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class World:
     roles: dict[str, Role] = field(default_factory=dict)  # that workers are to take on
     started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
     router_started: Callable[[RouterProcess], None] = lambda process: None
+    rolls: Callable[[str, WorkerProcess], None] = lambda stage, process: None  # as of rolls.py
     network: Network = field(init=False)
     reads: list[MemoryRead] = field(default_factory=list)  # all that were asked for
     _handoffs: int = 0
@@ -145,8 +148,9 @@ class World:
         mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
         mine = cache(partial(_greeting, name, mover, self.kind, size))
         worker: PrefillWorker | DecodeWorker
+        finish: Callable[[], Awaitable[None]]
         if role == "prefill":
-            worker = PrefillWorker(
+            worker = granter = PrefillWorker(
                 worker_id=name,
                 boot_id=boot_id,
                 engine=engine,
@@ -156,36 +160,36 @@ class World:
                 config=self.config,
                 wall_offset_s=0.0,
             )
+            finish = partial(granter.drain, 2 * self.config.handoff.lease_s)
         else:
+            first_contact = FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps)
+            dial = partial(SimCalls, self.network, machine)
+            patience_s = GREETING_TIMEOUT_S  # a lease is short here beside a first contact's READs
+            peers = RegisteredPeers(mine, mover, dial, first_contact, self.registry, patience_s)
+            finish = peers.close
             worker = DecodeWorker(
                 worker_id=name,
                 boot_id=boot_id,
                 engine=engine,
                 pool=pool,
                 mover=mover,
-                peers=RegisteredPeers(
-                    mine,
-                    mover,
-                    partial(SimCalls, self.network, machine),
-                    FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps),
-                    self.registry,
-                    GREETING_TIMEOUT_S,  # leases are short here beside a first contact's READs
-                ),
+                peers=peers,
                 limits=limits,
                 config=self.config,
                 wall_offset_s=0.0,
                 new_id=self._new_id,
             )
         task = machine.spawn(worker.run(), "loop")
-        machine.spawn(worker.health.watch(), "probe")
-        process = WorkerProcess(machine, role, worker, engine, pool, array, mover, boot_id, task)
+        probe = machine.spawn(worker.health.watch(), "probe")
+        process = WorkerProcess(
+            machine, role, worker, engine, pool, array, mover, boot_id, task, probe, finish
+        )
         self.workers[name] = process
         self.boots.setdefault(boot_id, process)
         self.started(process)
         self.network.listen(machine, self._services(process, mine))
-        self.registry.announce(
-            WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
-        )
+        record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
+        self.registry.announce(record)
         return process
 
     def start_router(self, name: str) -> RouterProcess:
@@ -221,22 +225,6 @@ class World:
         if name in self.workers:
             self.exchange.leave(self.workers[name].boot_id)
         self.network.killed(machine)
-
-    async def roll(self, name: str) -> None:
-        """SIGTERM, on the worker's own machine: it drains, ends, and is started anew."""
-        process, leases_s = self.workers[name], 2 * self.config.handoff.lease_s
-        worker = process.worker
-        await worker.drain(self.config.worker.drain_s)
-        process.task.cancel()
-        await asyncio.wait({process.task})
-        if isinstance(worker, PrefillWorker):
-            await worker.drain(leases_s)
-        self.loop.call_world(self.loop.world_s, self._replace, name)
-
-    def _replace(self, name: str) -> None:
-        if self.machine(name).alive:  # else it was killed while it drained
-            self.kill(name, silent=False)
-            self.restart(name)
 
     def restart(self, name: str) -> None:
         """A worker that is gone comes back, in the role that it is to have by now."""

@@ -14,6 +14,7 @@ from baton.decode_worker.worker import DecodeWorker
 from baton.kv_transfer.reader import HandoffReader
 from baton.router.dispatch import Dispatcher
 from baton.runtime import logs
+from baton.runtime.errors import Overloaded
 from baton.simulation import breaks, lab
 from baton.simulation.breaks import Break, Misfit, broken_promises
 from baton.simulation.scenario import draw
@@ -61,6 +62,16 @@ def _of_another_name(_: Any) -> Any:
     return work
 
 
+def _by_itself(error: Exception) -> Any:
+    def made(_: Any) -> Any:
+        def fails(*_: Any, **__: Any) -> Any:
+            raise error
+
+        return fails
+
+    return made
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "make"),
     [
@@ -69,6 +80,9 @@ def _of_another_name(_: Any) -> Any:
         (Holdings, "reserve", _one_too_many),
         (DecodeWorker, "run", _of_another_name),
         (HandoffReader, "_await_landing", _of_another_name),
+        (DecodeWorker, "run", _by_itself(KeyError("gone"))),
+        (Dispatcher, "take", _by_itself(ValueError("gone"))),
+        (Holdings, "reserve", _by_itself(IndexError("gone"))),
     ],
 )
 def test_a_break_for_another_product_is_told_from_one_that_is_caught(
@@ -82,13 +96,13 @@ def test_a_break_for_another_product_is_told_from_one_that_is_caught(
 
 
 def test_what_the_product_makes_of_a_break_is_no_misfit() -> None:
-    def fails(self: Any) -> Any:
-        raise KeyError("gone")
-
     def handing_none(before: Any) -> Any:
         return lambda self, link, outputs: before(self, link, None)
 
     broken = Break("outputs that are none", Dispatcher, "take", handing_none)
     assert lab.run(draw(SEED), partial(breaks.applied, broken)).breaches
-    raising = Break("it raises on purpose", DecodeWorker, "run", lambda _: fails)
-    assert lab.run(draw(SEED), partial(breaks.applied, raising)).breaches
+
+
+def test_an_error_of_the_products_own_tree_is_raised_on_purpose() -> None:
+    refusing = Break("full", Dispatcher, "take", _by_itself(Overloaded("full")))
+    assert lab.run(draw(SEED), partial(breaks.applied, refusing)).breaches

@@ -55,6 +55,15 @@ CAUGHT_BY = {
     "reuse-a-boot-id": 10,
     "forget-what-is-owed": 171,
     "keep-parked-requests": 29,
+    "readers-left-at-the-end": 30,
+    "requests-left-at-the-end": 17,
+    "handed-back-in-silence": 64,
+    "stop-before-the-readers": 272,
+    "cached-blocks-untold": 0,
+    "evicted-blocks-untold": 4,
+    "snapshot-of-nothing": 5,
+    "always-ready": 136,
+    "never-probed": 306,
 }
 
 

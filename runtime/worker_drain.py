@@ -1,18 +1,20 @@
 """How a worker process stops: it takes nothing new, finishes what it has, and hands back the rest.
 
-    told ─▶ no intake ─▶ all has ended, or `drain_s` is over ─▶ the loop ends: exit code 0, or
-                                 └─ or told to end twice         another role in this process
+    told ─▶ no intake ─▶ all has ended, or `drain_s` is over ─▶ the loop ends ─▶ ends: it leaves the
+                                 └─ or told to end twice         registry, its readers' leases end,
+                                                                 its server stops, its mover closes
 
 What the loop leaves goes back to its routers and readers as Draining: they go on elsewhere at
 once. A failing watch (too much quarantine, steps that all fail) drains too, and then ends the
-process with its error. Knows neither role: both are a `Drainable`.
+process with its error. Knows neither role: both are a `Drainable`. The fault lab runs this too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton.runtime import logs
@@ -21,6 +23,7 @@ from baton.runtime.registry import Role
 log = logs.get(__name__)
 
 END_S = 5.0  # for a cancelled loop to close its handoffs
+SERVER_GRACE_S = 0.5  # of a server that stops: what was said still goes out
 
 
 class Drainable(Protocol):
@@ -28,9 +31,18 @@ class Drainable(Protocol):
 
     draining: asyncio.Event
 
-    async def run(self) -> None: ...
-
     async def drain(self, within_s: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What follows when a loop has ended: it leaves the registry (`withdraw`), what it owes to its
+    peers ends (`finish`), then what serves them (`stop`), and what moves blocks (`close`)."""
+
+    withdraw: Callable[[], None]
+    finish: Callable[[], Awaitable[None]]
+    stop: Callable[[], Awaitable[None]]
+    close: Callable[[], Awaitable[None]]
 
 
 class Course:
@@ -72,11 +84,31 @@ class Course:
 
 
 async def serve_until(
-    course: Course, worker: Drainable, watches: Collection[asyncio.Task[None]], drain_s: float
+    course: Course,
+    worker: Drainable,
+    running: asyncio.Task[None],
+    watches: Collection[asyncio.Task[None]],
+    drain_s: float,
+    ends: Ends,
 ) -> None:
-    """Run the worker until it is told another course, or until a watch or the loop itself fails.
-    Drain it, end its loop, and raise what failed first, if something did; the rest is logged."""
-    running = asyncio.create_task(worker.run())
+    """Until it is told another course, or until a watch or the loop, which is `running`, fails.
+    Then drain the worker, end its loop and what follows, each of `ends` whatever becomes of the
+    others, and raise what failed first, if something did; the rest is logged."""
+    async with contextlib.AsyncExitStack() as stack:  # the last one first
+        stack.push_async_callback(ends.close)
+        stack.push_async_callback(ends.stop)
+        stack.push_async_callback(ends.finish)
+        stack.callback(ends.withdraw)
+        await _serve_until(course, worker, running, watches, drain_s)
+
+
+async def _serve_until(
+    course: Course,
+    worker: Drainable,
+    running: asyncio.Task[None],
+    watches: Collection[asyncio.Task[None]],
+    drain_s: float,
+) -> None:
     told = asyncio.create_task(course.told.wait())
     tasks: list[asyncio.Task[Any]] = [running, told, *watches]
     try:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Collection
+from functools import partial
 
 import pytest
 
-from baton.deploy import worker_drain
-from baton.deploy.worker_drain import Course, serve_until
-from baton.runtime import logs
+from baton.runtime import logs, worker_drain
 from baton.runtime.errors import DeviceLost, EngineError
+from baton.runtime.worker_drain import Course, Ends, serve_until
 from baton.simulation.virtual_time import on_virtual_time
 
 
@@ -43,12 +43,32 @@ class Worker:
         await self.work.wait()
         self.story.append("drained")
 
+    def ends(self, failing: str = "") -> Ends:
+        def at(name: str) -> None:
+            self.story.append(name)
+            if name == failing:
+                raise ValueError(f"{name} fails")
+
+        async def later(name: str) -> None:
+            at(name)
+
+        return Ends(
+            withdraw=partial(at, "withdrawn"),
+            finish=partial(later, "finished"),
+            stop=partial(later, "stopped"),
+            close=partial(later, "closed"),
+        )
+
+
+ENDS = ["withdrawn", "finished", "stopped", "closed"]
+
 
 def start(
-    worker: Worker, watches: Collection[asyncio.Task[None]] = ()
+    worker: Worker, watches: Collection[asyncio.Task[None]] = (), failing: str = ""
 ) -> tuple[Course, asyncio.Task[None]]:
-    course = Course("decode")
-    return course, asyncio.create_task(serve_until(course, worker, watches, 7.0))
+    course, running = Course("decode"), asyncio.create_task(worker.run())
+    serving = serve_until(course, worker, running, watches, 7.0, worker.ends(failing))
+    return course, asyncio.create_task(serving)
 
 
 @on_virtual_time
@@ -62,7 +82,7 @@ async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
     assert worker.story == ["drain 7"] and not serving.done()
     worker.work.set()
     await asyncio.wait_for(serving, 5)
-    assert worker.story == ["drain 7", "drained", "loop ended"]
+    assert worker.story == ["drain 7", "drained", "loop ended", *ENDS]
 
 
 @on_virtual_time
@@ -74,7 +94,7 @@ async def test_told_twice_it_waits_no_longer() -> None:
     await asyncio.sleep(0.01)
     course.end()
     await asyncio.wait_for(serving, 5)
-    assert worker.story == ["drain 7", "loop ended"]
+    assert worker.story == ["drain 7", "loop ended", *ENDS]
 
 
 @on_virtual_time
@@ -88,7 +108,7 @@ async def test_an_order_to_drain_given_again_or_before_a_signal_hurries_nothing(
         assert worker.story == ["drain 7"] and not serving.done()
     course.end()  # the second signal
     await asyncio.wait_for(serving, 5)
-    assert worker.story == ["drain 7", "loop ended"]
+    assert worker.story == ["drain 7", "loop ended", *ENDS]
 
 
 @on_virtual_time
@@ -99,7 +119,7 @@ async def test_a_loop_that_fails_is_raised_and_not_drained() -> None:
     worker.loop_fails.set()
     with pytest.raises(DeviceLost):
         await asyncio.wait_for(serving, 5)
-    assert worker.story == []
+    assert worker.story == ENDS
 
 
 @on_virtual_time
@@ -133,7 +153,7 @@ async def test_a_watch_that_fails_drains_first_and_is_raised_then() -> None:
     worker.work.set()
     with pytest.raises(EngineError, match="quarantine"):
         await asyncio.wait_for(serving, 5)
-    assert worker.story[-1] == "loop ended"
+    assert worker.story == ["drain 7", "drained", "loop ended", *ENDS]
 
 
 def test_a_course_is_the_last_role_that_was_told_until_it_is_told_to_end() -> None:
@@ -235,7 +255,21 @@ async def test_what_can_finish_nothing_hands_back_at_once() -> None:
         course.hurry()
         raise EngineError("all steps fail")
 
-    watching = asyncio.create_task(watch())
+    watching, running = asyncio.create_task(watch()), asyncio.create_task(worker.run())
     with pytest.raises(EngineError, match="all steps fail"):
-        await asyncio.wait_for(serve_until(course, worker, [watching], 7.0), 5)
-    assert worker.story == ["drain 7", "loop ended"]
+        serving = serve_until(course, worker, running, [watching], 7.0, worker.ends())
+        await asyncio.wait_for(serving, 5)
+    assert worker.story == ["drain 7", "loop ended", *ENDS]
+
+
+@pytest.mark.parametrize("failing", ENDS)
+@on_virtual_time
+async def test_all_that_follows_is_done_in_its_order_whatever_fails_in_it(failing: str) -> None:
+    worker = Worker()
+    worker.work.set()
+    course, serving = start(worker, failing=failing)
+    await asyncio.sleep(0.01)
+    course.end()
+    with pytest.raises(ValueError, match=f"{failing} fails"):
+        await asyncio.wait_for(serving, 5)
+    assert worker.story == ["drain 7", "drained", "loop ended", *ENDS]

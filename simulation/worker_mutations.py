@@ -1,0 +1,98 @@
+"""Deliberate breaks of how a worker ends, and of what it tells of its cache and its steps.
+
+A part of mutations.py, which says what they are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from baton.decode_worker.requests import Requests
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.step_health import StepHealth
+from baton.prefill_worker.worker import PrefillWorker
+from baton.runtime import worker_drain
+from baton.runtime.block_feed import BlockFeed
+from baton.runtime.errors import Draining
+from baton.simulation.breaks import Break, always
+
+
+async def _no_wait(self: Any, within_s: float) -> None:
+    self.draining.set()
+
+
+def _stopped_before_it_has_finished(before: Any) -> Any:
+    async def serve_until(*told: Any) -> None:
+        *others, ends = told
+        await before(*others, replace(ends, finish=ends.stop, stop=ends.finish))
+
+    return serve_until
+
+
+def _handed_back_in_silence(before: Any) -> Any:
+    def fail(self: Requests, sequence: Any, error: Any) -> None:
+        if isinstance(error, Draining):
+            self._end(sequence)
+        else:
+            before(self, sequence, error)
+
+    return fail
+
+
+def _an_empty_cache(before: Any) -> Any:
+    def snapshot_parts(self: BlockFeed) -> Any:
+        parts = before(self)
+        for part in parts:
+            part.ClearField("stored")
+        return parts
+
+    return snapshot_parts
+
+
+def _no_removals(before: Any) -> Any:
+    return lambda self, stored, removed: before(self, stored, [])
+
+
+OF_A_WORKERS_END: dict[str, Break] = {
+    "readers-left-at-the-end": Break(
+        "a prefill worker that drains waits for nobody",
+        PrefillWorker,
+        "drain",
+        lambda before: _no_wait,
+    ),
+    "requests-left-at-the-end": Break(
+        "a decode worker that drains finishes nothing",
+        DecodeWorker,
+        "drain",
+        lambda before: _no_wait,
+    ),
+    "handed-back-in-silence": Break(
+        "what it does not finish, its router is not told", Requests, "fail", _handed_back_in_silence
+    ),
+    "stop-before-the-readers": Break(
+        "a server stops first, its readers' leases end afterwards",
+        worker_drain,
+        "serve_until",
+        _stopped_before_it_has_finished,
+    ),
+}
+
+OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
+    "cached-blocks-untold": Break(
+        "no delta of a worker's cache is told", BlockFeed, "publish", always(None)
+    ),
+    "evicted-blocks-untold": Break(
+        "a router never hears of what is evicted", BlockFeed, "publish", _no_removals
+    ),
+    "snapshot-of-nothing": Break(
+        "a router that is there anew hears of no cache",
+        BlockFeed,
+        "_snapshot_parts",
+        _an_empty_cache,
+    ),
+    "always-ready": Break(
+        "a worker never says that no step ends", StepHealth, "trouble", always("")
+    ),
+    "never-probed": Break("an idle worker computes nothing", StepHealth, "probe", always(None)),
+}
