@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from baton.router import server
 from baton.router.choice_text import ChoiceText
 from baton.runtime.identity import tenant_of
 
@@ -123,8 +124,17 @@ async def test_a_client_that_leaves_while_no_worker_is_there(router: Any, eventu
 
 
 async def test_a_slow_client_is_cancelled_and_others_are_not(
-    router: Any, eventually: Any, fast_config: Any
+    router: Any, eventually: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bind = server.bind
+
+    def bind_small(host: str, port: int, backlog: int) -> socket.socket:
+        """Connections send into a short buffer of the kernel's, not megabytes of it first."""
+        listener = bind(host, port, backlog)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listener
+
+    monkeypatch.setattr(server, "bind", bind_small)
     config = replace(fast_config, stream_buffer_messages=64)
     async with router(config=config) as running:
         host, port = running.url.removeprefix("http://").split(":")
