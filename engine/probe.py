@@ -15,6 +15,7 @@ from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
 PROBE_S = 0.5  # between two probes of an idle worker
+FIRST_S = 0.05  # between the first two that end well: from two on it is known what one may take
 IDLE_TIMES = 8.0  # as long as a probe took it pauses: an idle worker computes for a ninth
 FAILURES = 3  # steps and probes in a row that all fail are no accident
 
@@ -28,7 +29,8 @@ class Probe:
         self._under_way: StepBatch | None = None
         self.failure = ""
         self.failures = 0  # in a row
-        self.pause_s = PROBE_S  # to the next probe
+        self.pause_s = FIRST_S  # to the next probe
+        self._ended = 0  # well
 
     def ask(self) -> None:
         """Probe with the next plan, if nothing runs then."""
@@ -75,9 +77,12 @@ class Probe:
     def _ended_well(self, result: StepResult, probing: bool) -> None:
         self.failure, self.failures = "", 0
         if probing:
-            self.pause_s = max(PROBE_S, IDLE_TIMES * result.device_s)
+            self._ended += 1
+            later_s = max(PROBE_S, IDLE_TIMES * result.device_s)
+            self.pause_s = later_s if self._ended > 1 else FIRST_S
         else:
             self._wanted = False  # this step has shown what a probe would
+            self.pause_s = max(PROBE_S, self.pause_s)
 
     def _failed(self, why: str) -> None:
         """Whoever may be ill has nothing better to do than to be probed."""

@@ -55,7 +55,7 @@ class Network:
         self.cuts[source, target] = self.cuts.get((source, target), 0) + 1
 
     def heal(self, source: str, target: str) -> None:
-        """What was held arrives now, in the order of each stream."""
+        """What was held goes on, in the order of each stream."""
         way = (source, target)
         self.cuts[way] -= 1
         if not self.cuts[way]:
@@ -213,19 +213,29 @@ class _Lane:
             self.on_end()
 
     def release(self) -> None:
-        """The cut is healed."""
+        """The cut is healed: what was held arrives after another delay, and behind it what
+        comes until then."""
+        network, loop = self.network, self.network.loop
+        loop.call_world(loop.world_s + network.delay_s(self.source, self.target), self._let_in)
+
+    def _let_in(self) -> None:
+        if self.way in self.network.cuts:
+            self.network.hold(self)
+            return
         held, self._held = self._held, deque()
-        self.on_its_way -= len(held)
         for message in held:
-            self.post(message)
+            self._take(message)
 
     def _arrive(self, message: Any) -> None:
-        network = self.network
-        if self._held or self.way in network.cuts:
+        if self._held or self.way in self.network.cuts:
             if not self._held:
-                network.hold(self)
+                self.network.hold(self)
             self._held.append(message)
-            return
+        else:
+            self._take(message)
+
+    def _take(self, message: Any) -> None:
+        network = self.network
         self.on_its_way -= 1
         if not self.target.alive:
             successor = network.services[self.target.address][0] is not self.target

@@ -6,7 +6,7 @@ import pytest
 
 from baton.engine.batch import Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool, Hold
-from baton.engine.probe import FAILURES, PROBE_S, Probe
+from baton.engine.probe import FAILURES, FIRST_S, PROBE_S, Probe
 from baton.runtime.errors import EngineError, OutOfMemory
 
 FINE = StepResult(((),))
@@ -86,9 +86,22 @@ def test_another_steps_end_is_not_taken_for_the_probes(pool: BlockPool) -> None:
 def test_a_slow_engine_is_probed_seldom(pool: BlockPool) -> None:
     probe = Probe(pool)
     probe.heard(asked(probe), StepResult(((),), device_s=0.001))
+    probe.heard(asked(probe), StepResult(((),), device_s=0.001))
     assert probe.pause_s == PROBE_S
     probe.heard(asked(probe), StepResult(((),), device_s=0.8))
     assert probe.pause_s == pytest.approx(6.4)
+
+
+def test_the_first_two_follow_each_other_unless_a_request_comes(pool: BlockPool) -> None:
+    """From two on it is known how long one may take, and a hang is seen."""
+    probe = Probe(pool)
+    assert probe.pause_s == FIRST_S
+    probe.heard(asked(probe), StepResult(((),), device_s=0.8))
+    assert probe.pause_s == FIRST_S
+    probe.heard(OTHER, FINE)
+    assert probe.pause_s == PROBE_S  # whoever is busy is not woken for it twenty times a second
+    probe.heard(asked(probe), StepResult(((),), device_s=0.001))
+    assert probe.pause_s == PROBE_S
 
 
 def test_what_fails_again_and_again_is_told_apart_from_an_accident(pool: BlockPool) -> None:

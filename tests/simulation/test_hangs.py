@@ -48,6 +48,7 @@ def test_in_one_seed_of_so_many_a_prefill_worker_hangs_as_another_fails() -> Non
 def test_whoever_turns_to_it_has_left_it_within_three_seconds() -> None:
     """By the world's clock; a worker's own one differs by the drift at most."""
     places: Counter[int] = Counter()
+    waits_s: list[float] = []  # an exception in here would be one candidate's failure
 
     def timed(before: Any) -> Any:
         async def attempt(self: Handoffs, group: Any, candidate: Any, on_first: Any) -> None:
@@ -58,17 +59,20 @@ def test_whoever_turns_to_it_has_left_it_within_three_seconds() -> None:
             finally:
                 waited_s = loop.world_s - max(asked_s, hang.at_s)
                 if candidate.worker_id in hang.does.targets and waited_s > 1:  # type: ignore
-                    assert waited_s < BOUND_S * (1 + DRIFT)
+                    waits_s.append(waited_s)
                     places[list(group.request.candidates).index(candidate)] += 1
 
         return attempt
 
     watching = Break("", Handoffs, "_try", timed)
     for seed in HANGING:
+        waits_s.clear()
         (hang,) = (e for e in draw(seed).faults if str(e.does).startswith("hang"))
         outcome = lab.run(draw(seed), lambda: breaks.applied(watching))
         assert outcome.breaches == [] and not outcome.void
         assert outcome.ends == {"finished": outcome.requests}
+        late = [waited_s for waited_s in waits_s if waited_s >= BOUND_S * (1 + DRIFT)]
+        assert late == [], seed
     assert places[0] > 3 and places[1] > 3
 
 

@@ -130,6 +130,31 @@ def test_two_cuts_of_one_way_need_two_heals() -> None:
     on_loop(test)
 
 
+def test_what_was_held_is_not_overtaken_by_what_was_on_its_way() -> None:
+    """Of a cut that is shorter than the way."""
+
+    async def test(place: Place) -> None:
+        place.network.delay_s = lambda source, target: DELAY_S
+        near = place.open()
+        await asyncio.sleep(1)
+        await near.send("held")
+        await asyncio.sleep(0.6 * DELAY_S)
+        place.network.cut("near", "far")
+        await near.send("on its way")
+        await asyncio.sleep(0.8 * DELAY_S)
+        place.network.heal("near", "far")
+        await near.send("after")
+        await asyncio.sleep(0.1 * DELAY_S)
+        place.network.cut("near", "far")  # before what was held has come
+        await asyncio.sleep(5)
+        assert place.got == []
+        place.network.heal("near", "far")
+        await asyncio.sleep(5)
+        assert place.got == ["held", "on its way", "after"]
+
+    on_loop(test)
+
+
 def test_a_reset_ends_both_ends_at_once() -> None:
     async def test(place: Place) -> None:
         near = place.open()
