@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ API_KEY = "a-key-of-clients"
 SEED = 5
 LOAD_SHARE = 0.6
 NOBODY_S = 20.0
+LATER_S = 30.0  # for what was left: a leak does not go
 NOT_BACK = (ClusterError, httpx.HTTPError, subprocess.TimeoutExpired)
 SETTINGS = (
     "worker.deterministic=true",  # else a near tie could fall another way in another batch
@@ -218,6 +220,12 @@ class Chaos:
         if stage.broken:
             return {}
         left = await stage.do(stage.cluster.left_over, quiet_s)
+        if left:  # it is broken; a leak, or only late?
+            stage.notes += [f"{name} holds {json.dumps(audit)}" for name, audit in left.items()]
+            leaked = await stage.do(stage.cluster.left_over, LATER_S)
+            stage.notes.append(
+                f"still so {LATER_S:g} s later: {', '.join(leaked) or 'nobody, it was only late'}"
+            )
         states = ("used", "leased", "pinned", "quarantined")
         return {name: sum(a["blocks"][s] for s in states) for name, a in left.items()}
 
