@@ -13,6 +13,7 @@ from baton.runtime import metrics
 from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig, WorkerConfig
 from baton.simulation import virtual_loop
 from baton.simulation.history import FINISHED, Ask, History, serve
+from baton.simulation.rolls import roll
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 
@@ -53,7 +54,7 @@ class Fleet:
         """One after the other, and each is linked again."""
         for name in PREFILLS:
             before = self.world.workers[name].boot_id
-            self.world.machine(name).spawn(self.world.roll(name), "drain")
+            self.world.machine(name).spawn(roll(self.world, name), "drain")
             while self.world.workers[name].boot_id == before:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)
