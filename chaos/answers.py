@@ -33,14 +33,22 @@ class Choice:
         self.finish += piece.finish  # who ends twice has an end that nobody has
 
     def begins(self, whole: Choice) -> bool:
-        """Whether it may still become that one."""
+        """Whether it may still become that one, or is it if it has ended."""
+        if self.finish:
+            return self == whole
         count = len(self.tokens)
         return (
             self.tokens == whole.tokens[:count]
             and self.logprobs == whole.logprobs[:count]
             and whole.text.startswith(self.text)
-            and self.finish in ("", whole.finish)
         )
+
+    def fits_in(self, whole: Choice) -> bool:
+        """As `begins`, where tokens are drawn anew."""
+        (tokens, logprobs, finish), (most, most_logprobs, _) = self.shape(), whole.shape()
+        if finish:
+            return self.shape() == whole.shape()
+        return tokens <= most and logprobs <= most_logprobs
 
     def shape(self) -> tuple[int, int, str]:
         """What does not depend on which tokens were drawn."""
@@ -85,11 +93,11 @@ class Answer:
         """Whether what is there of it is the beginning of the right one."""
         for index, choice in self.choices.items():
             wanted = right.choices.get(index)
-            if wanted is None or len(choice.tokens) > len(wanted.tokens):
+            if wanted is None:
                 return False
-            if not drawn_anew and not choice.begins(wanted):
+            if not (choice.fits_in(wanted) if drawn_anew else choice.begins(wanted)):
                 return False
-        return True
+        return self.usage in (None, right.usage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,9 @@ async def _answers(url: str, wanted: Sequence[Ask]) -> dict[int, Answer]:
 
 
 def _is_fit(ask: Ask, answer: Answer) -> None:
-    """Raises ValueError where its end would show nothing."""
+    """Raises ValueError where its end, or how many choices it has, would show nothing."""
+    if len(answer.choices) != ask.body().get("n", 1):
+        raise ValueError(f"ask {ask.number} ({ask.kind.value}): {len(answer.choices)} choices")
     for choice in answer.choices.values():
         count, stops = len(choice.tokens), ask.kind is Kind.STOP
         if (count < ask.max_tokens) is not stops or (choice.finish == "stop") is not stops:

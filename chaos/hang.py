@@ -124,13 +124,13 @@ def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
     )
     if math.isinf(step_s):
         stage.void = f"steps of {name} take longer than {STEPS_S[-1]:g} s: no bound holds for them"
-        return
+    red_most_s = math.inf if stage.void else RED_S
     left_most_s = max(LEFT_S, PATIENCE * step_s + TOLD_S)
     stage.broken += [
         said
         for kept, said in (
             (seen.ran_s >= stage.hold_s, f"the step of {name} ended while it was held"),
-            (seen.red_s <= RED_S, f"/readyz of {name} was red after {seen.red_s:.2f} s"),
+            (seen.red_s <= red_most_s, f"/readyz of {name} was red after {seen.red_s:.2f} s"),
             (seen.left_s <= left_most_s, f"a router left {name} after {seen.left_s:.2f} s"),
             (not seen.dead, f"/healthz of {name} was not 200 {seen.dead} times while it hung"),
             (seen.green_s <= USED_S, f"/readyz of {name} stayed red"),

@@ -18,7 +18,8 @@ from typing import IO
 # threads, runs between fork and exec. Who has lost its parent by then would hear of it no more.
 _BOUND = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if ctypes.CDLL(None).prctl(1, signal.SIGKILL):
+    sys.exit("it cannot be bound to the process that starts it (prctl)")
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """

@@ -207,10 +207,12 @@ class WorkerProcess:
 
         async def close() -> None:
             nonlocal unsettled
-            counts = pool.counts()
-            unsettled = counts.quarantined + counts.leased + counts.pinned
-            self._worker = None
-            await mover.close()
+            try:
+                counts = pool.counts()
+                unsettled = counts.quarantined + counts.leased + counts.pinned
+                self._worker = None
+            finally:
+                await mover.close()
 
         ends = Ends(
             withdraw=partial(_withdraw, boot.registry, record),

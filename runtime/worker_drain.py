@@ -93,13 +93,24 @@ async def serve_until(
 ) -> None:
     """Until it is told another course, or until a watch or the loop, which is `running`, fails.
     Then drain the worker, end its loop and what follows, each of `ends` whatever becomes of the
-    others, and raise what failed first, if something did; the rest is logged."""
+    others, and raise what failed first, if something did: all are logged."""
+    failures: list[BaseException] = []
     async with contextlib.AsyncExitStack() as stack:  # the last one first
-        stack.push_async_callback(ends.close)
-        stack.push_async_callback(ends.stop)
-        stack.push_async_callback(ends.finish)
-        stack.callback(ends.withdraw)
-        await _serve_until(course, worker, running, watches, drain_s)
+        for end in (ends.close, ends.stop, ends.finish):
+            stack.push_async_callback(_ended, failures, end)
+        stack.push_async_callback(_ended, failures, ends.withdraw)
+        failures += await _serve_until(course, worker, running, watches, drain_s)
+    if failures:  # a loop that ends by itself ends the worker, loudly
+        raise failures[0]
+
+
+async def _ended(failures: list[BaseException], end: Callable[[], Awaitable[None] | None]) -> None:
+    try:
+        if (ending := end()) is not None:
+            await ending
+    except Exception as error:  # raised once the others have ended too
+        log.error("the worker does not end well", why=str(error), exc_info=error)
+        failures.append(error)
 
 
 async def _serve_until(
@@ -108,7 +119,8 @@ async def _serve_until(
     running: asyncio.Task[None],
     watches: Collection[asyncio.Task[None]],
     drain_s: float,
-) -> None:
+) -> list[BaseException]:
+    """What has failed, what failed first before."""
     told = asyncio.create_task(course.told.wait())
     tasks: list[asyncio.Task[Any]] = [running, told, *watches]
     try:
@@ -118,8 +130,7 @@ async def _serve_until(
             await _drain(worker, running, course, drain_s)
     finally:
         failures = await _end(worker, tasks)
-    if failures:  # a loop that ends by itself ends the worker, loudly
-        raise failures[0]
+    return failures
 
 
 async def _end(worker: Drainable, tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]:

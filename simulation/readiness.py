@@ -48,7 +48,8 @@ class Readiness:
         def watched(batch: StepBatch) -> float:
             nonlocal begun
             begun, engine._step_s = True, step_s
-            if for_s > RED_S:  # on its machine, as who asks for `/readyz` does
+            hangs = process.machine.hang_s > 0  # else it began after the fault was over
+            if hangs and for_s > RED_S:  # on its machine, as who asks for `/readyz` does
                 asyncio.get_running_loop().call_later(RED_S, self._look, process, batch)
             return float(step_s(batch))
 

@@ -123,6 +123,7 @@ REFUSAL = b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy
         ((HEAD, event("a", "b", "c"), event("d"), DONE), Outcome.WRONG, 4),
         ((HEAD, event("a", "b", "c"), LAST, event(finish="length"), DONE), Outcome.WRONG, 4),
         ((HEAD, event("a", finish="stop")), Outcome.WRONG, 1),
+        ((HEAD, event("a", finish="length")), Outcome.WRONG, 1),  # before its end
         ((HEAD, event("a"), ERROR), Outcome.FAILED, 1),
         ((HEAD, event("x"), ERROR), Outcome.WRONG, 1),
         ((HEAD, event("a")), Outcome.CUT, 1),
@@ -220,6 +221,8 @@ async def test_of_each_kind_all_is_compared(ask: Ask, parts: tuple[bytes, ...], 
         (BOTH, (HEAD, event("a"), event("x", index=2)), Outcome.WRONG),
         (of(Kind.UNSEEDED), (HEAD, event("x")), Outcome.CUT),
         (of(Kind.UNSEEDED), (HEAD, event(*"vwxyz")), Outcome.WRONG),
+        (of(Kind.UNSEEDED), (HEAD, event("x", finish="length")), Outcome.WRONG),
+        (of(Kind.UNSEEDED), (HEAD, event(*"wxyz", finish="length")), Outcome.CUT),
         (of(Kind.WHOLE), (REFUSAL,), Outcome.REFUSED),
         (of(Kind.WHOLE), (whole(ENDED)[0][:-1],), Outcome.FAILED),  # asked elsewhere, if possible
     ],

@@ -273,3 +273,15 @@ async def test_all_that_follows_is_done_in_its_order_whatever_fails_in_it(failin
     with pytest.raises(ValueError, match=f"{failing} fails"):
         await asyncio.wait_for(serving, 5)
     assert worker.story == ["drain 7", "drained", "loop ended", *ENDS]
+
+
+@on_virtual_time
+async def test_a_loop_that_failed_is_what_is_raised_whatever_fails_after_it() -> None:
+    """A lost device ends the process by a code of its own."""
+    worker = Worker()
+    _, serving = start(worker, failing="finished")
+    await asyncio.sleep(0.01)
+    worker.loop_fails.set()
+    with pytest.raises(DeviceLost):
+        await asyncio.wait_for(serving, 5)
+    assert worker.story == ENDS
