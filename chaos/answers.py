@@ -115,6 +115,8 @@ def of_http(body: Mapping[str, Any]) -> Told:
         logprobs = told["logprobs"] or {"tokens": [], "token_logprobs": []}
         tokens, values = logprobs["tokens"], logprobs["token_logprobs"]
         reason = told["finish_reason"] or ""
+        if reason == "error":  # it breaks off, and an event says why
+            reason = ""
         pieces.append((told["index"], Choice(tokens, values, told["text"], reason)))
     usage = body.get("usage")
     return Told(pieces, (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None)

@@ -36,7 +36,7 @@ class Requests:
         self._limits = limits
         self._wall = wall  # seconds as of time.time(), for spans
         self._living: dict[str, Request] = {}
-        self.ended = 0  # choices that came to their own end
+        self.served = 0  # requests whose last choice came to its end, a stop string's included
         self.none = asyncio.Event()  # set while no request lives
         self.none.set()
 
@@ -71,8 +71,7 @@ class Requests:
         elif len(sequence.output) >= request.max_tokens:
             output.end = worker_pb2.LENGTH
         if output.end:
-            self.ended += 1
-            self._end(sequence)
+            self._end(sequence, served=True)
         request.emit(output)
 
     def accept_first(self, group: Group, first: handoff_pb2.FirstTokens) -> None:
@@ -93,10 +92,10 @@ class Requests:
                 metrics.TOKENS.labels("output").inc()
 
     def cancel(self, request: Request, choices: Collection[int] = ()) -> None:
-        """End these choices, or all where none is named."""
+        """End these choices, whose texts are finished, or all where none is named."""
         for sequence in request.sequences:
             if not choices or sequence.choice in choices:
-                self._end_without_token(sequence, worker_pb2.CANCELLED)
+                self._end_without_token(sequence, worker_pb2.CANCELLED, served=bool(choices))
 
     def fail(self, sequence: Sequence, error: BatonError) -> None:
         if sequence.ended:
@@ -122,6 +121,7 @@ class Requests:
         sequence: Sequence,
         reason: worker_pb2.EndReason,
         failure: worker_pb2.Failure | None = None,
+        served: bool = False,
     ) -> None:
         if sequence.ended:
             return
@@ -129,14 +129,15 @@ class Requests:
         output.end = reason
         if failure is not None:
             output.failure.CopyFrom(failure)
-        self._end(sequence)
+        self._end(sequence, served)
         sequence.request.emit(output)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, served: bool) -> None:
         self._scheduler.end(sequence)
         request = sequence.request
         if not request.ended:
             return
+        self.served += served
         self._living.pop(request.request_id, None)
         if not self._living:
             self.none.set()

@@ -128,7 +128,8 @@ class DecodeWorker:
             overdue_ms=int(1000 * self.health.overdue_s()),
             trouble=self.health.trouble(),
             promised_blocks=self._scheduler.promised_blocks,
-            ended=self._requests.ended,
+            served=self._requests.served,
+            requests=len(self._requests.living()),
         )
 
     def submit(self, submit: worker_pb2.Submit, emit: Callable[[Word], None]) -> None:

@@ -116,10 +116,9 @@ class Dispatcher:
                 continue
             self._served(submission)
             submission.choices.discard(choice)
-            if submission.choices:
-                submission.tell_cancel(choice)
-            else:
-                self._withdraw(submission)
+            if not submission.choices:
+                self._forget(submission)
+            submission.tell_cancel(choice)
         self._end_if_done(generation)
 
     def end_all(self) -> None:
@@ -281,11 +280,15 @@ class Dispatcher:
             generation.end()
 
     def _withdraw(self, submission: Submission) -> None:
+        self._forget(submission)
+        submission.tell_cancel()
+
+    def _forget(self, submission: Submission) -> None:
+        """Nobody wants it any more."""
         self._submissions.pop(submission.wire_id, None)
         if submission.placing is not None and submission.placing is not asyncio.current_task():
             submission.placing.cancel()
-        self._moves.got_on(submission)  # nobody wants it any more
-        submission.tell_cancel()
+        self._moves.got_on(submission)
 
     def _of(self, generation: Generation) -> list[Submission]:
         return [sub for sub in self._submissions.values() if sub.generation is generation]

@@ -8,7 +8,8 @@ place is between one that is called at each end and one that waits for a whole r
 while requests wait there: else the pace is that of the arrivals, and says nothing of what the
 worker could do. The pace of a line is remembered for the next one, until that has ends of its own.
 
-A worker's ends are those of all routers' requests. Pure: time is given. Owned by the worker's link.
+Ends are those of whole requests, by whichever router; whoever left or failed has made room, but
+does not count. Pure: time is given. Owned by the worker's link.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Pace:
 
     def report(self, load: worker_pb2.Load, now_s: float) -> None:
         """What the worker says of itself, as often as it does."""
-        if load.ended < self._load.ended:  # it has been started anew
+        if load.served < self._load.served:  # it has been started anew
             self._known_until_s = 0.0
             self._line.clear()
         self._load, self._load_s = load, now_s
         if load.waiting:
-            self._take(load.ended, now_s)
+            self._take(load.served, now_s)
         else:
             self._line.clear()
 
@@ -63,15 +64,15 @@ class Pace:
 
     @property
     def _at_once(self) -> int:
-        return self._load.running + self._load.fetching
+        return max(0, self._load.requests - self._load.waiting)
 
-    def _take(self, ended: int, now_s: float) -> None:
+    def _take(self, served: int, now_s: float) -> None:
         """From one report of new ends to another: of a group that ends together, none counts
         whose time lies before."""
         line = self._line
-        if not line or ended > line[-1].count:
-            line.append(_Ends(now_s, ended))
-        while len(line) > 2 and ended - line[1].count >= max(WINDOW_ENDS, 2 * self._at_once):
+        if not line or served > line[-1].count:
+            line.append(_Ends(now_s, served))
+        while len(line) > 2 and served - line[1].count >= max(WINDOW_ENDS, 2 * self._at_once):
             line.popleft()
         ends = line[-1].count - line[0].count
         if ends >= max(FEWEST_ENDS, self._at_once // 4):

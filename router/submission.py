@@ -72,7 +72,8 @@ class Submission:
         return self.prefill == link.boot_id and not self.answered
 
     def tell_cancel(self, *choices: int) -> None:
-        """Its worker is to end these choices, or all where none is named."""
+        """Its worker is to end these choices, which a stop string has ended, or all that are left
+        where none is named."""
         link = self.link
         if link is None or not link.up:
             return  # a parked worker drops what the next hello does not name
@@ -82,7 +83,7 @@ class Submission:
         except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
             name = self.generation.request_id
             log.info("cancel not sent", request_id=name, worker_id=link.worker_id, why=str(error))
-        if not choices:
+        if not (choices and self.choices):
             link.settle(self.wire_id)
 
     @property

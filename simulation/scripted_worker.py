@@ -65,7 +65,7 @@ class ScriptedWorker:
     trouble: str = ""
     overdue_ms: int = 0
     waiting: int = 0
-    ended: int = 0
+    served: int = 0
     received: list[worker_pb2.RouterMessage] = field(default_factory=list)
     held: dict[str, Held] = field(default_factory=dict)
 
@@ -231,7 +231,8 @@ class ScriptedWorker:
                 trouble=self.trouble,
                 overdue_ms=self.overdue_ms,
                 waiting=self.waiting,
-                ended=self.ended,
+                served=self.served,
+                requests=len(self.held) + self.waiting,
             )
             stream.put_nowait(worker_pb2.WorkerMessage(load=load))
             await asyncio.sleep(0.05)

@@ -33,7 +33,7 @@ def _stopped_before_it_has_finished(before: Any) -> Any:
 def _handed_back_in_silence(before: Any) -> Any:
     def fail(self: Requests, sequence: Any, error: Any) -> None:
         if isinstance(error, Draining):
-            self._end(sequence)
+            self._end(sequence, served=False)
         else:
             before(self, sequence, error)
 

@@ -125,6 +125,8 @@ REFUSAL = b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy
         ((HEAD, event("a", finish="stop")), Outcome.WRONG, 1),
         ((HEAD, event("a", finish="length")), Outcome.WRONG, 1),  # before its end
         ((HEAD, event("a"), ERROR), Outcome.FAILED, 1),
+        ((HEAD, event("a"), event(finish="error"), ERROR, DONE), Outcome.FAILED, 1),
+        ((HEAD, event("a"), event(finish="error"), DONE), Outcome.WRONG, 1),
         ((HEAD, event("x"), ERROR), Outcome.WRONG, 1),
         ((HEAD, event("a")), Outcome.CUT, 1),
         ((HEAD, event("b")), Outcome.WRONG, 1),

@@ -135,6 +135,27 @@ def test_one_choice_may_be_cancelled_and_the_others_go_on() -> None:
     assert bench.requests.get("r") is None
 
 
+@pytest.mark.parametrize("last", ["stop string", "stop token", "gone", "failed", "late"])
+def test_who_came_to_its_end_is_served_and_who_left_or_failed_is_not(last: str) -> None:
+    """A request counts once, by its last choice: of it a router takes the pace of a line."""
+    bench = Bench(n=2)
+    bench.draw(99, choice=0)
+    assert bench.requests.served == 0
+    if last == "stop string":
+        bench.requests.cancel(bench.request, [0, 1])
+    elif last == "stop token":
+        bench.draw(99, choice=1)
+    elif last == "gone":
+        bench.requests.cancel(bench.request)
+    elif last == "failed":
+        bench.requests.fail(bench.sequences[1], EngineError("x"))
+    else:
+        bench.requests.deadline_passed(bench.request)
+    bench.requests.cancel(bench.request, [1])  # too late, and without effect
+    assert bench.requests.living() == []
+    assert bench.requests.served == (last in ("stop string", "stop token"))
+
+
 def test_a_retry_counts_on_from_its_accepted_tokens() -> None:
     bench = Bench(choices=[worker_pb2.Choice(choice=0, accepted=[5, 6])])
     bench.draw(7)
@@ -223,18 +244,6 @@ def test_an_ended_waiting_request_holds_nothing() -> None:
     assert bench.scheduler.admit() == [] and bench.scheduler.waiting == 0
     counts = bench.pool.counts()
     assert counts.available == counts.total
-
-
-def test_choices_that_come_to_their_own_end_are_counted() -> None:
-    """Routers take their pace from it: what was cancelled or failed says nothing of that."""
-    bench = Bench(n=3)
-    bench.draw(10, 0)
-    assert bench.requests.ended == 0
-    bench.draw(99, 0)
-    assert bench.requests.ended == 1
-    bench.requests.fail(bench.sequences[1], EngineError("broken"))
-    bench.requests.cancel(bench.request)
-    assert bench.request.ended and bench.requests.ended == 1
 
 
 class Emitter:

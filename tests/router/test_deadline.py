@@ -288,7 +288,7 @@ async def test_who_would_be_too_late_is_refused_before_the_body(
 
         async def end_one_now_and_then() -> None:
             while True:
-                worker.ended += 1
+                worker.served += 1
                 await asyncio.sleep(0.02)
 
         async def ask(deadline: str, body: bytes = b"") -> bytes:

@@ -326,8 +326,8 @@ async def test_a_new_request_is_expected_to_end_where_it_ends_first(
     now_s = asyncio.get_running_loop().time()
     for name, waiting in (("decode-0", 1000), ("decode-1", 500), ("prefill-0", 1)):
         pace = scene.fleet._links[name]._pace
-        pace.report(worker_pb2.Load(waiting=waiting, ended=1), now_s - 1)
-        pace.report(worker_pb2.Load(waiting=waiting, ended=11), now_s)
+        pace.report(worker_pb2.Load(waiting=waiting, requests=waiting, served=1), now_s - 1)
+        pace.report(worker_pb2.Load(waiting=waiting, requests=waiting, served=11), now_s)
     assert 49 < scene.fleet.expected_s() < 50.2
     link = scene.fleet.link("decode-1")
     assert link is not None

@@ -8,8 +8,8 @@ from baton.proto import worker_pb2
 from baton.router.pace import Pace
 
 
-def load(ended: int, waiting: int = 20, running: int = 8) -> worker_pb2.Load:
-    return worker_pb2.Load(ended=ended, waiting=waiting, running=running - 3, fetching=3)
+def load(served: int, waiting: int = 20, running: int = 8) -> worker_pb2.Load:
+    return worker_pb2.Load(served=served, waiting=waiting, requests=waiting + running)
 
 
 def test_the_place_in_the_line_times_the_pace() -> None:
