@@ -18,6 +18,7 @@ from chaos.descriptors import no_descriptors
 from chaos.hang import hang
 from chaos.network import Way
 from chaos.role_change import change_role
+from chaos.slow import slow
 from chaos.stage import Stage
 
 Transport = Literal["memory", "tcp"]
@@ -190,6 +191,8 @@ MEMORY = (
     Scenario("pause-decode", "SIGSTOP of a decode worker", _of(_pause, "decode-0")),
     Scenario("pause-prefill", "SIGSTOP of a prefill worker", _of(_pause, "prefill-0")),
     Scenario("pause-router", "SIGSTOP of a router", _of(_pause, "router")),
+    Scenario("slow-decode", "a decode worker has a tenth of its time (SIGSTOP, SIGCONT in turn)",
+             _of(slow, "decode-0"), hold_s=10.0),
     Scenario("hang-decode", "a decode worker's step never ends; the process lives",
              _of(hang, "decode-0"), needs="trace"),
     Scenario("hang-prefill", "a prefill worker's step never ends; the process lives",
