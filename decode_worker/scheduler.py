@@ -79,6 +79,12 @@ class DecodeScheduler:
         return sum(not sequence.ended for sequence in self._running)
 
     @property
+    def at_once(self) -> int:
+        """Requests of which a choice runs, or is on its way to it."""
+        running = {sequence.request for sequence in self._running if not sequence.ended}
+        return len(running.union(group.request for group in self._granted if group.live))
+
+    @property
     def granted(self) -> list[Group]:
         return self._granted
 

@@ -130,6 +130,7 @@ class DecodeWorker:
             promised_blocks=self._scheduler.promised_blocks,
             served=self._requests.served,
             requests=len(self._requests.living()),
+            at_once=self._scheduler.at_once,
         )
 
     def submit(self, submit: worker_pb2.Submit, emit: Callable[[Word], None]) -> None:

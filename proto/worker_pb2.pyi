@@ -275,7 +275,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., detail: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "trouble", "served", "requests")
+    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "trouble", "served", "requests", "at_once")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +290,7 @@ class Load(_message.Message):
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -304,7 +305,8 @@ class Load(_message.Message):
     trouble: str
     served: int
     requests: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., trouble: _Optional[str] = ..., served: _Optional[int] = ..., requests: _Optional[int] = ...) -> None: ...
+    at_once: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., trouble: _Optional[str] = ..., served: _Optional[int] = ..., requests: _Optional[int] = ..., at_once: _Optional[int] = ...) -> None: ...
 
 class WatchBlocksRequest(_message.Message):
     __slots__ = ()

@@ -1,6 +1,6 @@
 """How long a request that comes now would be on a worker: its place in the line, times the pace.
 
-    expected = (there already + placed since + 1 + half of those served at once)
+    expected = (requests there already + placed since + 1 + half of those served at once)
                * seconds per end - since the report
 
 Half, because those that are served at once may have begun together, and then end together: its
@@ -59,22 +59,18 @@ class Pace:
         load = self._load
         if not load.waiting or now_s > self._known_until_s:
             return 0.0
-        place = self._at_once + load.waiting + placed + 1
-        return max(0.0, (place + self._at_once / 2) * self._pace_s - (now_s - self._load_s))
-
-    @property
-    def _at_once(self) -> int:
-        return max(0, self._load.requests - self._load.waiting)
+        place = load.requests + placed + 1
+        return max(0.0, (place + load.at_once / 2) * self._pace_s - (now_s - self._load_s))
 
     def _take(self, served: int, now_s: float) -> None:
         """From one report of new ends to another: of a group that ends together, none counts
         whose time lies before."""
-        line = self._line
+        line, at_once = self._line, self._load.at_once
         if not line or served > line[-1].count:
             line.append(_Ends(now_s, served))
-        while len(line) > 2 and served - line[1].count >= max(WINDOW_ENDS, 2 * self._at_once):
+        while len(line) > 2 and served - line[1].count >= max(WINDOW_ENDS, 2 * at_once):
             line.popleft()
         ends = line[-1].count - line[0].count
-        if ends >= max(FEWEST_ENDS, self._at_once // 4):
+        if ends >= max(FEWEST_ENDS, at_once // 4):
             self._pace_s = (line[-1].at_s - line[0].at_s) / ends
             self._known_until_s = now_s + REMEMBERED_S

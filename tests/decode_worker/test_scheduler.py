@@ -216,6 +216,21 @@ def test_the_youngest_makes_room_and_recomputes_all_it_had() -> None:
     assert young.sequences[0].output[: len(had)] == had
 
 
+def test_a_request_that_waits_in_part_is_one_of_those_at_once() -> None:
+    """Its preempted choices are groups of one in the line: requests are counted, not those."""
+    bench = Bench(blocks=10, expected_growth_tokens=1)
+    request = bench.submit([1] * 8, n=3, max_tokens=32)
+    assert (bench.scheduler.at_once, bench.scheduler.waiting) == (0, 1)
+    while bench.scheduler.preemptions < 2:
+        bench.step()
+        assert bench.scheduler.at_once == 1
+    bench.submit([2] * 8)
+    assert (bench.scheduler.running, bench.scheduler.waiting) == (1, 3)
+    assert bench.scheduler.at_once == 1
+    bench.end(request)
+    assert bench.scheduler.at_once == 0
+
+
 def test_a_sequence_without_a_block_waits_while_a_grant_can_be_taken_back() -> None:
     bench = Bench(blocks=8, expected_growth_tokens=1)
     request = bench.submit([1] * 7)

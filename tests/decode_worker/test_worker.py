@@ -96,7 +96,7 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(
     request = Client(cluster, "decode-0").submit(list(range(40)))
     fetching = node.worker.load()  # admitted within the submit
     assert (fetching.fetching, fetching.free_blocks) == (1, 38)
-    assert (fetching.requests, fetching.served) == (1, 0)
+    assert (fetching.requests, fetching.at_once, fetching.served) == (1, 1, 0)
     audit = node.worker.audit()
     assert (audit["requests"], audit["blocks"]["leased"]) == (1, 10)
     await request.finished()
@@ -105,7 +105,7 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(
     assert (after["requests"], after["running"], after["open_handoffs"]) == (0, 0, 0)
     assert (after["worker_id"], after["role"]) == ("decode-0", "decode")
     over = node.worker.load()
-    assert (over.free_blocks, over.requests, over.served) == (48, 0, 1)
+    assert (over.free_blocks, over.requests, over.at_once, over.served) == (48, 0, 0, 1)
     prefill = cluster.prefill["prefill-0"].worker
     assert prefill.load().free_blocks == 32 and prefill.load().fetching == 0
 

@@ -9,7 +9,9 @@ from baton.router.pace import Pace
 
 
 def load(served: int, waiting: int = 20, running: int = 8) -> worker_pb2.Load:
-    return worker_pb2.Load(served=served, waiting=waiting, requests=waiting + running)
+    return worker_pb2.Load(
+        served=served, waiting=waiting, requests=waiting + running, at_once=running
+    )
 
 
 def test_the_place_in_the_line_times_the_pace() -> None:
