@@ -171,6 +171,14 @@ def _without_parents(before: Any) -> Any:
     return chain
 
 
+def _whole_requests_alone(before: Any) -> Any:
+    def tell_cancel(self: Submission, *choices: int) -> None:
+        if not choices:
+            before(self)
+
+    return tell_cancel
+
+
 def _freed_under_a_step(_: Any) -> Any:
     def end(self: DecodeScheduler, sequence: Any) -> None:
         if not sequence.ended:
@@ -353,6 +361,9 @@ MUTATIONS: dict[str, Break] = {
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),
     "forget-a-cancel": Break("workers hear of no cancel", Submission, "tell_cancel", always(None)),
+    "forget-a-stop-string": Break(
+        "workers hear of no choice's end", Submission, "tell_cancel", _whole_requests_alone
+    ),
     "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", always(None)),
     "forget-deadlines": Break(
         "nothing ends at its deadline", Dispatcher, "_deadline_passed", always(None)

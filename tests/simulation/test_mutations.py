@@ -48,6 +48,7 @@ CAUGHT_BY = {
     "moves-beside-the-budget": 13,
     "no-cap-of-ejection": 13,
     "forget-a-cancel": 8,
+    "forget-a-stop-string": 182,
     "ignore-a-cancel": 8,
     "forget-deadlines": 142,
     "losses-untold": 22,
