@@ -14,7 +14,7 @@ from typing import Any
 
 from baton.decode_worker.worker import DecodeWorker
 from baton.prefill_worker.worker import PrefillWorker
-from baton.runtime.errors import Draining
+from baton.runtime.errors import Draining, StalePlacement
 from baton.simulation.scenario import Fault
 from baton.simulation.world import WorkerProcess, World
 
@@ -66,7 +66,8 @@ class Drains:
         fail = requests.fail
 
         def watched(sequence: Any, error: Any) -> None:
-            if isinstance(error, Draining) and not sequence.ended:
+            goes_on = isinstance(error, StalePlacement)  # its prefill workers have gone, not it
+            if isinstance(error, Draining) and not goes_on and not sequence.ended:
                 self._too_early(process, f"hands back {sequence.request.request_id}")
             fail(sequence, error)
 

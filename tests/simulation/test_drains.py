@@ -1,0 +1,64 @@
+"""What the lab takes for a request that a draining worker hands back too early, and what not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.runtime.errors import BatonError, Draining, EngineError, StalePlacement
+from baton.simulation.drains import Drains
+
+DRAIN_S = 1.0
+
+
+class Bench:
+    """A worker that began to drain at 5 s by the world's clock, and one request of it."""
+
+    def __init__(self) -> None:
+        self.breaches: list[str] = []
+        self.failed: list[BaseException] = []
+        config = SimpleNamespace(worker=SimpleNamespace(drain_s=DRAIN_S))
+        self.loop = SimpleNamespace(world_s=5.0)
+        world: Any = SimpleNamespace(loop=self.loop, config=config)
+        self.sequence: Any = SimpleNamespace(
+            ended=False, request=SimpleNamespace(request_id="req-1")
+        )
+        self.requests = SimpleNamespace(fail=lambda _, error: self.failed.append(error))
+        process: Any = SimpleNamespace(boot_id=b"b", machine=SimpleNamespace(name="d0", rate=1.0))
+        drains = Drains(world, self.breaches)
+        drains._begun_s[b"b"] = 5.0
+        worker: Any = SimpleNamespace(_requests=self.requests)
+        drains._watch_requests(process, worker)
+
+    def fail(self, error: BatonError, after_s: float) -> list[str]:
+        self.loop.world_s = 5.0 + after_s
+        self.requests.fail(self.sequence, error)
+        assert self.failed == [error]  # whatever the lab thinks of it
+        return self.breaches
+
+
+def test_who_hands_back_before_its_time_is_over_breaks_its_promise() -> None:
+    (told,) = Bench().fail(Draining("the decode worker is stopping"), 0.4)
+    assert told == "d0 drains, and hands back req-1 after 0.400 s of 1 s"
+
+
+@pytest.mark.parametrize(
+    ("error", "after_s"),
+    [
+        (Draining("the decode worker is stopping"), DRAIN_S),
+        (EngineError("a step failed"), 0.4),
+        (StalePlacement("every prefill worker of the placement has left"), 0.4),
+    ],
+)
+def test_its_time_another_error_and_prefill_workers_that_leave_break_none(
+    error: BatonError, after_s: float
+) -> None:
+    assert Bench().fail(error, after_s) == []
+
+
+def test_a_sequence_that_has_ended_is_not_handed_back() -> None:
+    bench = Bench()
+    bench.sequence.ended = True
+    assert bench.fail(Draining("the decode worker is stopping"), 0.4) == []
