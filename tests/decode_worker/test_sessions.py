@@ -132,13 +132,16 @@ async def test_choices_that_a_reconnect_does_not_name_are_cancelled() -> None:
     assert work.cancelled == [("a", 1, [1, 2])]
 
 
-async def test_a_cancel_may_name_choices() -> None:
+async def test_a_cancel_may_name_choices_and_settling_ends_the_others() -> None:
     work = Work()
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a", choices=3))
     cancel = worker_pb2.Cancel(request_id="a", attempt=1, choices=[1])
     session.receive(worker_pb2.RouterMessage(cancel=cancel))
     assert work.cancelled == [("a", 1, [1])]
+    settled = worker_pb2.Settled(request_ids=["a"])  # of the others no cancel ever came
+    session.receive(worker_pb2.RouterMessage(settled=settled))
+    assert work.cancelled == [("a", 1, [1]), ("a", 1)]
 
 
 async def test_another_attempt_is_another_request() -> None:
@@ -209,20 +212,6 @@ async def test_settled_requests_are_forgotten() -> None:
 
 def confirmed(*accepted: worker_pb2.Resume) -> worker_pb2.RouterMessage:
     return worker_pb2.RouterMessage(settled=worker_pb2.Settled(accepted=accepted))
-
-
-async def test_a_settled_request_ends_the_choices_whose_cancel_never_came() -> None:
-    """A router that could not tell one stop string names the last choice alone."""
-    work = Work()
-    session, _ = work.sessions.attach(hello())
-    session.receive(submit("a", choices=3))
-    work.token("a", 0, end=worker_pb2.STOP, choice=2)
-    cancel = worker_pb2.Cancel(request_id="a", attempt=1, choices=[1])
-    session.receive(worker_pb2.RouterMessage(cancel=cancel))
-    work.token("a", 0, end=worker_pb2.CANCELLED, choice=1)
-    settled = worker_pb2.Settled(request_ids=["a"])
-    session.receive(worker_pb2.RouterMessage(settled=settled))
-    assert work.cancelled == [("a", 1, [1]), ("a", 1)]
 
 
 async def test_what_a_router_has_accepted_is_forgotten_and_all_else_is_kept() -> None:
