@@ -66,6 +66,7 @@ def not_slow(usual_s: float, slow_s: float) -> str:
 
 
 def _stop_and_go(cluster: Cluster, name: str, for_s: float) -> None:
+    """In a thread: its sleeps are the fault itself, and hold up nothing else."""
     until_s = time.monotonic() + for_s
     try:
         while time.monotonic() < until_s:

@@ -233,6 +233,7 @@ class ScriptedWorker:
                 waiting=self.waiting,
                 served=self.served,
                 requests=len(self.held) + self.waiting,
+                at_once=len(self.held),
             )
             stream.put_nowait(worker_pb2.WorkerMessage(load=load))
             await asyncio.sleep(0.05)
