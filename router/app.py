@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from baton.router.answer import Answer
 from baton.router.answering import Answering, Serving
+from baton.router.body_budget import BodyBudget, HeldBody
 from baton.router.deadline import HEADER, deadline_of, until
 from baton.router.fleet import UNTOLD, Fleet
 from baton.router.gate import read_body
@@ -66,6 +67,7 @@ class Router:
     validator: Validator
     tokenizer: Tokenizer
     serving: Serving
+    bodies: BodyBudget
     key: bytes
     stopping: bool = False
 
@@ -86,12 +88,13 @@ class Router:
         return replace(request, cache_salt=tenant_salt(self.key, whose, request.cache_salt))
 
     @asynccontextmanager
-    async def receiving(self, deadline_s: float) -> AsyncIterator[None]:
-        """Around the reading of a request's body and prompt: without hope it is not read."""
-        with self.serving.admission.arrival():
+    async def receiving(self, deadline_s: float, tenant: bytes) -> AsyncIterator[HeldBody]:
+        """Around the reading of a request's body and prompt: without hope it is not read. The
+        block gets the account that the body's bytes are to be held in."""
+        with self.serving.admission.arrival(), self.bodies.account(tenant) as body:
             self.serving.dispatcher.check_hope(deadline_s)
             async with until(deadline_s):
-                yield
+                yield body
 
 
 def build_app(router: Router) -> FastAPI:
@@ -107,8 +110,8 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        async with router.receiving(deadline_s):
-            asked = await _read(router, request, ChatRequest)
+        async with router.receiving(deadline_s, request.state.tenant) as body:
+            asked = await _read(router, request, body, ChatRequest)
             validated = await router.validator.chat(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "chatcmpl", request, validated)
@@ -123,8 +126,8 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        async with router.receiving(deadline_s):
-            asked = await _read(router, request, CompletionRequest)
+        async with router.receiving(deadline_s, request.state.tenant) as body:
+            asked = await _read(router, request, body, CompletionRequest)
             validated = await router.validator.completion(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "cmpl", request, validated)
@@ -150,15 +153,15 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         limits = router.fleet.limits()
-        async with router.receiving(_deadline(router, request)):
-            asked = await _read(router, request, TokenizeRequest)
+        async with router.receiving(_deadline(router, request), request.state.tenant) as body:
+            asked = await _read(router, request, body, TokenizeRequest)
             tokens = await router.validator.tokens(asked, limits)
         return _json({"count": len(tokens), "max_model_len": limits.max_context, "tokens": tokens})
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        async with router.receiving(_deadline(router, request)):
-            asked = await _read(router, request, DetokenizeRequest)
+        async with router.receiving(_deadline(router, request), request.state.tenant) as body:
+            asked = await _read(router, request, body, DetokenizeRequest)
             text = await router.validator.text(asked, router.fleet.limits())
         return _json({"prompt": text})
 
@@ -214,8 +217,9 @@ def _add_errors(app: FastAPI) -> None:
         return error_response(BatonError("unexpected"))
 
 
-async def _read(router: Router, request: Request, shape: type[_Shape]) -> _Shape:
-    body = await read_body(request, router.config.max_body_bytes, router.serving.admission)
+async def _read(router: Router, request: Request, held: HeldBody, shape: type[_Shape]) -> _Shape:
+    admission = router.serving.admission
+    body = await read_body(request, router.config.max_body_bytes, held, admission)
     return await router.validator.parsed(body, shape)
 
 

@@ -13,19 +13,20 @@ import hmac
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.router.admission import Admission
+from baton.router.body_budget import PROGRESS_BYTES, HeldBody
 from baton.router.http_error import error_response
 from baton.runtime import logs
 from baton.runtime.errors import Cancelled, InvalidRequest, Overloaded, TooLarge, Unauthenticated
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/metrics"})
 BODY_S = 60.0
-PROGRESS_BYTES = 16 << 10  # of a body: who brings less is taken for silent where others want in
 _HERE = re.compile(rb"(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 _PAGE_HERE = re.compile(
     rb"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
@@ -126,41 +127,54 @@ class Gate:
             await self._app(scope, receive, send_with_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """The wait for a body: `heard` is to be called when some of it has come, `give_up` ends the
+    wait with an error."""
+
+    heard: Callable[[], None]
+    give_up: Callable[[Overloaded], None]
+
+
 @asynccontextmanager
 async def awaiting(
-    what: str, limit_s: float, admission: Admission | None
-) -> AsyncIterator[Callable[[], None]]:
-    """Around the wait for `what` a client has to send yet; the block gets what is to be called
-    when some of it has come. Raises InvalidRequest if it does not come in time; Overloaded if it
-    has to make room for others, as what is admitted may have to."""
-    crowded = False
+    what: str, limit_s: float, body: HeldBody, admission: Admission | None
+) -> AsyncIterator[Upload]:
+    """Around the wait for `what` a client has to send yet. Raises InvalidRequest if it does not
+    come in time; Overloaded or RateLimited if it has to make room for others."""
+    refusal: Overloaded | None = None
+
+    def give_up(error: Overloaded) -> None:
+        nonlocal refusal
+        if not limit.expired() and refusal is None:
+            refusal = error
+            limit.reschedule(asyncio.get_running_loop().time())
 
     def make_room() -> None:
-        nonlocal crowded
-        if not limit.expired():
-            crowded = True
-            limit.reschedule(asyncio.get_running_loop().time())
+        give_up(
+            Overloaded(f"too many requests arrive, and {what} was slow to come: try again later")
+        )
 
     try:
         async with asyncio.timeout(limit_s) as limit:
-            with admission.upload(make_room) if admission else nullcontext(_ignore) as heard:
-                yield heard
+            with ExitStack() as stack:
+                stack.enter_context(body.upload(give_up))
+                heard = stack.enter_context(admission.upload(make_room)) if admission else _ignore
+                yield Upload(heard, give_up)
     except TimeoutError as error:
-        if crowded:
-            raise Overloaded(
-                f"too many requests arrive, and {what} was slow to come: try again later"
-            ) from error
-        raise InvalidRequest(f"{what} did not arrive within {limit_s:g} s") from error
+        raise refusal or InvalidRequest(f"{what} did not arrive within {limit_s:g} s") from error
 
 
 def _ignore() -> None:
     pass
 
 
-async def read_body(request: Request, max_bytes: int, admission: Admission) -> bytes:
+async def read_body(
+    request: Request, max_bytes: int, held: HeldBody, admission: Admission
+) -> bytes:
     """The request's body. Raises InvalidRequest if it is compressed, TooLarge as soon as
     the limit is passed, with or without a Content-Length; InvalidRequest if it does not come in
-    time, Overloaded if it has to make room."""
+    time, Overloaded if it has to make room, RateLimited if the budget for bodies is used up."""
     _check_plain(request)
     too_large = TooLarge(f"the body is larger than {max_bytes} bytes: send less")
     declared = request.headers.get("content-length", "")
@@ -169,15 +183,16 @@ async def read_body(request: Request, max_bytes: int, admission: Admission) -> b
     parts: list[bytes] = []
     size = told = 0
     try:
-        async with awaiting("the body", BODY_S, admission) as heard:
+        async with awaiting("the body", BODY_S, held, admission) as upload:
             async for part in request.stream():
                 size += len(part)
                 if size > max_bytes:
                     raise too_large
+                held.hold(size)
                 parts.append(part)
                 if size - told >= PROGRESS_BYTES:
                     told = size
-                    heard()
+                    upload.heard()
     except ClientDisconnect as error:
         raise Cancelled("the client left while sending its request") from error
     return b"".join(parts)

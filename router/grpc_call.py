@@ -21,15 +21,26 @@ from google.protobuf.message import Message
 
 from baton.router.admission import Admission
 from baton.router.answering import SEND_S, ClientGone
-from baton.router.gate import BODY_S, Keys, awaiting, label_of, new_request_id, no_key
+from baton.router.body_budget import HeldBody
+from baton.router.gate import (
+    BODY_S,
+    Keys,
+    Upload,
+    awaiting,
+    label_of,
+    new_request_id,
+    no_key,
+)
 from baton.router.grpc_reply import REQUEST_ID, status_of
 from baton.router.grpc_wire import message_of
 from baton.router.turns import Turns
 from baton.runtime import logs
-from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, RateLimited
 
 EARLY_S = 0.01  # before the client's own clock ends the call: then it is told why
 OPEN_CALLS = 256
+UNSEEN_S = 0.25  # gRPC does not tell what has come of a message: then it may be all but a byte
 _Shape = TypeVar("_Shape", bound=Message)
 _Context = grpc.aio.ServicerContext[Any, Any]
 _OVER = (grpc.aio.BaseError, asyncio.InvalidStateError)  # the call has ended beneath us
@@ -39,24 +50,27 @@ log = logs.get(__name__)
 
 class Call:
     """`tenant` is the digest of the key that it came with, empty where none is asked for.
-    `arrival_s` is `time.perf_counter()`'s, `deadline_s` the loop's clock."""
+    `arrival_s` is `time.perf_counter()`'s, `deadline_s` the loop's clock. `config` bounds the
+    call's time and its message."""
 
     def __init__(
         self,
         context: _Context,
         request_id: str,
         given: dict[str, str],
-        longest_s: float,
+        config: RouterConfig,
         turns: Turns,
     ) -> None:
         self._context = context
         self._turns = turns
         self._given = given
+        self._max_bytes = config.max_body_bytes
         self._begun = False
         self.request_id = request_id
         self.tenant = b""
         self.arrival_s = time.perf_counter()
         left_s: float | None = context.time_remaining()
+        longest_s = config.request_s
         allowed_s = longest_s if left_s is None else min(longest_s, left_s - EARLY_S)
         self.deadline_s = asyncio.get_running_loop().time() + allowed_s
 
@@ -64,18 +78,38 @@ class Call:
         return self._given.get(name, "")
 
     async def read(
-        self, shape: type[_Shape], limit_s: float = BODY_S, admission: Admission | None = None
+        self,
+        shape: type[_Shape],
+        body: HeldBody,
+        limit_s: float = BODY_S,
+        admission: Admission | None = None,
     ) -> _Shape:
         """The client's message, if it is admitted. Raises InvalidRequest if there is none, in
-        time; Overloaded if it has to make room."""
+        time; Overloaded if it has to make room, RateLimited if the budget for bodies is used up."""
         try:
-            async with awaiting("the message", limit_s, admission):
-                sent: Any = await self._context.read()
+            async with awaiting("the message", limit_s, body, admission) as upload:
+                sent: Any = await self._read_counted(body, upload)
         except _OVER as error:
             raise ClientGone from error
         if not isinstance(sent, bytes):
             raise InvalidRequest("the call came without a message: send one")
+        body.hold(len(sent))
         return await self._turns.run(len(sent), message_of, sent, shape)
+
+    async def _read_counted(self, body: HeldBody, upload: Upload) -> Any:
+        """Read the message; one that takes long counts as the largest that it may become."""
+
+        def count() -> None:
+            try:
+                body.hold(self._max_bytes)
+            except RateLimited as error:
+                upload.give_up(error)
+
+        timer = asyncio.get_running_loop().call_later(UNSEEN_S, count)
+        try:
+            return await self._context.read()  # bounded by `awaiting`
+        finally:
+            timer.cancel()
 
     async def write(self, message: Message) -> None:
         """Raises ClientGone if the client does not take it."""
@@ -99,14 +133,14 @@ Method = Callable[[Call], Awaitable[None]]
 
 
 class Doorkeeper:
-    """Lets calls in: with a key, where keys are asked for, and at most `most_calls` at once; of
-    those that everyone may make at most OPEN_CALLS beside them."""
+    """Lets calls in: with a key, where keys are asked for, and at most `router.max_connections` at
+    once; of those that everyone may make at most OPEN_CALLS beside them."""
 
-    def __init__(self, keys: Keys, most_calls: int, longest_s: float, turns: Turns) -> None:
-        self._keys = keys
+    def __init__(self, config: RouterConfig, turns: Turns) -> None:
+        self._keys = Keys(config.api_keys)
+        self._config = config
         self._turns = turns
-        self._longest_s = longest_s
-        self._most = {False: most_calls, True: OPEN_CALLS}
+        self._most = {False: config.max_connections, True: OPEN_CALLS}
         self._calls = {False: 0, True: 0}
 
     def handler(self, method: Method, everyone: bool = False) -> Any:
@@ -116,7 +150,7 @@ class Doorkeeper:
         async def handle(_: Any, context: _Context) -> None:
             metadata = context.invocation_metadata() or ()
             given = {key: value for key, value in metadata if isinstance(value, str)}
-            call = Call(context, new_request_id(), given, self._longest_s, self._turns)
+            call = Call(context, new_request_id(), given, self._config, self._turns)
             label = label_of(call.header(REQUEST_ID).encode())
             with logs.bind_request(call.request_id, client_label=label):
                 self._calls[everyone] += 1

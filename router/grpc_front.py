@@ -14,7 +14,6 @@ import grpc
 import grpc.aio
 
 from baton.router.app import Router
-from baton.router.gate import Keys
 from baton.router.grpc_call import OPEN_CALLS, Doorkeeper
 from baton.router.grpc_health import HEALTH, Health
 from baton.router.grpc_inference import SERVICE, Inference
@@ -38,8 +37,7 @@ class GrpcFront:
         self._leaving = asyncio.Event()
         self._stops: set[asyncio.Task[None]] = set()
         self._server = grpc.aio.server(options=_options(config))
-        turns = router.validator.turns
-        door = Doorkeeper(Keys(config.api_keys), config.max_connections, config.request_s, turns)
+        door = Doorkeeper(config, router.validator.turns)
         inference = {
             name: door.handler(method) for name, method in Inference(router).methods().items()
         }

@@ -18,6 +18,7 @@ HEALTH = "grpc.health.v1.Health"
 WATCHERS = 64
 READ_S = 2.0  # for a question that everyone may ask
 LOOK_S = 0.2  # between two looks at the fleet, for those who watch
+HEALTH_TENANT = b"health"  # no digest of a key: of those that need none
 _Status = client_pb2.HealthResponse.Status
 
 
@@ -33,10 +34,10 @@ class Health:
         return {"Check": self._check, "Watch": self._watch}
 
     async def _check(self, call: Call) -> None:
-        asked = await call.read(client_pb2.HealthRequest, READ_S)
-        status = self._status(asked.service)
+        service = await self._service(call)
+        status = self._status(service)
         if status == client_pb2.HealthResponse.SERVICE_UNKNOWN:
-            raise NotFound(f"there is no service {asked.service[:200]!r}: leave it out", "service")
+            raise NotFound(f"there is no service {service[:200]!r}: leave it out", "service")
         await call.write(client_pb2.HealthResponse(status=status))
 
     async def _watch(self, call: Call) -> None:
@@ -44,7 +45,7 @@ class Health:
             raise Overloaded(f"{WATCHERS} clients watch already: ask by Check")
         self._watchers += 1
         try:
-            service = (await call.read(client_pb2.HealthRequest, READ_S)).service
+            service = await self._service(call)
             told: _Status | None = None
             while not self._leaving.is_set():
                 status = self._status(service)
@@ -56,6 +57,10 @@ class Health:
             raise Unavailable("the router stops")
         finally:
             self._watchers -= 1
+
+    async def _service(self, call: Call) -> str:
+        with self._router.bodies.account(HEALTH_TENANT) as body:
+            return (await call.read(client_pb2.HealthRequest, body, READ_S)).service
 
     def _status(self, service: str) -> _Status:
         if service not in ("", SERVICE):

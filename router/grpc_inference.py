@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from baton.proto import client_pb2
 from baton.router.answering import Answering
 from baton.router.app import Router
+from baton.router.body_budget import HeldBody
 from baton.router.grpc_call import Call, Method
 from baton.router.grpc_reply import pieces_reply, usage_reply
 from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing_of
@@ -39,8 +40,8 @@ class Inference:
     async def _generate(self, call: Call) -> None:
         router = self._router
         try:
-            async with router.receiving(call.deadline_s):
-                asked = await self._read(call, client_pb2.GenerateRequest)
+            async with router.receiving(call.deadline_s, call.tenant) as body:
+                asked = await self._read(call, body, client_pb2.GenerateRequest)
                 limits = router.fleet.limits()
                 request = await generation_of(asked, router.validator, limits)
         except BatonError:
@@ -62,8 +63,8 @@ class Inference:
             finally:
                 answering.leave()
 
-    async def _read(self, call: Call, shape: type[_Shape]) -> _Shape:
-        return await call.read(shape, admission=self._router.serving.admission)
+    async def _read(self, call: Call, body: HeldBody, shape: type[_Shape]) -> _Shape:
+        return await call.read(shape, body, admission=self._router.serving.admission)
 
     async def _answer(self, answering: Answering, call: Call) -> None:
         await answering.begin()
@@ -76,8 +77,8 @@ class Inference:
 
     async def _tokenize(self, call: Call) -> None:
         router = self._router
-        async with router.receiving(call.deadline_s):
-            sent = await self._read(call, client_pb2.TokenizeRequest)
+        async with router.receiving(call.deadline_s, call.tenant) as body:
+            sent = await self._read(call, body, client_pb2.TokenizeRequest)
             asked = await tokenizing_of(sent, router.validator.turns)
             limits = router.fleet.limits()
             tokens = await router.validator.tokens(asked, limits)
@@ -87,16 +88,16 @@ class Inference:
 
     async def _detokenize(self, call: Call) -> None:
         router = self._router
-        async with router.receiving(call.deadline_s):
-            sent = await self._read(call, client_pb2.DetokenizeRequest)
+        async with router.receiving(call.deadline_s, call.tenant) as body:
+            sent = await self._read(call, body, client_pb2.DetokenizeRequest)
             asked = await detokenizing_of(sent, router.validator.turns)
             text = await router.validator.text(asked, router.fleet.limits())
         await call.write(client_pb2.DetokenizeResponse(prompt=text))
 
     async def _list_models(self, call: Call) -> None:
         router = self._router
-        async with router.receiving(call.deadline_s):
-            await self._read(call, client_pb2.ListModelsRequest)
+        async with router.receiving(call.deadline_s, call.tenant) as body:
+            await self._read(call, body, client_pb2.ListModelsRequest)
         model = client_pb2.Model(
             id=router.model,
             created=router.started_s,

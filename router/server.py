@@ -23,6 +23,7 @@ import uvicorn
 from baton.router.admission import Admission
 from baton.router.answering import Serving
 from baton.router.app import Router, build_app
+from baton.router.body_budget import body_budget
 from baton.router.chat_template import template_of
 from baton.router.dialer import Dialer, GrpcDialer
 from baton.router.dispatch import Dispatcher
@@ -96,6 +97,7 @@ async def serve_router(
             serving=Serving(
                 dispatcher, Admission(config.router.max_requests, time.monotonic), tokenizer
             ),
+            bodies=body_budget(config.router, time.monotonic),
             key=key,
         )
         front = await _grpc_front(router, grpc_ready)

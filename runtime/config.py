@@ -31,6 +31,8 @@ class RouterConfig:
     placement: PlacementMode = "auto"
     local_prefill_tokens: int = 64  # auto: a prompt with fewer uncached tokens stays local
     max_body_bytes: int = 8 << 20
+    bodies_bytes: int = 512 << 20  # of all request bodies being received or tokenized
+    key_bodies_bytes: int = 128 << 20  # of one API key's
     max_requests: int = 1024  # admission tickets; one more is answered 503
     max_connections: int = 4096  # of clients; one more is answered 503
     backlog: int = 1024  # connections that the system keeps until they are taken
@@ -152,6 +154,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.grpc_port": (NO_GRPC, 65535),
     "router.local_prefill_tokens": (0, 1 << 20),
     "router.max_body_bytes": (1 << 10, 1 << 30),
+    "router.bodies_bytes": (1 << 10, 1 << 40),
+    "router.key_bodies_bytes": (1 << 10, 1 << 40),
     "router.max_requests": (1, 1 << 20),
     "router.max_connections": (1, 1 << 20),
     "router.backlog": (1, 65535),
@@ -220,6 +224,12 @@ def validate(config: Config) -> None:
         raise ConfigError("router.grpc_port and router.port are the same: give another")
     if config.router.link_silence_s <= config.router.link_heartbeat_s:
         raise ConfigError("router.link_silence_s must be longer than router.link_heartbeat_s")
+    for name in ("bodies_bytes", "key_bodies_bytes"):
+        if getattr(config.router, name) < config.router.max_body_bytes:
+            raise ConfigError(
+                f"router.{name} is {getattr(config.router, name)}: give at least "
+                f"router.max_body_bytes ({config.router.max_body_bytes}), or lower that"
+            )
     if config.step.chunk_tokens % config.pool.block_size:
         raise ConfigError(
             f"step.chunk_tokens is {config.step.chunk_tokens}: "

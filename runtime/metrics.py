@@ -101,6 +101,16 @@ REQUESTS = _counter(
     ("finished", "failed", "cancelled", "refused"),
 )
 ACTIVE_REQUESTS = _gauge("baton_active_requests", "Requests that hold an admission ticket.")
+BODY_BYTES = _gauge(
+    "baton_body_bytes", "Bytes of request bodies that are being received or tokenized."
+)
+BODY_REFUSALS = _counter(
+    "baton_body_refusals_total",
+    "Bodies refused or cut off because such bodies held too many bytes: those of one API key, or "
+    "all.",
+    "reason",
+    ("key", "all"),
+)
 TTFT = _histogram("baton_ttft_seconds", "From a request's arrival to its first token sent.")
 ITL = _histogram("baton_itl_seconds", "Between two tokens of one choice, as sent.")
 E2E = _histogram("baton_request_seconds", "From a request's arrival to its end.")

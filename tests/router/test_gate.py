@@ -14,7 +14,8 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router import gate
-from baton.router.gate import PROGRESS_BYTES, awaiting
+from baton.router.body_budget import PROGRESS_BYTES, BodyBudget
+from baton.router.gate import awaiting
 from baton.runtime.errors import InvalidRequest
 
 pytestmark = pytest.mark.timed
@@ -130,8 +131,9 @@ async def test_messages_that_never_come_keep_nobody_out_either(
 
 async def test_what_does_not_come_in_time_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"the message did not arrive within 0\.05 s"):
-        async with awaiting("the message", 0.05, None):
-            await asyncio.sleep(60)
+        with BodyBudget(1, 1, lambda: 0.0).account(b"") as body:
+            async with awaiting("the message", 0.05, body, None):
+                await asyncio.sleep(60)
 
 
 async def test_a_body_ends_after_its_time(router: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from baton.proto import client_pb2
 from baton.router import grpc_call
 from baton.router.grpc_call import Call
 from baton.router.turns import Turns
+from baton.runtime.config import RouterConfig
 from baton.router.validation import Validator
 from baton.simulation.virtual_time import on_virtual_time
 
@@ -48,7 +49,7 @@ class Context:
 
 
 def call_of(context: Any, longest_s: float = 60.0) -> Call:
-    return Call(context, "req-1", {"a": "b"}, longest_s, Turns())
+    return Call(context, "req-1", {"a": "b"}, RouterConfig(request_s=longest_s), Turns())
 
 
 @pytest.mark.parametrize(("left_s", "allowed_s"), [(None, 60.0), (5.0, 4.99), (600.0, 60.0)])

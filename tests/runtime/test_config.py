@@ -49,6 +49,11 @@ def test_the_bounds_themselves_are_allowed(name: str) -> None:
             config = changed("router.link_heartbeat_s", 0.01)
         if name == "router.link_heartbeat_s":
             config = changed("router.link_silence_s", 300.0)
+        if name == "router.max_body_bytes":
+            config = changed("router.bodies_bytes", 1 << 30)
+            config = changed("router.key_bodies_bytes", 1 << 30, config)
+        if name.endswith("bodies_bytes"):
+            config = changed("router.max_body_bytes", 1 << 10)
         validate(changed(name, value, config))
 
 

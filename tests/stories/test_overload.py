@@ -21,6 +21,7 @@ import structlog
 from baton.models.embedded import embedded_model
 from baton.router.answering import Serving
 from baton.router.app import Router, build_app
+from baton.router.body_budget import body_budget
 from baton.router.gate import Gate
 from baton.router.tokenizer import HfTokenizer
 from baton.router.turns import Turns
@@ -97,6 +98,7 @@ class Site:
             validator=validator,
             tokenizer=tokenizer,
             serving=Serving(process.dispatcher, process.admission, tokenizer),
+            bodies=body_budget(config, lambda: self.loop.world_s),
             key=KEY,
         )
 
