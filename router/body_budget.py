@@ -91,7 +91,7 @@ class BodyBudget:
 
 
 def body_budget(config: RouterConfig, clock: Callable[[], float]) -> BodyBudget:
-    """The budget that the settings name; without API keys there is one tenant, whose bodies are all."""
+    """The budget that the settings name; without API keys all bodies are one tenant's."""
     key_bytes = config.key_bodies_bytes if config.api_keys else sys.maxsize
     return BodyBudget(config.bodies_bytes, key_bytes, clock)
 

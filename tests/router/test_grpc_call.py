@@ -14,8 +14,8 @@ from baton.proto import client_pb2
 from baton.router import grpc_call
 from baton.router.grpc_call import Call
 from baton.router.turns import Turns
-from baton.runtime.config import RouterConfig
 from baton.router.validation import Validator
+from baton.runtime.config import RouterConfig
 from baton.simulation.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.timed
