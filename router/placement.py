@@ -5,6 +5,8 @@ Costs are in tokens of prefill work, so that they can be added and read in a log
     decode worker   moved tokens * MOVE_COST + sequences in its batch * SEQUENCE_COST
                     + tokens that lack KV room * ROOM_COST
     prefill worker  uncached tokens + tokens queued there
+    the prompt's    here: uncached tokens * LOCAL_COST
+    prefill         there: uncached tokens + moved tokens * MOVE_COST
 
 The router's view is a hint, some hundred milliseconds old; the decode worker grants the credit.
 Knows no clock, no network and no request but its sizes. Equal costs: the lower worker id.
@@ -20,6 +22,9 @@ from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavail
 
 MOVE_COST = 0.1  # moving a token's KV, in tokens computed
 SEQUENCE_COST = 8.0  # one sequence more in the batch slows every step
+LOCAL_COST = (
+    4.0  # a decode worker's step takes a quarter of the prompt tokens, and delays its batch
+)
 ROOM_COST = 4.0  # a token without room waits for another request's end
 MAX_CANDIDATES = 8
 BUSY_RETRY_S = 1.0
@@ -150,12 +155,12 @@ def place(
     there = [e for e in workers if not e.draining and e.boot_id not in need.left]
     like = [e for e in there if e.role == "prefill" and e.shape == decode.shape]
     prefills = _trusted([worker for worker in like if _computes(need, worker)])
-    if _stays_local(need, decode, prefills, mode, local_prefill_tokens):
-        return Placement(decode, (), local=True)
     ranked = sorted(
         prefills,
         key=lambda worker: (worker.boot_id in need.avoid, _prefill_cost(need, worker)),
     )
+    if _stays_local(need, decode, ranked, mode, local_prefill_tokens):
+        return Placement(decode, (), local=True)
     return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False)
 
 
@@ -168,17 +173,31 @@ def _trusted(workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
 def _stays_local(
     need: Need,
     decode: WorkerView,
-    prefills: Sequence[WorkerView],
+    ranked: Sequence[WorkerView],
     mode: PlacementMode,
     local_prefill_tokens: int,
 ) -> bool:
-    """`disaggregated` is never local while a prefill worker is there; `auto` keeps prompts with
-    few uncached tokens on the decode worker."""
-    if mode == "local" or not prefills:
+    """`disaggregated` is never local while a prefill worker is there; `auto` keeps a prompt on the
+    decode worker that lacks few tokens, or that computes them at less cost than the first of the
+    `ranked` prefill workers."""
+    if mode == "local" or not ranked:
         return True
     if mode == "disaggregated":
         return False
-    return _uncached(need, decode) < local_prefill_tokens
+    if _uncached(need, decode) < local_prefill_tokens:
+        return True
+    return local_cost(need, decode) < remote_cost(need, decode, ranked[0])
+
+
+def local_cost(need: Need, decode: WorkerView) -> float:
+    """Return what it costs the decode worker to prefill by itself."""
+    return _uncached(need, decode) * LOCAL_COST
+
+
+def remote_cost(need: Need, decode: WorkerView, prefill: WorkerView) -> float:
+    """Return what it costs to prefill there and to move what the decode worker lacks. Queues do
+    not count: overload must not turn decode workers into prefill workers."""
+    return _uncached(need, prefill) + _uncached(need, decode) * MOVE_COST
 
 
 def _uncached(need: Need, worker: WorkerView) -> int:

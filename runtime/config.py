@@ -29,7 +29,7 @@ class RouterConfig:
     api_keys: tuple[str, ...] = ()
     shared_prefixes: bool = False  # between API keys; else each finds its own prefixes alone
     placement: PlacementMode = "auto"
-    local_prefill_tokens: int = 64  # auto: a prompt with fewer uncached tokens stays local
+    local_prefill_tokens: int = 64  # auto: lacking fewer, a prompt stays local; else by cost
     max_body_bytes: int = 8 << 20
     bodies_bytes: int = 512 << 20  # of all request bodies being received or tokenized
     key_bodies_bytes: int = 128 << 20  # of one API key's

@@ -40,7 +40,7 @@ D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("pr
 
 
 def test_the_holder_of_the_prefix_is_preferred() -> None:
-    found = placed(place(NEED, [D0, replace(D1, held_blocks=50), P0], "auto", 64))
+    found = placed(place(NEED, [D0, replace(D1, held_blocks=40), P0], "auto", 64))
     assert found.decode.worker_id == "decode-1" and not found.local
     ranked = placed(place(NEED, [D0, P0, replace(P1, held_blocks=20)], "auto", 64)).candidates
     assert [worker.worker_id for worker in ranked] == ["prefill-1", "prefill-0"]
@@ -97,6 +97,40 @@ def test_modes(mode: Any, held: int, prefill: bool, local: bool) -> None:
     workers = [replace(D0, held_blocks=held), *([P0] if prefill else [])]
     found = placed(place(NEED, workers, mode, 64))
     assert found.local == local and bool(found.candidates) != local
+
+
+LONG = Need(tokens=8200, output_tokens=100, most_tokens=8300)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "local"),
+    [  # blocks of 16 that the decode worker holds, and the prefill worker
+        (508, 0, True),  # 72 tokens here, or all 8,200 there
+        (508, 512, False),  # 72 here, or 8 there
+        (508, 494, True),  # 72 * 4 here, or 296 and the transfer there
+        (508, 495, False),  # ... or 280
+        (0, 0, False),
+        (256, 0, False),  # half of them here: the batch would wait too long
+        (400, 0, True),  # less than a quarter
+        (400, 400, False),
+        (509, 512, True),  # 56 tokens: below the limit, whatever it costs elsewhere
+    ],
+)
+def test_prompt_is_computed_where_that_costs_less(here: int, there: int, local: bool) -> None:
+    decode, prefill = replace(D0, held_blocks=here), replace(P0, held_blocks=there)
+    assert placed(place(LONG, [decode, prefill], "auto", 64)).local == local
+    assert not placed(place(LONG, [decode, prefill], "disaggregated", 64)).local
+
+
+def test_costs_are_compared_with_the_best_candidate() -> None:
+    decode, holder = replace(D0, held_blocks=508), replace(P1, held_blocks=512)
+    found = placed(place(LONG, [decode, P0, holder], "auto", 64))
+    assert found.candidates == (holder, P0)
+
+
+def test_queue_of_prefill_workers_keeps_no_prompt_local() -> None:
+    found = placed(place(LONG, [D0, replace(P0, queued_tokens=1 << 20)], "auto", 64))
+    assert not found.local
 
 
 def test_a_prefill_worker_of_another_shape_is_no_candidate() -> None:
