@@ -1,19 +1,33 @@
 """The shape of the OpenAI-compatible requests that are served: names, types and bounds.
 
 Shapes only: what depends on the model (context, vocabulary, template) is `validation.py`'s.
-A field that is neither here nor neutral in `NEUTRAL` is refused by name: nothing that a client
-asks for is dropped in silence. Each list ends at its first fault and each object is small: the
-event loop waits for this check, and millions of faults in one body would hold it for minutes.
+A field that is neither here nor neutral (`neutral_fields.py`) is refused by name, unless it is
+null: nothing that a client requests is dropped in silence. What servers send, clients send back:
+unknown fields of an assistant's message are ignored. Each list ends at its first fault and each
+object is small: the event loop waits for this check, and millions of faults in one body would
+hold it for minutes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from baton.router.neutral_fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    PART_FIELDS,
+    STREAM_FIELDS,
+    TOKENIZE_FIELDS,
+    Neutral,
+)
+
+UNSUPPORTED = "unsupported"  # the type of the error; its context names the field
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -112,16 +126,37 @@ _few_fields = _at_most(MAX_FIELDS, "fields")
 
 
 class Body(BaseModel):
+    """`neutral` are the fields that are not served, and the values at which they are dropped."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
     most_values: ClassVar[int] = MOST_VALUES
+    neutral: ClassVar[Neutral] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _check_size(cls, value: Any) -> Any:
-        return _few_fields(value)
+    def _drop_neutral(cls, value: Any) -> Any:
+        """The object less its unknown fields that request nothing."""
+        _few_fields(value)
+        known = _names_of(cls)
+        if not isinstance(value, dict) or known.issuperset(value):
+            return value
+        kept = {}
+        for name, given in value.items():
+            if name in known or not (given is None or name in cls.neutral):
+                kept[name] = given
+            elif given is not None and not cls.neutral[name](given):
+                raise PydanticCustomError(UNSUPPORTED, "it is not supported", {"field": name})
+        return kept
+
+
+@cache
+def _names_of(shape: type[Body]) -> frozenset[str]:
+    """The fields of `shape` by the names that clients write."""
+    return frozenset(field.alias or name for name, field in shape.model_fields.items())
 
 
 class TextPart(Body):
+    neutral = PART_FIELDS
     type: Literal["text"]
     text: str
 
@@ -131,11 +166,15 @@ CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class FunctionCall(Body):
+    model_config = ConfigDict(extra="ignore")
+
     name: FunctionName
     arguments: Annotated[str, BeforeValidator(_object_text)]
 
 
 class ToolCall(Body):
+    model_config = ConfigDict(extra="ignore")
+
     id: CallId
     type: Literal["function"]
     function: FunctionCall
@@ -153,6 +192,27 @@ class Message(Body):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_echoes(cls, value: Any) -> Any:
+        """An assistant's message less what a server may have put beside its text and calls."""
+        if not isinstance(value, dict) or value.get("role") != "assistant":
+            return value
+        _few_fields(value)
+        kept = {name: value[name] for name in _ECHOED & value.keys()}
+        if isinstance(parts := kept.get("content"), list):
+            kept["content"] = [_plain_part(part) for part in parts]
+        return kept
+
+
+_ECHOED = Message.model_fields.keys() - {"annotations"}
+
+
+def _plain_part(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return part
+    return {name: part[name] for name in ("type", "text") if name in part}
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -177,6 +237,7 @@ ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_unforced)]
 
 
 class StreamOptions(Body):
+    neutral = STREAM_FIELDS
     include_usage: bool | None = None
 
 
@@ -213,6 +274,7 @@ class Generation(Body):
 
 
 class ChatRequest(Generation):
+    neutral = CHAT_FIELDS
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
@@ -223,6 +285,7 @@ class ChatRequest(Generation):
 
 
 class CompletionRequest(Generation):
+    neutral = COMPLETION_FIELDS
     most_values = MOST_TOKEN_VALUES
     prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_one_prompt)]
     logprobs: Alternatives | None = None
@@ -231,46 +294,15 @@ class CompletionRequest(Generation):
 class TokenizeRequest(Body):
     """`prompt` or `messages`, one of the two."""
 
+    neutral = TOKENIZE_FIELDS
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     tools: Tools | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(Body):
     most_values = MOST_TOKEN_VALUES
     model: str | None = None
     tokens: Tokens
-
-
-def _one_of(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: any(value == known and type(value) is type(known) for known in values)
-
-
-_EMPTY = _one_of(None, [], {})
-_ANY_BOOL = _one_of(None, True, False)
-
-# Fields of OpenAI's API that are not served, and the values at which they ask for nothing.
-NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "audio": _EMPTY,
-    "best_of": _one_of(None, 1),
-    "echo": _one_of(None, False),
-    "function_call": _one_of(None, "none", "auto"),
-    "functions": _EMPTY,
-    "metadata": _EMPTY,
-    "modalities": _one_of(None, ["text"]),
-    "parallel_tool_calls": _ANY_BOOL,  # means nothing without tools
-    "prediction": _one_of(None),
-    "prompt_cache_key": _one_of(None),
-    "reasoning_effort": _one_of(None),
-    "response_format": _one_of(None, {"type": "text"}),
-    "safety_identifier": lambda value: value is None or isinstance(value, str),  # a label
-    "service_tier": _one_of(None, "auto", "default"),
-    "store": _one_of(None, False),
-    "suffix": _one_of(None, ""),
-    "tool_choice": _one_of(None, "none", "auto"),
-    "tools": _EMPTY,
-    "verbosity": _one_of(None),
-    "web_search_options": _one_of(None),
-}

@@ -15,7 +15,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from baton.router.openai_schema import NEUTRAL, Body, Generation
+from baton.router.openai_schema import UNSUPPORTED, Body
 from baton.runtime.errors import InvalidRequest
 
 LONGEST_NAME = 200  # characters of a field's path in an answer
@@ -85,10 +85,7 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def shaped(found: dict[str, Any], shape: type[_Shape]) -> _Shape:
-    """What was sent, by names, as `shape`. Raises InvalidRequest naming the first bad field.
-    `found` is not kept, and may be changed."""
-    if issubclass(shape, Generation):
-        _drop_neutral(found, shape)
+    """What was sent, by names, as `shape`. Raises InvalidRequest naming the first bad field."""
     _check_calls(found.get("messages"))
     try:
         return shape.model_validate(found)
@@ -119,14 +116,6 @@ def _check_calls(messages: Any) -> None:
             raise InvalidRequest(f"messages: {what.format(most)} in all: send fewer", "messages")
 
 
-def _drop_neutral(body: dict[str, Any], shape: type[Body]) -> None:
-    for name, neutral in NEUTRAL.items():
-        if name in body and name not in shape.model_fields:
-            if not neutral(body[name]):
-                raise InvalidRequest(f"{name} is not supported here: leave it out", name)
-            del body[name]
-
-
 def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
     """pydantic's first complaint in our words; its union tags are not part of the path. Of a
     union's complaints the one that got deepest into the body tells most, and a wrong value
@@ -145,6 +134,8 @@ def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
         return InvalidRequest("the body has a field without a name: leave it out")
     if not field:
         return InvalidRequest(f"the body: {found['msg']}")
+    if found["type"] == UNSUPPORTED:
+        return InvalidRequest(f"{field} is not supported here: leave it out", field)
     if found["type"] == "missing":
         return InvalidRequest(f"{field} is missing: add it", field)
     if found["type"] == "extra_forbidden":
@@ -155,6 +146,8 @@ def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
 
 def _path(complaint: ErrorDetails, body: Any) -> list[int | str]:
     location = complaint["loc"]
+    if complaint["type"] == UNSUPPORTED:
+        location = (*location, complaint["ctx"]["field"])
     path: list[int | str] = []
     inside: Any = body
     for place, part in enumerate(location):

@@ -118,7 +118,7 @@ class Validator:
             return await self.chat_tokens(request.messages, limits, request.tools or ())
         if request.tools:
             raise InvalidRequest("tools go with messages: leave them out beside prompt", "tools")
-        special = request.add_special_tokens
+        special = request.add_special_tokens is not False
         return await self.text_tokens(request.prompt or "", special, "prompt", limits)
 
     async def text(self, request: DetokenizeRequest, limits: Limits) -> str:

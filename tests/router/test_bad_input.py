@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from baton.router.neutral_fields import CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS, Neutral
 from baton.router.openai_schema import (
-    NEUTRAL,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -236,7 +236,7 @@ async def test_neutral_values_are_accepted(router: Any) -> None:
     }
     async with router() as running:
         for route in (CHAT, COMPLETE):
-            for name, value in {**dict.fromkeys(NEUTRAL), **neutral}.items():
+            for name, value in {**dict.fromkeys(CHAT_FIELDS), **neutral}.items():
                 body = {**good(route), "max_tokens": 1, name: value}
                 reply = await running.http.post(route, json=body)
                 assert reply.status_code == 200, (route, name, reply.text)
@@ -252,7 +252,7 @@ async def test_neutral_values_are_accepted(router: Any) -> None:
 
 
 NAMES = st.sampled_from(
-    sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *NEUTRAL})
+    sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *CHAT_FIELDS})
 )
 LEAVES = (
     st.none()
@@ -305,10 +305,10 @@ def test_no_body_is_an_error_of_ours(router: Any) -> None:
             runner.run(scope.__aexit__(None, None, None))
 
 
-@pytest.mark.parametrize("name", sorted(NEUTRAL))
-def test_neutral_table_refuses_something(name: str) -> None:
-    assert NEUTRAL[name](None)
-    assert not NEUTRAL[name](object())
+@pytest.mark.parametrize("fields", [CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS])
+def test_neutral_fields_take_null_and_refuse_something(fields: Neutral) -> None:
+    for neutral in fields.values():
+        assert neutral(None) and not neutral(object())
 
 
 # one fault repeated as often as a body can hold it: each must cost one complaint, not many

@@ -1,0 +1,171 @@
+"""What clients send without requesting anything: nulls, neutral values, hints, and what servers
+sent them. And what looks alike and requests something: refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from baton.router.tokenizer import HfTokenizer
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+HINTS: dict[str, Any] = {
+    "prompt_cache_key": "session-7",
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "user-9",
+    "metadata": {"trace": "a"},
+    "store": False,
+    "service_tier": "auto",
+    "verbosity": "medium",
+    "chat_template_kwargs": {},
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "length_penalty": 1.0,
+    "guided_json": None,
+    "guided_regex": None,
+    "use_beam_search": False,
+    "a_field_of_next_year": None,
+}
+# (fields, param as the client wrote it)
+REQUESTING: list[tuple[dict[str, Any], str]] = [
+    ({"store": True}, "store"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"length_penalty": 2.0}, "length_penalty"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"prompt_cache_key": 5}, "prompt_cache_key"),
+    ({"metadata": "a"}, "metadata"),
+    ({"a_field_of_next_year": 1}, "a_field_of_next_year"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options."),
+]
+# a turn as LiteLLM and LangChain send back what servers sent them
+ECHOED: dict[str, Any] = {
+    "role": "assistant",
+    "content": [
+        {"type": "text", "text": "yes", "cache_control": {"type": "ephemeral"}, "annotations": []}
+    ],
+    "reasoning_content": "the user said hi",
+    "provider_specific_fields": {"refusal": None},
+    "annotations": [{"type": "url_citation"}],
+    "audio": None,
+    "function_call": None,
+    "index": 0,
+    "tool_calls": [
+        {
+            "id": "call_1",
+            "type": "function",
+            "index": 0,
+            "provider_specific_fields": {"a": 1},
+            "function": {"name": "get_time", "arguments": "{}", "parsed_arguments": {}},
+        }
+    ],
+}
+ANSWERED: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "12:00"}
+ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "strict": None}}
+
+
+async def says(running: Any, folder: Path, text: str) -> None:
+    """The text of the next answer."""
+    tokenizer = HfTokenizer(folder / "tokenizer.json")
+    running.workers["decode-0"].says = [await tokenizer.encode(text, add_special_tokens=False)]
+    await tokenizer.close()
+
+
+def body_of(route: str, **fields: Any) -> dict[str, Any]:
+    start = {"messages": [ASKED]} if route == CHAT else {"prompt": "the quick"}
+    return {"model": "tiny", "max_tokens": 1, **start, **fields}
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETE])
+async def test_neutral_values_and_hints_are_accepted(router: Any, route: str) -> None:
+    async with router() as running:
+        plain = (await running.http.post(route, json=body_of(route, seed=1))).json()
+        hinted = body_of(route, seed=1, **HINTS)
+        hinted |= {"stream_options": None, "logprobs": None}
+        reply = await running.http.post(route, json=hinted)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"] == plain["choices"]
+        streamed = body_of(route, stream=True, stream_options={"include_obfuscation": False})
+        assert (await running.http.post(route, json=streamed)).status_code == 200
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETE])
+@pytest.mark.parametrize(("fields", "param"), REQUESTING)
+async def test_requests_for_unserved_features_are_refused(
+    router: Any, route: str, fields: dict[str, Any], param: str
+) -> None:
+    async with router() as running:
+        reply = await running.http.post(route, json=body_of(route, **fields))
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert error["param"].startswith(param) and param in error["message"]
+        assert not running.workers["decode-0"].seen("submit")
+
+
+async def test_echoed_assistant_messages_are_accepted(router: Any, tool_model: Any) -> None:
+    """Neither their unknown fields nor those of calls and parts change the prompt."""
+    called = {**ECHOED["tool_calls"][0], "function": {"name": "get_time", "arguments": "{}"}}
+    called = {name: called[name] for name in ("id", "type", "function")}
+    plain = {"role": "assistant", "content": "yes", "tool_calls": [called]}
+    async with router(tool_model("hermes")) as running:
+        tokens = []
+        for said in (plain, ECHOED):
+            asked = {"messages": [ASKED, said, ANSWERED], "tools": [TIME]}
+            reply = await running.chat(max_tokens=1, **asked)
+            assert reply.status_code == 200, reply.text
+            found = await running.http.post("/tokenize", json={**asked, "return_token_strs": None})
+            tokens.append(found.json()["tokens"])
+        assert tokens[0] == tokens[1]
+
+
+async def test_unknown_fields_of_other_messages_are_refused(router: Any) -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    async with router() as running:
+        hinted = await running.chat(messages=[{"role": "user", "content": [part]}], max_tokens=1)
+        assert hinted.status_code == 200, hinted.text
+        for message, param in (
+            ({**ASKED, "audio_url": "a"}, "messages[0].audio_url"),
+            ({"role": "user", "content": [{**part, "image": "a"}]}, "messages[0].content[0].image"),
+            ({"role": "assistant", "content": "a", "refusal": "no"}, "messages[0].refusal"),
+        ):
+            reply = await running.chat(messages=[message])
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"] == param
+
+
+async def test_calls_from_our_own_stream_can_be_sent_back(router: Any, tool_model: Any) -> None:
+    """Clients collect a stream's calls as they come, `index` and all."""
+    folder = tool_model("hermes")
+    async with (
+        router(folder) as running,
+        openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        await says(
+            running, folder, '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+        )
+        fields: dict[str, Any] = {"model": "tiny", "tools": [TIME]}
+        collected: dict[int, dict[str, Any]] = {}
+        async for chunk in await client.chat.completions.create(
+            messages=[ASKED],
+            stream=True,
+            **fields,  # type: ignore[arg-type]
+        ):
+            for call in chunk.choices[0].delta.tool_calls or ():
+                into = collected.setdefault(call.index, call.model_dump())
+                into["function"]["arguments"] = call.function.arguments
+        turn: Any = {"role": "assistant", "content": None, "tool_calls": [*collected.values()]}
+        answer: Any = {"role": "tool", "tool_call_id": collected[0]["id"], "content": "12:00"}
+        await says(running, folder, "noon")
+        messages: Any = [ASKED, turn, answer]
+        reply = await client.chat.completions.create(messages=messages, **fields)
+        assert reply.choices[0].message.content == "noon"
