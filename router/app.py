@@ -23,6 +23,7 @@ from baton.router.answer import Answer
 from baton.router.answering import Answering, Serving
 from baton.router.body_budget import BodyBudget, HeldBody
 from baton.router.deadline import HEADER, deadline_of, until
+from baton.router.encode_queue import on_behalf_of
 from baton.router.fleet import UNTOLD, Fleet
 from baton.router.gate import read_body
 from baton.router.generation_request import GenerationRequest
@@ -93,8 +94,9 @@ class Router:
         block gets the account that the body's bytes are to be held in."""
         with self.serving.admission.arrival(), self.bodies.account(tenant) as body:
             self.serving.dispatcher.check_hope(deadline_s)
-            async with until(deadline_s):
-                yield body
+            with on_behalf_of(tenant):
+                async with until(deadline_s):
+                    yield body
 
 
 def build_app(router: Router) -> FastAPI:

@@ -1,8 +1,9 @@
 """The `Tokenizer` seam: text to token ids, and back piece by piece.
 
 `HfTokenizer` is the real implementation, on Hugging Face `tokenizers`; encoding runs in its own
-two threads with a bounded queue, so that a long prompt holds up no other request. A prompt whose
-request has ended leaves the queue at once, and counts for as long as a thread is at it.
+two threads with a bounded queue (encode_queue.py), so that a long prompt holds up no other
+request. A prompt whose request has ended leaves the queue at once, and counts for as long as a
+thread is at it. A text that is most likely too long is counted slice by slice before.
 
 Special tokens written in a prompt's or a message's text are read as special tokens, as
 OpenAI-compatible servers do: chat templates and completion clients depend on it. Who serves
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,9 +29,13 @@ from baton.router.detokenizer import (
     WindowDetokenizer,
     byte_level_bytes,
 )
+from baton.router.encode_queue import EncodeJob, EncodeQueue
 from baton.runtime.errors import InvalidRequest, ModelError, Overloaded
 
 ENCODE_THREADS = 2
+LIKELY_CHARS = 6  # of a token; a text of more than a context of these is counted first
+SLICE_CHARS = 1 << 16  # counted at once: some 50 ms of a thread
+CUT_TOKENS = 64  # by which a slice may count more than its part of the whole text
 
 
 class Tokenizer(Protocol):
@@ -40,6 +46,11 @@ class Tokenizer(Protocol):
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Raises InvalidRequest for text that is not Unicode, Overloaded if too many wait."""
+        ...
+
+    async def exceeds(self, text: str, most_tokens: int) -> bool:
+        """Return whether the text has more tokens for sure; False without a look where it is short
+        enough to be encoded at once. Raises what `encode` does."""
         ...
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
@@ -81,29 +92,60 @@ class HfTokenizer:
         self.longest_token_bytes = max(
             (len(piece.encode(errors="replace")) for piece in vocabulary), default=1
         )
-        self._queue = queue
-        self._waiting = 0  # for a thread
-        self._free = asyncio.Semaphore(ENCODE_THREADS)
+        self._queue = EncodeQueue(queue, ENCODE_THREADS)
         self._running: set[asyncio.Future[list[int]]] = set()
         self._threads = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer")
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if self._waiting + len(self._running) >= self._queue:
-            raise Overloaded("too many prompts wait for tokenization")
-        self._waiting += 1
-        try:
-            await self._free.acquire()  # bounded by the caller's deadline
-        finally:
-            self._waiting -= 1
-        loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._threads, self._encode, text, add_special_tokens)
-        self._running.add(running)
-        running.add_done_callback(self._ended)
-        return await asyncio.shield(running)  # a thread cannot be stopped: it is waited for
+        came_s = asyncio.get_running_loop().time()
+        return await self._do(len(text), came_s, partial(self._encode, text, add_special_tokens))
 
-    def _ended(self, running: asyncio.Future[list[int]]) -> None:
+    async def exceeds(self, text: str, most_tokens: int) -> bool:
+        if len(text) <= LIKELY_CHARS * most_tokens:
+            return False
+        counted, came_s = 0, asyncio.get_running_loop().time()
+        for part in _slices(text):
+            tokens = await self._do(len(text), came_s, partial(self._encode, part, False))
+            counted += len(tokens) - CUT_TOKENS
+            if counted > most_tokens:
+                return True
+        return False
+
+    async def _do(self, chars: int, came_s: float, work: Callable[[], list[int]]) -> list[int]:
+        """Have a thread do the work in its turn; it is of a text of so many characters."""
+        job = EncodeJob(chars, came_s, work, asyncio.get_running_loop().create_future())
+        displaced = self._queue.put(job)
+        if displaced is not None and not displaced.answer.done():
+            displaced.answer.set_exception(
+                Overloaded("too many prompts of this API key wait for tokenization: send fewer")
+            )
+        self._start()
+        try:
+            return await job.answer  # bounded by the caller's deadline
+        except asyncio.CancelledError:
+            self._queue.discard(job)
+            raise
+
+    def _start(self) -> None:
+        while (job := self._queue.next()) is not None:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, job.work)
+            self._running.add(running)
+            running.add_done_callback(partial(self._ended, job))
+
+    def _ended(self, job: EncodeJob, running: asyncio.Future[list[int]]) -> None:
+        """Its thread is free; a job whose caller has left has counted until now."""
         self._running.discard(running)
-        self._free.release()
+        self._queue.ended(job)
+        if running.cancelled():
+            job.answer.cancel()
+            return  # the tokenizer is closed
+        error = running.exception()
+        if not job.answer.done():
+            if error is None:
+                job.answer.set_result(running.result())
+            else:
+                job.answer.set_exception(error)
+        self._start()
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -143,3 +185,14 @@ class HfTokenizer:
         for running in [*self._running]:
             running.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _slices(text: str) -> Iterator[str]:
+    """Cut before a space where there is one near, as tokenizers do."""
+    start = 0
+    while start < len(text):
+        end = start + SLICE_CHARS
+        space = text.rfind(" ", end - SLICE_CHARS // 16, end) if end < len(text) else -1
+        end = space if space > 0 else end
+        yield text[start:end]
+        start = end

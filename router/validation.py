@@ -163,8 +163,10 @@ class Validator:
     async def text_tokens(
         self, text: str, add_special_tokens: bool, field: str, limits: Limits
     ) -> list[int]:
-        """Encode, unless the text is so long that no tokenization could fit the context."""
-        if len(text) > (limits.max_context + 1) * self._tokenizer.longest_token_bytes:
+        """Encode, unless the text is so long that no tokenization could fit the context, or a part
+        of it has more tokens."""
+        over = len(text) > (limits.max_context + 1) * self._tokenizer.longest_token_bytes
+        if over or await self._tokenizer.exceeds(text, limits.max_context):
             raise InvalidRequest(
                 f"{field}: {len(text)} characters cannot fit the context of "
                 f"{limits.max_context} tokens: shorten it",

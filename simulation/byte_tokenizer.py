@@ -19,6 +19,9 @@ class ByteTokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [*([255] if add_special_tokens else []), *text.encode()]
 
+    async def exceeds(self, text: str, most_tokens: int) -> bool:
+        return len(text) > most_tokens
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(tokens).decode(errors="replace")
 

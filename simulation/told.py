@@ -25,6 +25,9 @@ class CharacterTokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(character) - _FIRST for character in text]
 
+    async def exceeds(self, text: str, most_tokens: int) -> bool:
+        return len(text) > most_tokens
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join([chr(_FIRST + token) for token in tokens])
 

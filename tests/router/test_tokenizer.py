@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from baton.router import tokenizer as tokenizer_module
+from baton.router.encode_queue import LONG_CHARS, on_behalf_of
 from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import InvalidRequest, Overloaded
 
@@ -131,4 +135,81 @@ async def test_a_long_text_does_not_stop_the_other_requests(model_folder: Path) 
     assert min(shares) < 0.5, shares
     plain = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     assert encoding.result() == plain.encode(text, add_special_tokens=False).ids
+    await tokenizer.close()
+
+
+async def test_a_thread_is_kept_from_long_texts(held: Held) -> None:
+    long = [await held.ask("a" * (LONG_CHARS + 1)) for _ in range(2)]
+    short = await held.begin("b")
+    assert len(held.begun) == 2 and not any(task.done() for task in (*long, short))
+    held.go.set()
+    await asyncio.gather(*long, short)
+
+
+async def test_a_full_queue_refuses_the_tenant_with_most(model_folder: Path) -> None:
+    held = Held(model_folder, ENCODE_THREADS + 3)
+    with on_behalf_of(b"flood"):
+        flood = [await held.ask(f"f{number}") for number in range(ENCODE_THREADS + 3)]
+    with on_behalf_of(b"other"):
+        other = await held.ask("x")
+    await asyncio.sleep(0)
+    assert isinstance(flood[-1].exception(), Overloaded) and not other.done()
+    held.go.set()
+    await asyncio.gather(other, *flood[:-1])
+    await held.tokenizer.close()
+
+
+async def test_a_text_too_long_is_left_after_a_part_of_it(held: Held) -> None:
+    text = "the lazy dog " * 50_000
+    held.go.set()
+    assert await held.tokenizer.exceeds(text, 4096)
+    assert len("".join(held.begun)) < len(text) / 4
+    held.begun.clear()
+    assert not await held.tokenizer.exceeds(text, len(text) // 6 + 1)
+    assert held.begun == []
+
+
+_PIECES = st.sampled_from(["the ", "dog", " ", "\n", "é", "aaaa", "<|im_end|>", "🎉", "x y"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_PIECES, st.integers(1, 40)), min_size=1, max_size=40))
+def test_no_text_that_fits_is_too_long(model_folder: Path, parts: list[tuple[str, int]]) -> None:
+    text = "".join(piece * count for piece, count in parts)
+
+    async def main() -> None:
+        tokenizer = HfTokenizer(model_folder / "tokenizer.json")
+        tokens = await tokenizer.encode(text, add_special_tokens=False)
+        assert not await tokenizer.exceeds(text, len(tokens))
+        await tokenizer.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "LIKELY_CHARS", 0)
+        patch.setattr(tokenizer_module, "SLICE_CHARS", 64)
+        patch.setattr(tokenizer_module, "CUT_TOKENS", 8)
+        asyncio.run(main())
+
+
+@pytest.mark.timed
+async def test_long_texts_of_one_tenant_do_not_delay_another(model_folder: Path) -> None:
+    """Two prompts of 8 MiB that are too long, and two of half a MiB that are not."""
+    tokenizer = HfTokenizer(model_folder / "tokenizer.json")
+    text = "the quick brown fox jumps over the lazy dog " * ((8 << 20) // 44 + 1)
+    with on_behalf_of(b"long"):
+        began_s = time.perf_counter()
+        long = [asyncio.create_task(tokenizer.exceeds(text[: 8 << 20], 1 << 17)) for _ in range(2)]
+        for _ in range(2):
+            encoding = tokenizer.encode(text[: 1 << 19], add_special_tokens=False)
+            long.append(asyncio.create_task(encoding))  # type: ignore[arg-type] # of another kind
+    waits_s = []
+    with on_behalf_of(b"short"):
+        while not all(task.done() for task in long):
+            asked_s = time.perf_counter()
+            await tokenizer.encode("the lazy dog", add_special_tokens=False)
+            waits_s.append(time.perf_counter() - asked_s)
+            await asyncio.sleep(0.01)
+    took_s = time.perf_counter() - began_s
+    waits_s.sort()
+    assert len(waits_s) > 10 and waits_s[len(waits_s) // 2] < took_s / 20, (waits_s, took_s)
+    assert waits_s[-1] < took_s / 3, (waits_s[-1], took_s)
     await tokenizer.close()
