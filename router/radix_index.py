@@ -7,20 +7,24 @@ is one lookup of an identity, and its answer is the set of workers as a bit mask
     identity of block 1 ─▶ 0b0101      bits 0 and 2 hold two, bit 2 holds three
     identity of block 2 ─▶ 0b0100
 
-A hint, never a promise: workers match their own caches again. Pure: no I/O, no clock. A worker's
-bit leaves `live` at once when its knowledge is void; its old bits are swept out in small parts.
+A hint, never a promise: workers match their own caches again. Beyond its capacity the index
+forgets the blocks that were matched or stored longest ago, of a prefix the last block first: what
+follows a block that is missing matches nothing. Pure: no I/O, no clock. A worker's bit leaves
+`live` at once when its knowledge is void; its old bits are swept out in small parts.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.proto import worker_pb2
+from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import IDENTITY_BYTES
 
-CAPACITY_BLOCKS = RouterConfig().index_blocks  # some 130 bytes each
+CAPACITY_BLOCKS = RouterConfig().index_blocks  # some 200 bytes each
 SWEEP_BLOCKS = 20_000  # looked at by one call of `sweep`: a few milliseconds
 
 
@@ -33,17 +37,17 @@ class _Watched:
 
 
 class RadixIndex:
-    """Block events in, held prefix lengths out. `skipped` counts blocks beyond the capacity."""
+    """Block events in, held prefix lengths out. The order of `_holders` is that of their last use,
+    once the index is half full: before, none is evicted soon, and a lookup costs less."""
 
     def __init__(self, capacity_blocks: int = CAPACITY_BLOCKS) -> None:
         self._capacity = capacity_blocks
-        self._holders: dict[bytes, int] = {}
+        self._holders: OrderedDict[bytes, int] = OrderedDict()
         self._watched: dict[str, _Watched] = {}
         self._live = 0
         self._retired = 0  # bits whose entries are not swept yet
         self._sweeping: list[bytes] = []
         self._swept_mask = 0
-        self.skipped = 0
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -67,7 +71,8 @@ class RadixIndex:
         watched.sequence = events.sequence
         watched.complete = watched.complete or events.snapshot_end
         self._drop(watched.mask, events.removed)
-        self._store(watched.mask, events.stored)
+        if events.stored:
+            self._store(watched.mask, events.stored)
         return True
 
     def complete(self, worker_id: str) -> bool:
@@ -99,6 +104,9 @@ class RadixIndex:
             held += 1
         if alive and held:
             counts[alive] = held
+        if self._ordered:
+            for identity in reversed(identities[:held]):
+                holders.move_to_end(identity)
         return {
             worker_id: blocks
             for worker_id, watched in self._watched.items()
@@ -112,7 +120,7 @@ class RadixIndex:
         if not self._sweeping:
             if not self._retired:
                 return
-            self._sweeping = list(self._holders)
+            self._sweeping = list(dict.keys(self._holders))  # in no order: ten times as fast
             self._swept_mask = self._retired
         part = self._sweeping[-blocks:]
         del self._sweeping[-blocks:]
@@ -129,17 +137,23 @@ class RadixIndex:
         watched = self._watched[worker_id] = _Watched(events.boot_id, mask, events.sequence)
         return watched
 
+    @property
+    def _ordered(self) -> bool:
+        return 2 * len(self._holders) > self._capacity
+
     def _store(self, mask: int, joined: bytes) -> None:
-        holders = self._holders
-        for start in range(0, len(joined) - IDENTITY_BYTES + 1, IDENTITY_BYTES):
-            identity = joined[start : start + IDENTITY_BYTES]
-            known = holders.get(identity)
-            if known is not None:
-                holders[identity] = known | mask
-            elif len(holders) < self._capacity:
-                holders[identity] = mask
-            else:
-                self.skipped += 1
+        holders, ordered = self._holders, self._ordered
+        count = len(joined) // IDENTITY_BYTES
+        for end in range(count * IDENTITY_BYTES, 0, -IDENTITY_BYTES):
+            identity = joined[end - IDENTITY_BYTES : end]
+            holders[identity] = holders.get(identity, 0) | mask
+            if ordered:
+                holders.move_to_end(identity)
+        surplus = len(holders) - self._capacity
+        for _ in range(surplus):
+            holders.popitem(last=False)
+        metrics.INDEX_EVICTIONS.inc(max(0, surplus))
+        metrics.INDEX_BLOCKS.set(len(holders))
 
     def _drop(self, mask: int, joined: bytes) -> None:
         for start in range(0, len(joined) - IDENTITY_BYTES + 1, IDENTITY_BYTES):

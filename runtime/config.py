@@ -39,7 +39,7 @@ class RouterConfig:
     max_waiting: int = 512  # requests that wait on one decode worker; one more goes elsewhere
     tokenizer_queue: int = 256  # prompts that wait for a tokenizer thread; one more is answered 503
     link_queue: int = 8192  # messages to a worker that does not read; one more goes elsewhere
-    index_blocks: int = 4 << 20  # of workers, that it remembers; what is stored beyond is not found
+    index_blocks: int = 4 << 20  # of workers, that it remembers; beyond, it forgets the oldest used
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
     model_sampling: bool = True  # temperature and so on as the model's files have them

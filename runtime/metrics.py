@@ -175,6 +175,13 @@ PLACEMENT_SECONDS = _histogram(
     "Time of one placement decision.",
     buckets=(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2),
 )
+INDEX_BLOCKS = _gauge(
+    "baton_index_blocks", "Blocks of the workers' caches that the router remembers."
+)
+INDEX_EVICTIONS = _counter(
+    "baton_index_evictions_total",
+    "Blocks forgotten, those of the oldest use, because router.index_blocks were remembered.",
+)
 TOKENIZE_SECONDS = _histogram("baton_tokenize_seconds", "Template and tokenization of a prompt.")
 
 # -- both kinds of worker --------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.proto import worker_pb2
 from baton.router.radix_index import RadixIndex
+from baton.runtime import metrics
 from baton.runtime.identity import chain, cluster_key, root
 
 KEY = cluster_key("test")
@@ -76,13 +77,52 @@ def test_a_snapshot_may_come_in_parts_and_again() -> None:
     assert index.match(blocks) == {"a": 1}
 
 
-def test_capacity_is_bounded() -> None:
-    index = RadixIndex(capacity_blocks=3)
+def evictions() -> float:
+    found = metrics.REGISTRY.get_sample_value("baton_index_evictions_total")
+    assert found is not None
+    return found
+
+
+def test_capacity_is_bounded_and_evictions_are_counted() -> None:
+    index, before = RadixIndex(capacity_blocks=3), evictions()
     blocks = prefix(*range(5))
     index.apply("a", snapshot(b"x", blocks))
     index.apply("b", snapshot(b"x", blocks))
-    assert len(index) == 3 and index.skipped == 4
+    assert len(index) == 3 and evictions() - before == 4
     assert index.match(blocks) == {"a": 3, "b": 3}
+    assert metrics.REGISTRY.get_sample_value("baton_index_blocks") == 3
+
+
+def test_prefix_in_use_outlives_new_ones_beyond_the_capacity() -> None:
+    index = RadixIndex(capacity_blocks=20)
+    used, unused = prefix(1, 2, 3, 4), prefix(5, 6, 7, 8)
+    index.apply("a", snapshot(b"x", used + unused))
+    for sequence in range(1, 50):
+        new = prefix(100 * sequence, 1, 2)
+        index.apply("a", events(b"x", sequence, stored=new))
+        assert index.match(used) == {"a": 4}
+        assert index.match(new) == {"a": 3}
+    assert index.match(unused) == {} and len(index) == 20
+
+
+def test_prefix_loses_its_last_blocks_first() -> None:
+    index = RadixIndex(capacity_blocks=10)
+    blocks = prefix(*range(8))
+    index.apply("a", snapshot(b"x", blocks))
+    index.match(blocks)
+    index.apply("a", events(b"x", 1, stored=prefix(99, 98, 97, 96, 95)))
+    assert index.match(blocks) == {"a": 5}
+
+
+def test_evicted_block_may_be_removed_and_stored_again() -> None:
+    index = RadixIndex(capacity_blocks=2)
+    old, new = prefix(1), prefix(2, 3)
+    index.apply("a", snapshot(b"x", old))
+    index.apply("a", events(b"x", 1, stored=new))
+    assert index.match(old) == {}
+    assert index.apply("a", events(b"x", 2, removed=old))
+    assert index.apply("a", events(b"x", 3, stored=old))
+    assert index.match(old) == {"a": 1} and len(index) == 2
 
 
 def test_sweeping_frees_entries_and_bits() -> None:
