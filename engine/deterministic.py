@@ -25,6 +25,7 @@ from baton.engine.linear_invariant import with_invariant_linears
 from baton.engine.pool import KvPool
 from baton.engine.row_kernels import NumbaNorms, fits, silu_gate, warm_up
 from baton.engine.runner import ModelRunner
+from baton.engine.sampling_numba import compiled_drawing
 from baton.engine.spec import ModelSpec
 from baton.engine.weights import Weights
 
@@ -39,7 +40,14 @@ def deterministic_runner(
     linears, gating = with_invariant_linears(weights), partial(_gate, activation=spec.activation)
     warm_up()
     runner = ModelRunner(
-        spec, linears, pool, _attention(spec, pool), max_context, gating, NumbaNorms()
+        spec,
+        linears,
+        pool,
+        _attention(spec, pool),
+        max_context,
+        gating,
+        NumbaNorms(),
+        drawing=compiled_drawing(),
     )
     runner.numerics = prove(runner)
     return runner

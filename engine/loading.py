@@ -22,7 +22,7 @@ from baton.engine.memory_plan import MemoryPlan
 from baton.engine.norms import Norms
 from baton.engine.pool import KvPool, block_bytes, blocks_for
 from baton.engine.quantization import MADE, Made
-from baton.engine.runner import ModelRunner
+from baton.engine.runner import Drawing, ModelRunner
 from baton.engine.shards import Progress
 from baton.engine.spec import ModelSpec, read_spec
 from baton.engine.torch_engine import TorchEngine
@@ -136,7 +136,10 @@ def build_runner(
         attention = _attention(pool, spec, backend)
         gating, norms = _rows(spec, kind, backend)
         whole = _whole(spec, weights, attention)
-        runner = ModelRunner(spec, weights, pool, attention, max_context, gating, norms, whole)
+        drawing = _drawing(backend)
+        runner = ModelRunner(
+            spec, weights, pool, attention, max_context, gating, norms, whole, drawing
+        )
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
     return runner
@@ -205,6 +208,15 @@ def _rows(spec: ModelSpec, kind: torch.dtype, backend: str) -> tuple[Gating | No
 
     warm_up()
     return (silu_gate if spec.activation == "silu" else None), NumbaNorms()
+
+
+def _drawing(backend: str) -> Drawing | None:
+    """Compiled draws where numba is installed."""
+    if backend == "torch" or find_spec("numba") is None:
+        return None
+    from baton.engine.sampling_numba import compiled_drawing
+
+    return compiled_drawing()
 
 
 def _whole(

@@ -22,7 +22,7 @@ from baton.engine.latent import LatentAttention
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.norms import Norms
 from baton.engine.pool import KvPool
-from baton.engine.sampling import sample
+from baton.engine.sampling import RandomDraw, sample, torch_draw
 from baton.engine.spec import ModelSpec
 from baton.engine.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.weights import Weights
@@ -49,7 +49,8 @@ class ModelRunner:
         whole: WholePass | None = None,
         drawing: Drawing | None = None,
     ) -> None:
-        """`drawing` None: by the CPU. Raises ConfigError if `max_context` exceeds the model's."""
+        """`drawing` None: by torch on the CPU. Raises ConfigError if the model has less context
+        than `max_context`."""
         if not 0 <= max_context <= spec.max_context:
             raise ConfigError(
                 f"worker.max_context is {max_context}: the model has {spec.max_context} tokens "
@@ -61,7 +62,7 @@ class ModelRunner:
         self.memory: MemoryPlan | None = None  # set by who sized the pool
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
         self.decoder = Decoder(spec, weights, attention, gating, norms, whole)
-        self._drawing = drawing or _draw_on_host
+        self._drawing = drawing or draw_on_host
         self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
@@ -123,8 +124,10 @@ class ModelRunner:
         return plan.by_slice(self._drawing(logits, plan))
 
 
-def _draw_on_host(logits: Tensor, plan: DrawPlan) -> list[Drawn]:
-    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds)
+def draw_on_host(
+    logits: Tensor, plan: DrawPlan, random_draw: RandomDraw = torch_draw
+) -> list[Drawn]:
+    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds, random_draw)
 
 
 def prepare(batch: StepBatch, bounds: Bounds) -> tuple[StepLayout, DrawPlan]:

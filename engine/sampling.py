@@ -3,12 +3,13 @@
 A draw is Gumbel-max (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030) with noise that
 depends on (seed, choice, absolute position, token) alone, so neither the batch slot nor the
 batch changes it, and rounding in the logits changes it only where two candidates tie.
-Works on all draws of a step at once, in O(vocabulary) per draw; keeps no state.
+Works on all draws of a step at once, in O(vocabulary) per draw and without a sort; a draw pays
+for its own rules alone. Keeps no state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,8 @@ from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key
 
 GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
 _DRAW_NUMBERS = 1 << 16  # of whole rows together: what is made for each stays in a cache
-_NUCLEUS_CANDIDATES = 1024  # sorted first; more only where these hold too little mass
+_DIGITS = ((21, 2048), (10, 2048), (0, 1024))  # shift and values of each digit of 32 bits
+_FEW = 8  # of so many tokens one is kept, or less: the noise of these alone is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,22 @@ def kinds_of(draws: Sequence[Draw]) -> DrawKinds:
     )
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], kinds: DrawKinds | None = None) -> list[Drawn]:
+# Tokens int64 [draws] of logits [draws, vocab], the highest of which are at int64 [draws].
+RandomDraw = Callable[[Tensor, Tensor, Sequence[Draw]], Tensor]
+
+
+def torch_draw(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Draw by temperature, truncation and noise: where nothing is compiled. All draws have a
+    temperature."""
+    return _draw(truncate(logits, [draw.params for draw in draws]), draws)
+
+
+def sample(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    kinds: DrawKinds | None = None,
+    random_draw: RandomDraw = torch_draw,
+) -> list[Drawn]:
     """Draw one token per row of `logits` [draws, vocab], float32, which may be overwritten.
     `kinds` as `kinds_of` makes them, where they are known already.
 
@@ -54,10 +71,11 @@ def sample(logits: Tensor, draws: Sequence[Draw], kinds: DrawKinds | None = None
     adjust(logits, draws, kinds.adjusted)
     tokens = logits.argmax(dim=-1)
     random = kinds.random
-    if random:
-        params = [draws[row].params for row in random]
-        kept = truncate(logits[random], params)
-        tokens[random] = _draw(kept, [draws[row] for row in random])
+    if len(random) == len(draws):
+        tokens = random_draw(logits, tokens, draws)
+    elif random:
+        chosen = [draws[row] for row in random]
+        tokens[random] = random_draw(logits[random], tokens[random], chosen)
     return _drawn(logits, tokens, draws, kinds.told)
 
 
@@ -110,15 +128,12 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     cutoff = torch.full((len(params), 1), -torch.inf)
     vocab = scaled.shape[1]
     ks = [p.top_k if 0 < p.top_k < vocab else 0 for p in params]
-    rows = [row for row, k in enumerate(ks) if k]
-    if rows:
-        best = scaled[rows].topk(max(ks), dim=-1).values
-        last = torch.tensor([[ks[row] - 1] for row in rows])
-        cutoff[rows] = best.gather(1, last)
-    rows = [row for row, p in enumerate(params) if p.top_p < 1.0]
-    if rows:
-        top_p = torch.tensor([[params[row].top_p] for row in rows], dtype=torch.float64)
-        cutoff[rows] = _nucleus_cutoff(scaled[rows], cutoff[rows], top_p)
+    for row, k in enumerate(ks):
+        if k:
+            cutoff[row] = _lowest_kept(scaled[row], None, k)
+    for row, p in enumerate(params):
+        if p.top_p < 1.0:
+            cutoff[row] = _nucleus_cutoff(scaled[row], cutoff[row], p.top_p)
     rows = [row for row, p in enumerate(params) if p.min_p > 0]
     if rows:
         log_share = torch.tensor([[params[row].min_p] for row in rows]).log()
@@ -127,22 +142,31 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return scaled.masked_fill_(scaled < cutoff, -torch.inf)
 
 
-def _nucleus_cutoff(scaled: Tensor, cutoff: Tensor, top_p: Tensor) -> Tensor:
-    """The lowest logit [rows, 1] of the smallest set that holds `top_p` of the mass above
-    `cutoff` (Holtzman et al. 2019, arXiv:1904.09751); at least one token."""
-    kept = scaled.masked_fill(scaled < cutoff, -torch.inf)
-    best = kept.amax(dim=-1, keepdim=True)
-    wanted = top_p * (kept - best).exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-    count = min(_NUCLEUS_CANDIDATES, kept.shape[1])
-    while True:
-        ordered = kept.topk(count, dim=-1).values  # descending
-        weights = (ordered - best).exp().to(torch.float64)
-        mass = weights.cumsum(dim=-1)
-        if count == kept.shape[1] or bool((mass[:, -1:] >= wanted).all()):
-            break
-        count = min(count * 16, kept.shape[1])
-    size = (mass - weights < wanted).sum(dim=-1, keepdim=True).clamp(min=1)
-    return torch.maximum(ordered.gather(1, size - 1), cutoff)
+def _nucleus_cutoff(scaled: Tensor, cutoff: Tensor, top_p: float) -> Tensor:
+    """The lowest logit of the smallest set that holds `top_p` of the mass above `cutoff`
+    (Holtzman et al. 2019, arXiv:1904.09751), of one row [vocab]; at least one token."""
+    kept = scaled[scaled >= cutoff]
+    weights = (kept - kept.max()).exp().to(torch.float64)
+    return _lowest_kept(kept, weights, top_p * weights.sum().item())
+
+
+def _lowest_kept(values: Tensor, weights: Tensor | None, goal: float) -> Tensor:
+    """The greatest of `values` float32 [n] for which it and all that are no less are `goal` in
+    number or, with `weights` float64 [n], in mass; the lowest one if rounding leaves too little.
+    Found digit by digit of the values' bits, from histograms: nothing is sorted."""
+    bits = (values + 0.0).view(torch.int32)  # minus zero becomes zero
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) + (1 << 31)  # in their order
+    for shift, bins in _DIGITS:
+        digits = (keys >> shift) & (bins - 1)
+        sums = torch.bincount(digits, weights, minlength=bins).flip(0).cumsum(0)  # from the top
+        reached = ((sums >= goal) & (sums > 0)).nonzero()
+        at = bins - 1 - int(reached[0]) if len(reached) else int(digits.min())
+        if at < bins - 1:
+            goal -= sums[bins - 2 - at].item()
+        same = digits == at
+        values, keys = values[same], keys[same]
+        weights = None if weights is None else weights[same]
+    return values[0]
 
 
 def _draw(kept: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -151,8 +175,7 @@ def _draw(kept: Tensor, draws: Sequence[Draw]) -> Tensor:
     keys = torch.tensor(
         [stream_key(draw.params.seed, draw.choice, draw.position) for draw in draws]
     )  # int64 [draws, 2]
-    rules = [draw.params for draw in draws]
-    cut = torch.tensor([bool(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0) for p in rules])
+    cut = (kept > -torch.inf).sum(dim=-1) * _FEW <= kept.shape[1]
     if cut.all():
         return _draw_of_few(kept, keys)
     tokens = torch.empty(len(draws), dtype=torch.int64)

@@ -176,8 +176,8 @@ def _draw(  # type: ignore[no-untyped-def]
         if top_p < 1.0:
             goal = top_p * _mass(row_ptr, vocab, inverse, best, cutoff, BLOCK)
             lowest = _lowest_kept(row_ptr, vocab, inverse, best, cutoff, goal, True, BLOCK)
-            # Rounding or a share of 0 may leave nothing: the best one is always kept.
-            cutoff = tl.maximum(cutoff, tl.minimum(lowest, best))
+            # Any value reaches a share of 0, NaN too: the best ones are always kept.
+            cutoff = tl.maximum(cutoff, tl.where(goal > 0, tl.minimum(lowest, best), best))
         cutoff = tl.maximum(cutoff, best + tl.load(log_min_p_ptr + row).to(tl.float32))
         high, low = _stream_key(tl.load(start_ptr + row), tl.load(position_ptr + row))
         place = _winner(row_ptr, vocab, inverse, cutoff, best, place, high, low, BLOCK)

@@ -3,6 +3,7 @@
 import pytest
 
 NAMES = ["greedy", "plain", "top-k", "top-p", "min-p", "all", "nothing kept but the best"]
+NAMES += ["nearly all", "all but one"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "alone as in any slot of a batch"])

@@ -212,6 +212,8 @@ _RULES = {
     "min-p": SamplingParams(temperature=1.1, min_p=0.05),
     "all": SamplingParams(temperature=1.2, top_k=40, top_p=0.9, min_p=0.02),
     "nothing kept but the best": SamplingParams(temperature=1.0, top_p=0.0),
+    "nearly all": SamplingParams(temperature=2.0, top_p=0.9999),
+    "all but one": SamplingParams(temperature=1.0, top_k=198),
 }
 
 
@@ -220,6 +222,10 @@ def _draws(name: str) -> Check:
         rows, vocab = (6, 199) if tiny else (128, 151_936)
         logits = torch.randn(rows, vocab, device=device) * 2
         logits[0, vocab // 2 :] = logits[0, : vocab - vocab // 2].clone()  # ties
+        logits[1], logits[2] = -7.25, 0.0
+        logits[2, 5], logits[2, 7:9] = 9e4, -0.0
+        logits[3, ::2] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+        logits[3, 1::2] = 1.0
         params = _RULES[name]
         draws = []
         for row in range(rows):
