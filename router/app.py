@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -36,16 +36,14 @@ from baton.router.openai_schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from baton.router.routes import CHAT_PATH, COMPLETION_PATH, GENERATION_PATHS, no_route
 from baton.router.tokenizer import Tokenizer
 from baton.router.validation import Validator
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import RouterConfig
-from baton.runtime.errors import BatonError, InvalidRequest, NotFound, Unavailable
+from baton.runtime.errors import BatonError, InvalidRequest, Unavailable
 from baton.runtime.identity import tenant_salt
 
-CHAT_PATH = "/v1/chat/completions"
-COMPLETION_PATH = "/v1/completions"
-GENERATION_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
 _Shape = TypeVar("_Shape", bound=Body)
 _Route = TypeVar("_Route", bound=Callable[..., Any])
 
@@ -70,6 +68,7 @@ class Router:
     serving: Serving
     bodies: BodyBudget
     key: bytes
+    tokenizer_info: Mapping[str, object] = field(default_factory=dict)
     stopping: bool = False
 
     def check_ready(self) -> dict[str, int]:
@@ -167,12 +166,17 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
             text = await router.validator.text(asked, router.fleet.limits())
         return _json({"prompt": text})
 
+    @_readable(app, "/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        return _json(router.tokenizer_info)
+
 
 def _add_operation(app: FastAPI, router: Router) -> None:
     @_readable(app, "/livez")
     async def live() -> Response:
         return _json({"status": "alive"})
 
+    @_readable(app, "/health")
     @_readable(app, "/readyz")
     async def ready() -> Response:
         return _json({"status": "ready", "workers": router.check_ready()})
@@ -199,7 +203,7 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         path = request.url.path[:200]
         if error.status_code == 404:
-            return error_response(NotFound(f"there is no route {path}: see /v1/models"))
+            return error_response(no_route(path))
         if error.status_code == 405:
             headers = error.headers or {}
             use = headers.get("Allow", "another method")
@@ -257,6 +261,8 @@ def _model_body(router: Router) -> dict[str, object]:
         "object": "model",
         "created": router.started_s,
         "owned_by": "baton",
+        "root": router.model,
+        "parent": None,
         "max_model_len": router.fleet.limits().max_context,
     }
 

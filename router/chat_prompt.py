@@ -14,20 +14,27 @@ from baton.router.openai_schema import ChatRequest, Message, Tool
 from baton.router.template_messages import plain_messages, plain_tools
 from baton.router.tool_calls import FORMS, Calling
 from baton.router.tool_support import support_of
-from baton.runtime.config import ToolCalls
+from baton.runtime.config import StrictTools, ToolCalls
 from baton.runtime.errors import InvalidRequest
 
 
 class ChatPrompt:
-    """For one model. `template` is None where it has none; `tool_calls` is the setting
-    `router.tool_calls`."""
+    """For one model. `template` is None where it has none; `tool_calls` and `strict_tools` are
+    settings of the router."""
 
-    def __init__(self, model: str, template: ChatTemplate | None, tool_calls: ToolCalls) -> None:
+    def __init__(
+        self,
+        model: str,
+        template: ChatTemplate | None,
+        tool_calls: ToolCalls,
+        strict_tools: StrictTools = "refuse",
+    ) -> None:
         self._model = model
         self._template = template
         self._support = support_of(template)
         self._form = FORMS.get(tool_calls, self._support.form)
         self._reads_calls = tool_calls != "none"
+        self._refuses_strict = strict_tools == "refuse"
 
     def tools(self, request: ChatRequest) -> tuple[Sequence[Tool], Calling | None]:
         """The tools that the model is told of, and what it may call. Raises InvalidRequest where
@@ -65,7 +72,7 @@ class ChatPrompt:
         """The prompt, open for an answer, of what `plain` gave. Raises InvalidRequest if the
         template refuses it."""
         assert self._template is not None
-        return self._template.render(plain, plain_tools(tools))
+        return self._template.render(plain, plain_tools(tools, self._refuses_strict))
 
     def _check_tools(self) -> None:
         if not self._support.tools:

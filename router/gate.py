@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,11 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.router.admission import Admission
 from baton.router.body_budget import PROGRESS_BYTES, HeldBody
+from baton.router.cors import Cors
 from baton.router.http_error import error_response
 from baton.runtime import logs
 from baton.runtime.errors import Cancelled, InvalidRequest, Overloaded, TooLarge, Unauthenticated
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics"})
 BODY_S = 60.0
 _HERE = re.compile(rb"(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 _PAGE_HERE = re.compile(
@@ -60,12 +61,15 @@ class OtherName(InvalidRequest):
     grpc_code = "PERMISSION_DENIED"
 
 
-def check_names(headers: Iterable[tuple[bytes, bytes]]) -> None:
+def check_names(headers: Iterable[tuple[bytes, bytes]], cors: Cors) -> None:
     """Without keys only who is on this host may ask, and a web page that a browser shows there is
     somebody else: its Origin is another host's, or it has a name, in Host, that its owner's DNS
-    lets point here. Raises OtherName for any name but localhost, and for pages from elsewhere."""
+    lets point here. Raises OtherName for any name but localhost, and for pages from elsewhere,
+    unless `cors` allows them."""
     for header, value in headers:
         allowed = {b"host": _HERE, b"origin": _PAGE_HERE}.get(header)
+        if header == b"origin" and cors.allows(value):
+            continue
         if allowed is not None and not allowed.fullmatch(value):
             name = header.decode().title()
             raise OtherName(
@@ -89,12 +93,15 @@ class Gate:
     """Mints `scope["state"]["request_id"]` and sends it as X-Request-Id. A client's own
     X-Request-Id is only a label in the logs. `scope["state"]["tenant"]` is the digest of the
     key that a request came with; empty where none is asked for. Then it lets nobody in who asks
-    by a name of his own."""
+    by a name of his own. `cors_origins` are those of web pages that may call the API."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str], cors_origins: Sequence[str] = ()
+    ) -> None:
         self._app = app
         self._keys = Keys(api_keys)
         self._check_names = not api_keys
+        self._cors = Cors(cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,21 +110,31 @@ class Gate:
         request_id = new_request_id()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        header = (b"x-request-id", request_id.encode())
+        given = dict(scope["headers"])
+        origin = given.get(b"origin", b"")
+        own = [(b"x-request-id", request_id.encode())]
+        if self._cors.allows(origin):
+            own += self._cors.headers(origin)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                found = [*message.get("headers", ()), *own]
+                message = {**message, "headers": [*found, *_kept_open(scope, given, found)]}
             await send(message)
 
-        given = dict(scope["headers"])
         label = given.get(b"x-request-id", b"")
         with logs.bind_request(request_id, client_label=label_of(label)):
             try:
                 if self._check_names:
-                    check_names(scope["headers"])
+                    check_names(scope["headers"], self._cors)
             except OtherName as error:
                 await error_response(error)(scope, receive, send_with_id)
+                return
+            preflight = self._cors.preflight(scope, given) if self._cors.allows(origin) else None
+            if preflight is not None:
+                start = {"type": "http.response.start", "status": 204, "headers": preflight}
+                await send_with_id(start)
+                await send_with_id({"type": "http.response.body", "body": b""})
                 return
             tenant = self._keys.tenant(given.get(b"authorization", b""))
             if tenant is None and scope["path"] not in OPEN_PATHS:
@@ -125,6 +142,17 @@ class Gate:
                 return
             state["tenant"] = tenant or b""
             await self._app(scope, receive, send_with_id)
+
+
+def _kept_open(
+    scope: Scope, given: Mapping[bytes, bytes], answer: Iterable[tuple[bytes, bytes]]
+) -> list[tuple[bytes, bytes]]:
+    """The header by which a connection of HTTP/1.0 stays open, if its client asked for that and
+    can tell where the answer ends; by another it is closed."""
+    if scope["http_version"] != "1.0" or b"keep-alive" not in given.get(b"connection", b"").lower():
+        return []
+    sized = any(name == b"content-length" for name, _ in answer)
+    return [(b"connection", b"keep-alive" if sized else b"close")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from baton.runtime.errors import (
 
 _CODES = {
     "InvalidRequest": "invalid_value",
+    "ContextExceeded": "context_length_exceeded",
     "NotFound": "not_found",
     "MethodNotAllowed": "method_not_allowed",
     "OtherName": "other_name",

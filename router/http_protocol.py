@@ -28,7 +28,7 @@ HEAD_S = 20.0
 ALWAYS = tuple(  # whatever the load
     b"%b /%b " % (method, path)
     for method in (b"GET", b"HEAD")
-    for path in (b"livez", b"readyz", b"metrics")
+    for path in (b"health", b"livez", b"readyz", b"metrics")
 )
 SEND_BYTES = 64 << 10  # or all there is: who takes less in SEND_S is gone
 SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets an answer
@@ -169,6 +169,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = self._tail_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":  # uvicorn would close it in any case
+            self.cycle.keep_alive = self.parser.should_keep_alive()
         if len(self.pipeline) == 1:  # uvicorn would read no further, and not see the client leave
             self.flow.resume_reading()
 

@@ -62,6 +62,14 @@ def read_card(folder: Path, name: str) -> ModelCard:
     )
 
 
+def tokenizer_info(card: ModelCard) -> dict[str, Any]:
+    """What clients that tokenize through the router must know: special tokens, chat template."""
+    info: dict[str, Any] = {**card.special, "model_max_length": card.max_context}
+    if card.template is not None:
+        info["chat_template"] = card.template
+    return info
+
+
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
     """Those of the text part, where a model reads images too; its file may leave out what its
     class in transformers fixes."""

@@ -122,6 +122,14 @@ def _unforced(value: Any) -> Any:
     return value
 
 
+def _seed(value: Any) -> Any:
+    """Refuses numbers over 64 bits, which JSON's parser rounds, in words of their own."""
+    if not isinstance(value, int | float) or (type(value) is int and -_SEEDS <= value < _SEEDS):
+        return value
+    raise PydanticCustomError("seed", "give a whole number from -2**63 to 2**63 - 1")
+
+
+_SEEDS = 1 << 63
 _few_fields = _at_most(MAX_FIELDS, "fields")
 
 
@@ -253,7 +261,7 @@ class Generation(Body):
     )
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
     ignore_eos: bool | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[int, BeforeValidator(_seed)] | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None

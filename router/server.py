@@ -31,7 +31,7 @@ from baton.router.fleet import Fleet
 from baton.router.gate import Gate
 from baton.router.grpc_front import GrpcFront
 from baton.router.http_protocol import BoundedHttp
-from baton.router.model_card import read_card
+from baton.router.model_card import read_card, tokenizer_info
 from baton.router.sampling_defaults import sampling_defaults
 from baton.router.tokenizer import HfTokenizer
 from baton.router.validation import Limits, Validator
@@ -92,6 +92,7 @@ async def serve_router(
                 config.router.max_choices,
                 config.router.tool_calls,
                 sampling_defaults(card.generation if config.router.model_sampling else {}),
+                config.router.strict_tools,
             ),
             tokenizer=tokenizer,
             serving=Serving(
@@ -99,6 +100,7 @@ async def serve_router(
             ),
             bodies=body_budget(config.router, time.monotonic),
             key=key,
+            tokenizer_info=tokenizer_info(card),
         )
         front = await _grpc_front(router, grpc_ready)
         await _serve(router, dispatcher, _http_server(router, listener, ready), listener, front)
@@ -122,7 +124,7 @@ def _http_server(
 ) -> _Server:
     return _Server(
         uvicorn.Config(
-            Gate(build_app(router), router.config.api_keys),
+            Gate(build_app(router), router.config.api_keys, router.config.cors_origins),
             http=BoundedHttp,
             ws="none",
             log_config=None,

@@ -71,8 +71,9 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Raises InvalidRequest for two tools of one name, and for promises that are not kept."""
+def plain_tools(tools: Sequence[Tool], refuse_strict: bool = True) -> list[dict[str, Any]]:
+    """Raises InvalidRequest for two tools of one name, and for a `strict` one if those are to be
+    refused: no call is held to its schema."""
     plain = []
     names: set[str] = set()
     for place, tool in enumerate(tools):
@@ -83,9 +84,10 @@ def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
                 f"{field}.name: there are two tools {given.name!r}, rename one", f"{field}.name"
             )
         names.add(given.name)
-        if given.strict:
+        if given.strict and refuse_strict:
             raise InvalidRequest(
-                f"{field}.strict is not supported here: leave it out, and check the arguments",
+                f"{field}.strict is not supported here: leave it out and check the arguments, or "
+                "have router.strict_tools set to ignore",
                 f"{field}.strict",
             )
         function: dict[str, Any] = {"name": given.name}

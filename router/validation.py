@@ -30,8 +30,8 @@ from baton.router.parsing import counting, decoded, shaped
 from baton.router.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.tokenizer import Tokenizer
 from baton.router.turns import Turns
-from baton.runtime.config import ToolCalls
-from baton.runtime.errors import InvalidRequest, NotFound
+from baton.runtime.config import StrictTools, ToolCalls
+from baton.runtime.errors import ContextExceeded, InvalidRequest, NotFound
 
 _COUNTED = object()
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -66,10 +66,11 @@ class Validator:
         max_choices: int,
         tool_calls: ToolCalls = "auto",
         defaults: SamplingDefaults = OPENAI,
+        strict_tools: StrictTools = "refuse",
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._chat_prompt = ChatPrompt(model, template, tool_calls)
+        self._chat_prompt = ChatPrompt(model, template, tool_calls, strict_tools)
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
@@ -167,7 +168,7 @@ class Validator:
         of it has more tokens."""
         over = len(text) > (limits.max_context + 1) * self._tokenizer.longest_token_bytes
         if over or await self._tokenizer.exceeds(text, limits.max_context):
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"{field}: {len(text)} characters cannot fit the context of "
                 f"{limits.max_context} tokens: shorten it",
                 field,
@@ -184,13 +185,13 @@ class Validator:
             raise InvalidRequest(f"{source} is empty: give at least one token", source)
         room = limits.max_context - len(prompt)
         if room < 1:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"{source} has {len(prompt)} tokens, and the context is {limits.max_context} "
                 "tokens with at least one of output: shorten it",
                 source,
             )
         if asked is not None and asked > room:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"{field} is {asked}, and beside the {len(prompt)} tokens of {source} the context "
                 f"has room for {room}: lower it",
                 field,
@@ -264,7 +265,7 @@ class Validator:
         """Raises InvalidRequest if they cannot fit the context, or naming the first that is out
         of range."""
         if len(tokens) > limits.max_context:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"{field} has {len(tokens)} tokens, and the context is {limits.max_context} "
                 "tokens: shorten it",
                 field,

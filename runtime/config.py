@@ -15,6 +15,7 @@ from baton.runtime.errors import ConfigError
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
 ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral"]
+StrictTools = Literal["refuse", "ignore"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
@@ -27,6 +28,7 @@ class RouterConfig:
     port: int = 8000
     grpc_port: int = NO_GRPC  # for clients that speak gRPC; 0: the system gives one
     api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*" needs api_keys
     shared_prefixes: bool = False  # between API keys; else each finds its own prefixes alone
     placement: PlacementMode = "auto"
     local_prefill_tokens: int = 64  # auto: lacking fewer, a prompt stays local; else by cost
@@ -42,6 +44,7 @@ class RouterConfig:
     index_blocks: int = 4 << 20  # of workers, that it remembers; beyond, it forgets the oldest used
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
+    strict_tools: StrictTools = "refuse"  # `strict: true`: no call is held to its schema yet
     model_sampling: bool = True  # temperature and so on as the model's files have them
     stream_buffer_messages: int = 1024  # a slow client's own buffer: tokens, and others' logprobs
     leave_s: float = 0.0  # told to stop, /readyz is red for so long before the port closes
@@ -147,6 +150,7 @@ class Config:
 
 
 _VISIBLE = re.compile(r"[!-~]+")
+_ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]+(?<!:)")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -218,6 +222,7 @@ def validate(config: Config) -> None:
     check_device(config.worker.device)
     _check_files(config.security)
     _check_keys(config.router.api_keys)
+    _check_origins(config.router)
     for name in _BOUNDS:
         check_setting(config, name)
     if config.router.grpc_port > 0 and config.router.grpc_port == config.router.port:
@@ -273,6 +278,20 @@ def _check_keys(keys: Sequence[str]) -> None:
             raise ConfigError(
                 f"router.api_keys: key {place} of {len(keys)} is empty or holds other than visible "
                 "ASCII characters: give another, or leave it out"
+            )
+
+
+def _check_origins(router: RouterConfig) -> None:
+    for origin in router.cors_origins:
+        if origin == "*" and not router.api_keys:
+            raise ConfigError(
+                'router.cors_origins is "*" and router.api_keys is empty, so that every web page '
+                "could use this server: name the origins, or set router.api_keys"
+            )
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"router.cors_origins: {origin!r} is no origin: give scheme://host or "
+                "scheme://host:port, without a path"
             )
 
 

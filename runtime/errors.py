@@ -2,6 +2,7 @@
 
     BatonError
     ├── InvalidRequest        400  the client's request; names the field and the remedy
+    │   ├── ContextExceeded   400  prompt and output do not fit the context
     │   ├── NotFound          404  unknown model or route
     │   ├── TooLarge          413  body over the limit
     │   └── Unauthenticated   401  no key, or a wrong one
@@ -59,6 +60,10 @@ class InvalidRequest(BatonError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and output have more tokens than the context."""
 
 
 class NotFound(InvalidRequest):
