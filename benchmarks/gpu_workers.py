@@ -7,6 +7,9 @@ that prefilled for itself would give the same tokens and prove nothing.
 
 from __future__ import annotations
 
+from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
+
+# isort: split
 import asyncio
 import http.client
 import os

@@ -34,6 +34,9 @@ Spans carry wall time; both workers take it from the same host's clocks.
 
 from __future__ import annotations
 
+from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
+
+# isort: split
 import argparse
 import asyncio
 import os

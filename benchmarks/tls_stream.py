@@ -11,6 +11,9 @@ new channel to the first answer on it. `cpu` is this process's own time for a ro
 
 from __future__ import annotations
 
+from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
+
+# isort: split
 import asyncio
 import statistics
 import subprocess

@@ -10,6 +10,9 @@ name. The file is written after every run, so that who ends it has what there is
 
 from __future__ import annotations
 
+from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
+
+# isort: split
 import argparse
 import asyncio
 import contextlib

@@ -19,6 +19,9 @@ but the error is too large to tell. The answers are judged as in run.py.
 
 from __future__ import annotations
 
+from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
+
+# isort: split
 import argparse
 import asyncio
 import json

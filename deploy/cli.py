@@ -24,6 +24,7 @@ from baton.deploy.flag_values import (
     setting,
     whole,
 )
+from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:

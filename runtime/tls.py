@@ -3,6 +3,7 @@
 A certificate may be replaced while the process runs. Its files are looked at for each new channel
 and each connection that comes; connections that stand are left alone. What cannot be read then
 is said in the log, and what was read last stays in use. The process owns one `Tls`.
+TLS 1.2 is refused (tls_version.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 
 import grpc
 
-from baton.runtime import logs
+from baton.runtime import logs, tls_version
 from baton.runtime.certificates import Certificates, read, stamp
 from baton.runtime.config import SecurityConfig
 from baton.runtime.errors import ConfigError
@@ -22,6 +23,7 @@ log = logs.get(__name__)
 Clock = Callable[[], datetime]
 # how gRPC says that the two sides did not come to believe each other
 _FAILED_HANDSHAKE = ("handshake failed", "Hostname Verification", "CERTIFICATE")
+_NO_COMMON_VERSION = "ALERT_HANDSHAKE_FAILURE"
 _SHUT_EARLY = "failed to connect to all addresses"
 
 
@@ -38,9 +40,11 @@ def tls_of(security: SecurityConfig) -> Tls | None:
 
 
 class Tls:
-    """Raises ConfigError where the files do not fit, by setting and remedy."""
+    """Raises ConfigError where the files do not fit, by setting and remedy, or
+    where TLS 1.2 would be accepted."""
 
     def __init__(self, security: SecurityConfig, now: Clock = lambda: datetime.now(UTC)) -> None:
+        tls_version.check_enforced()
         self._security = security
         self._now = now
         self._stamp = stamp(security)  # first: what changes meanwhile is read again
@@ -108,6 +112,11 @@ def _configuration(held: Certificates) -> grpc.ServerCertificateConfiguration:
 
 def advice(detail: str) -> str:
     """What gRPC tells of a failed connection, with what to do where certificates may be why."""
+    if _NO_COMMON_VERSION in detail:
+        return (
+            f"{detail}; Baton's processes speak TLS 1.3 alone: see that no proxy between the two "
+            "ends TLS with an older version, and that both run this version of Baton"
+        )
     if any(words in detail for words in _FAILED_HANDSHAKE):
         return (
             f"{detail}; the two processes do not believe each other's certificates: check "
