@@ -23,6 +23,7 @@ from baton.decode_worker.waiting_line import WaitingLine
 from baton.engine.batch import NOTHING, Drawn, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk, ChunkScheduler
+from baton.engine.draw_costs import FREE, DrawCosts
 from baton.runtime import identity, metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import EngineError, OutOfBlocks, OutOfMemory
@@ -54,8 +55,11 @@ class StepOutcome:
 class DecodeScheduler:
     """Owned by the worker's loop. Groups wait in order of arrival."""
 
-    def __init__(self, pool: BlockPool, config: StepConfig, key: bytes) -> None:
+    def __init__(
+        self, pool: BlockPool, config: StepConfig, key: bytes, costs: DrawCosts = FREE
+    ) -> None:
         self._pool = pool
+        self._costs = costs
         self._config = config
         self._key = key
         self.holdings = Holdings(pool, key)
@@ -165,13 +169,13 @@ class DecodeScheduler:
         fetching = [group for group in self._granted if group.phase is Phase.FETCHING]
         return max(fetching, key=lambda group: group.arrived_s, default=None)
 
-    def plan(self) -> StepPlan:
+    def plan(self, tokens_per_s: float = 0.0) -> StepPlan:
         """One step, the one after that under way if there is one; empty if there is nothing to
         compute, or if somebody must be preempted, which waits for the step under way.
 
         Sequences that find no block make room for older ones first. A sequence whose last token
         a step under way will draw sits out, and so do the choices of a prompt whose last chunk
-        is under way: their blocks are not their own yet.
+        is under way: their blocks are not their own yet. `tokens_per_s`: as `ChunkScheduler.plan`.
         """
         self.starved = False
         if not (self._running or self._chunks):
@@ -187,7 +191,7 @@ class DecodeScheduler:
                 return StepPlan(NOTHING, [], [])
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
-        chunks = self._chunks.plan()
+        chunks = self._chunks.plan(tokens_per_s)
         slices = [sequence.next_slice() for sequence in decoding]
         slices += [self._slice(chunk) for chunk in chunks]
         for place, sequence in enumerate(decoding):
@@ -268,7 +272,9 @@ class DecodeScheduler:
 
     def _start_prefill(self, group: Group) -> None:
         group.phase = Phase.PREFILLING
-        self._chunks.add(group, len(group.tokens), group.held * self._pool.block_size)
+        draws_s = len(self._undrawn(group)) * self._costs.by(group.request.sampling)
+        computed = group.held * self._pool.block_size
+        self._chunks.add(group, len(group.tokens), computed, draws_s)
 
     def _grow(self, sequence: Sequence) -> bool:
         """Give the sequence a block for its next token, at the cost of younger ones: but no

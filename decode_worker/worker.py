@@ -26,6 +26,7 @@ from baton.decode_worker.sequences import Group, Phase, Request, Word
 from baton.decode_worker.sessions import RouterSessions
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
+from baton.engine.draw_costs import FREE
 from baton.engine.step_health import StepHealth
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.mover import Mover
@@ -75,7 +76,8 @@ class DecodeWorker:
         self._pool = pool
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
-        self._scheduler = DecodeScheduler(pool, config.step, limits.key)
+        costs = getattr(engine, "draw_costs", FREE)
+        self._scheduler = DecodeScheduler(pool, config.step, limits.key, costs)
         self._wake = asyncio.Event()
         self._handoffs = Handoffs(
             peers,
@@ -174,7 +176,8 @@ class DecodeWorker:
             while True:
                 self._wake.clear()
                 self._refuse_shut_out()
-                plan = self._scheduler.plan()  # what runs grows before anyone is let in
+                # What runs grows before anyone is let in.
+                plan = self._scheduler.plan(self._steps.tokens_per_s())
                 self._take_back_if_starved()
                 self._admit()
                 if not plan and not self._steps:

@@ -12,6 +12,7 @@ share (shortest remaining processing time, guarded by age). Unused budget flows 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -35,6 +36,7 @@ class _Progress:
     computed: int
     planned: int  # computed, or in a chunk that is under way
     most: int  # tokens of one chunk
+    draws_s: float  # what the draws of its last chunk take
 
     @property
     def unplanned(self) -> int:
@@ -54,9 +56,10 @@ class ChunkScheduler(Generic[Key]):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def add(self, key: Key, total: int, computed: int) -> None:
-        """A prompt of `total` tokens, the first `computed` of which are in its blocks."""
-        self._prompts[key] = _Progress(total, computed, computed, self._chunk_tokens)
+    def add(self, key: Key, total: int, computed: int, draws_s: float = 0.0) -> None:
+        """A prompt of `total` tokens, the first `computed` of which are in its blocks; its last
+        chunk has draws that take `draws_s`."""
+        self._prompts[key] = _Progress(total, computed, computed, self._chunk_tokens, draws_s)
 
     def remove(self, key: Key) -> None:
         self._prompts.pop(key, None)
@@ -69,8 +72,10 @@ class ChunkScheduler(Generic[Key]):
     def remaining_tokens(self) -> int:
         return sum(p.total - p.computed for p in self._prompts.values())
 
-    def plan(self) -> list[Chunk[Key]]:
-        """Chunks for one step, at most one per prompt, within the step's token budget.
+    def plan(self, tokens_per_s: float = 0.0) -> list[Chunk[Key]]:
+        """Chunks for one step, at most one per prompt, within the step's token budget. A last
+        chunk's draws count as the tokens that could be computed meanwhile; those of the oldest
+        prompt alone may exceed the budget.
 
         A chunk that is not the prompt's last ends on a block border, so that every block it
         touches can be offered.
@@ -81,14 +86,18 @@ class ChunkScheduler(Generic[Key]):
         oldest = next(iter(left))
         share = self._step_tokens if len(left) == 1 else self._step_tokens // 2
         spans = {oldest: self._fit(oldest, max(share, self._block_size))}
-        budget = self._step_tokens - spans[oldest]
+        drawn = self._drawn(oldest, spans[oldest], tokens_per_s)
+        budget = self._step_tokens - spans[oldest] - drawn
         others = [key for key in left if key != oldest]
         for key in sorted(others, key=left.__getitem__):
-            span = self._fit(key, budget)
-            if span <= 0:
+            if budget <= 0:
                 break
-            spans[key] = span
-            budget -= span
+            span = self._fit(key, budget)
+            if span + self._drawn(key, span, tokens_per_s) > budget:
+                span = self._fit_without_end(key, span)
+            if span > 0:
+                spans[key] = span
+                budget -= span + self._drawn(key, span, tokens_per_s)
         if budget > 0:
             spans[oldest] = self._fit(oldest, spans[oldest] + budget)
         return [self._chunk(key, span) for key, span in spans.items()]
@@ -124,6 +133,18 @@ class ChunkScheduler(Generic[Key]):
             end = (progress.planned + span) // self._block_size * self._block_size
             span = max(0, end - progress.planned)
         return span
+
+    def _fit_without_end(self, key: Key, span: int) -> int:
+        """The longest span shorter than this last one: its draws are for another step."""
+        progress = self._prompts[key]
+        end = (progress.planned + span - 1) // self._block_size * self._block_size
+        return max(0, end - progress.planned)
+
+    def _drawn(self, key: Key, span: int, tokens_per_s: float) -> int:
+        """What the draws at the end of this span cost, in tokens."""
+        progress = self._prompts[key]
+        last = span == progress.unplanned
+        return math.ceil(progress.draws_s * tokens_per_s) if last else 0
 
     def _chunk(self, key: Key, span: int) -> Chunk[Key]:
         progress = self._prompts[key]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed, unfinished
 from baton.engine.decode_graph import DecodeGraphs, GraphStep
+from baton.engine.draw_costs import DrawCosts
 from baton.engine.draw_rules import drawable
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
@@ -100,6 +101,10 @@ class CudaRunner:
     def run(self, batch: StepBatch) -> StepResult:
         """A step from begin to end."""
         return self.start(batch).result()
+
+    def measure_draws(self) -> DrawCosts:
+        """As `ModelRunner.measure_draws`: a graph's draws are made by the same kernels."""
+        return self.eager.measure_draws()
 
     def all_logits(self, batch: StepBatch) -> list[Tensor]:
         """As `ModelRunner.all_logits`; no step of it is captured."""

@@ -6,7 +6,7 @@ one request's mistake must not fail the step of all. Immutable.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +61,15 @@ class DrawPlan:
             draws=draws,
             kinds=kinds_of(draws),
         )
+
+
+def one_each(draws: Sequence[Draw]) -> DrawPlan:
+    """A plan of slices that draw once each, in this order."""
+    rows = list(range(len(draws)))
+    last_rows = torch.arange(len(draws))
+    return DrawPlan(
+        len(draws), rows, [1] * len(draws), last_rows, list(draws), kinds_of(draws), set()
+    )
 
 
 def plan_draws(batch: StepBatch, layout: StepLayout, vocab_size: int) -> DrawPlan:

@@ -80,7 +80,9 @@ def build_engine(
         sizes = blocks, block_size, max_context, memory_fraction, most_rows, step_tokens
         options = GpuOptions(*sizes, _codes(kv_dtype), deterministic)
         on_gpu = gpu_runner(folder, chosen, kind, options, _made(quantization), progress)
-        return TorchEngine(on_gpu, threads=threads, device=chosen)
+        with torch.cuda.device(chosen):
+            costs = on_gpu.measure_draws()
+        return TorchEngine(on_gpu, threads=threads, device=chosen, draw_costs=costs)
     runner = build_runner(
         folder,
         blocks=blocks,
@@ -94,7 +96,7 @@ def build_engine(
         kv_dtype=kv_dtype,
         progress=progress,
     )
-    return TorchEngine(runner, threads=threads)
+    return TorchEngine(runner, threads=threads, draw_costs=runner.measure_draws())
 
 
 def _check_for_gpu(backend: str) -> None:

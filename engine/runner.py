@@ -7,16 +7,17 @@ whoever calls it (the device thread) calls it from one thread at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from baton.engine.attention import Attention
-from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed, unfinished
+from baton.engine.batch import Done, Draw, Drawn, Started, StepBatch, StepResult, fed, unfinished
 from baton.engine.decoder import Decoder, WholePass
 from baton.engine.divided_step import run_divided
-from baton.engine.draw_plan import DrawPlan, plan_draws
+from baton.engine.draw_costs import DrawCosts, measure_draws
+from baton.engine.draw_plan import DrawPlan, one_each, plan_draws
 from baton.engine.experts import Gating
 from baton.engine.latent import LatentAttention
 from baton.engine.memory_plan import MemoryPlan
@@ -102,6 +103,18 @@ class ModelRunner:
         layout = self._placed(lay_out(batch, self._bounds))
         hidden = self.decoder.hidden(layout)
         return [hidden[first:end] for first, end in layout.spans]
+
+    @torch.inference_mode()
+    def measure_draws(self) -> DrawCosts:
+        """What draws cost here; before the first step."""
+        vocab = self.spec.vocab_size
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(1, vocab, generator=generator).to(self.pool.tensor.device)
+
+        def draw(draws: Sequence[Draw]) -> object:
+            return self._drawing(logits.expand(len(draws), -1).clone(), one_each(draws))
+
+        return measure_draws(draw, vocab)
 
     def _placed(self, layout: StepLayout) -> StepLayout:
         """Where the pool is."""

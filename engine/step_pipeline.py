@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from baton.engine.batch import Engine, StepBatch, StepHandle, StepResult, forsake
+from baton.engine.draw_costs import FREE, DrawCosts
 from baton.runtime import waits
 from baton.runtime.errors import EngineError
 
@@ -56,22 +57,24 @@ class Over(Generic[Plan]):
 class _Size:
     """What a step's time may grow with: tokens, and pairs of a token and one that it looks at,
     where it has chunks; else its rows, each of one token. Caches differ too much in length to
-    judge those by their pairs."""
+    judge those by their pairs. What its draws cost is known from a measurement."""
 
     has_chunks: bool
     tokens: int
     pairs: int
+    draws_s: float
 
 
-def _size(batch: StepBatch) -> _Size:
+def _size(batch: StepBatch, costs: DrawCosts) -> _Size:
+    draws_s = costs.of_batch(batch)
     counts = [len(piece.tokens) for piece in batch.slices]
     tokens, rows = sum(counts), len(counts)
     if tokens == rows:
-        return _Size(False, rows, rows)
+        return _Size(False, rows, rows, draws_s)
     pairs = [
         count * (piece.start + count) for count, piece in zip(counts, batch.slices, strict=True)
     ]
-    return _Size(True, tokens, sum(pairs))
+    return _Size(True, tokens, sum(pairs), draws_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,14 @@ class _Took:
         return max(1, size.tokens / self.size.tokens, size.pairs / self.size.pairs)
 
     def at_most(self, size: _Size) -> float:
-        """Seconds, likewise."""
-        return self.seconds * self.growth(size)
+        """Seconds, by that growth; draws that cost more than it covers come on top."""
+        growth = self.growth(size)
+        return self.seconds * growth + max(0.0, size.draws_s - growth * self.size.draws_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Without its draws."""
+        return self.size.tokens / max(self.seconds - self.size.draws_s, 1e-6)
 
 
 class StepPipeline(Generic[Plan]):
@@ -114,6 +123,7 @@ class StepPipeline(Generic[Plan]):
         # of an engine that may compile in the middle of a step: seconds so far; they grow then
         self._compiled_s: Callable[[], float] = getattr(engine, "compiled_s", _none)
         self._compiled_before_s = 0.0  # the last end
+        self._costs: DrawCosts = getattr(engine, "draw_costs", FREE)
         self._stood_s = 0.0  # still, this process, since the oldest step began
         # the last steps without chunks and the last ones with some
         self._last: dict[bool, deque[_Took]] = {
@@ -127,7 +137,7 @@ class StepPipeline(Generic[Plan]):
         """Raises EngineError if the engine does not take it."""
         handle = self._engine.submit(plan.batch)
         now_s = asyncio.get_running_loop().time()
-        step = _Step(plan, handle, _size(plan.batch), now_s, self._compiled_s())
+        step = _Step(plan, handle, _size(plan.batch, self._costs), now_s, self._compiled_s())
         self._steps.append(step)
 
     async def next(self) -> Over[Plan] | None:
@@ -165,6 +175,11 @@ class StepPipeline(Generic[Plan]):
         """So long, until now, this process did nothing (SIGSTOP, no core); nor did its device,
         for all that anybody knows."""
         self._stood_s += min(seconds, self.running_s() or 0.0)
+
+    def tokens_per_s(self) -> float:
+        """The most that the last steps with chunks computed, draws aside; 0: none is known."""
+        known = [before.tokens_per_s for before in self._last[True] if not before.hung]
+        return max(known, default=0.0)
 
     def running_s(self) -> float | None:
         """For how long the oldest step has run; None if none is under way."""

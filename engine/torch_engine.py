@@ -21,6 +21,7 @@ import torch
 
 from baton.engine.batch import Started, StepBatch, StepResult, forsake
 from baton.engine.compile_clock import clock
+from baton.engine.draw_costs import FREE, DrawCosts
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
 from baton.engine.spec import ModelSpec
@@ -58,6 +59,8 @@ class Runner(Protocol):
 
     def start(self, batch: StepBatch) -> Started: ...
 
+    def measure_draws(self) -> DrawCosts: ...
+
 
 class TorchHandle:
     """A step under way. Awaiting it from several tasks, or giving up, does not disturb it."""
@@ -89,9 +92,12 @@ class TorchEngine:
         queue_steps: int = 256,
         step_timeout_s: float = 300.0,
         device: torch.device | None = None,
+        draw_costs: DrawCosts = FREE,
     ) -> None:
         """`threads` for the device thread's arithmetic; 0 leaves torch's own choice. `device`: the
-        GPU that the thread's kernels are launched on, if it is one."""
+        GPU that the thread's kernels are launched on, if it is one. `draw_costs`: as the runner
+        has measured them."""
+        self.draw_costs = draw_costs
         self._runner = runner
         self._threads = threads
         self._device = device

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from baton.engine.batch import NOTHING, Slice, StepBatch, StepResult
 from baton.engine.blocks import BlockPool, Hold
 from baton.engine.chunks import Chunk, ChunkScheduler
+from baton.engine.draw_costs import FREE, DrawCosts
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.runtime.config import StepConfig
@@ -40,9 +41,14 @@ class PrefillScheduler:
     """Owned by the worker's loop."""
 
     def __init__(
-        self, pool: BlockPool, config: StepConfig, on_fresh: Callable[[list[int]], None]
+        self,
+        pool: BlockPool,
+        config: StepConfig,
+        on_fresh: Callable[[list[int]], None],
+        costs: DrawCosts = FREE,
     ) -> None:
         self._pool = pool
+        self._costs = costs
         self._on_fresh = on_fresh  # these blocks get new content
         self._config = config
         self._waiting: deque[Prompt] = deque()
@@ -88,14 +94,16 @@ class PrefillScheduler:
             self._waiting.popleft()
             self._computing.append(prompt)
             size = self._pool.block_size
-            self._chunks.add(prompt, len(prompt.tokens), prompt.cached * size)
+            draws_s = len(prompt.choices) * self._costs.by(prompt.params)
+            self._chunks.add(prompt, len(prompt.tokens), prompt.cached * size, draws_s)
             prompt.offered = min(prompt.held_blocks, prompt.cached)
             self._offer(prompt, prompt.cached)
             admitted.append(prompt)
         return admitted
 
-    def plan(self) -> StepPlan:
-        chunks = self._chunks.plan()
+    def plan(self, tokens_per_s: float = 0.0) -> StepPlan:
+        """`tokens_per_s`: as `ChunkScheduler.plan`."""
+        chunks = self._chunks.plan(tokens_per_s)
         if not chunks:
             return StepPlan(NOTHING, [])
         slices = tuple(

@@ -17,6 +17,7 @@ from typing import Any
 from baton.engine.batch import Engine, StepResult
 from baton.engine.blocks import BlockPool
 from baton.engine.chunks import Chunk
+from baton.engine.draw_costs import FREE
 from baton.engine.step_health import StepHealth
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.granter import GrantReport, grant
@@ -78,7 +79,8 @@ class PrefillWorker:
         self._config = config
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         self._sums = SumCache(pool.total)
-        self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget)
+        costs = getattr(engine, "draw_costs", FREE)
+        self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget, costs)
         self._wake = asyncio.Event()
         self._step_ms = 0.0
         self.health = StepHealth(
@@ -187,7 +189,7 @@ class PrefillWorker:
             while True:
                 self._wake.clear()
                 self._admit_waiting()
-                plan = self._scheduler.plan()
+                plan = self._scheduler.plan(self._steps.tokens_per_s())
                 if not plan and not self._steps:
                     plan = StepPlan(self.health.probe_batch(), [])
                 if plan:

@@ -118,8 +118,8 @@ async def test_handoffs_under_way_wake_no_worker_that_has_nothing_to_compute(
     worker, planned = cluster.decode["decode-0"].worker, list[StepPlan]()
     scheduler, plan = worker._scheduler, worker._scheduler.plan
 
-    def watched() -> StepPlan:
-        planned.append(plan())
+    def watched(tokens_per_s: float) -> StepPlan:
+        planned.append(plan(tokens_per_s))
         return planned[-1]
 
     monkeypatch.setattr(decode_worker, "IDLE_S", 60.0)

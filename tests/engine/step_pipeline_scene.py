@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.engine.batch import Slice, StepBatch, StepResult, forsake
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch, StepResult, forsake
+from baton.engine.draw_costs import FREE, DrawCosts
 from baton.engine.step_pipeline import Over, StepPipeline
 from baton.runtime.errors import EngineError
 
@@ -28,6 +29,8 @@ class Handle:
 
 
 class Device:
+    draw_costs = FREE
+
     def __init__(self) -> None:
         self.steps: list[asyncio.Future[StepResult]] = []
         self.refusal: EngineError | None = None
@@ -57,15 +60,17 @@ def chunk(tokens: int = 1, start: int = 0) -> Plan:
     return Plan(StepBatch((Slice([1] * tokens, start, [0]),)))
 
 
-def decode(sequences: int) -> Plan:
-    return Plan(StepBatch(tuple(Slice([1], 5, [number]) for number in range(sequences))))
+def decode(sequences: int, params: SamplingParams | None = None) -> Plan:
+    draws = () if params is None else (Draw(0, 6, params),)
+    return Plan(StepBatch(tuple(Slice([1], 5, [number], draws) for number in range(sequences))))
 
 
 class PipelineScene:
     chunk, decode = staticmethod(chunk), staticmethod(decode)
 
-    def __init__(self, *, compiles: bool = False) -> None:
+    def __init__(self, *, compiles: bool = False, costs: DrawCosts = FREE) -> None:
         self.device = CompilingDevice() if compiles else Device()
+        self.device.draw_costs = costs
         self.steps: StepPipeline[Plan] = StepPipeline(self.device)
 
     async def over(self) -> Over[Plan]:

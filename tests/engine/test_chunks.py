@@ -171,3 +171,34 @@ def test_chunks_smaller_than_a_block_still_go_on() -> None:
     scheduler.add("a", 40, 0)
     scheduler.add("b", 20, 0)
     assert set(steps_until_done(scheduler)) == {"a", "b"}
+
+
+def test_draws_take_their_share_of_a_step() -> None:
+    """Sixteen prompts that draw sixteen times each are not all drawn in one step."""
+    scheduler: ChunkScheduler[int] = ChunkScheduler(512, 512, 16)
+    for key in range(16):
+        scheduler.add(key, 16, 0, draws_s=16 * 0.01)
+    steps = []
+    while chunks := scheduler.plan(tokens_per_s=1000.0):
+        assert sum(c.end - c.start + 160 * c.last for c in chunks) <= 512
+        commit(scheduler, chunks)
+        steps.append(sum(chunk.last for chunk in chunks))
+    assert sum(steps) == 16 and max(steps) == 2
+
+
+def test_a_prompt_waits_with_its_end_where_its_draws_do_not_fit() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(512, 512, 16)
+    scheduler.add("old", 100, 0)
+    scheduler.add("dear", 40, 0, draws_s=1.0)
+    first = scheduler.plan(tokens_per_s=500.0)
+    assert [(c.key, c.end, c.last) for c in first] == [("old", 100, True), ("dear", 32, False)]
+    (second,) = scheduler.plan(tokens_per_s=500.0)
+    assert (second.key, second.start, second.last) == ("dear", 32, True)
+
+
+def test_the_oldest_prompt_draws_whatever_it_costs() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
+    scheduler.add("dear", 16, 0, draws_s=100.0)
+    scheduler.add("next", 16, 0)
+    assert [chunk.key for chunk in scheduler.plan(tokens_per_s=1000.0)] == ["dear"]
+    assert [chunk.key for chunk in scheduler.plan(tokens_per_s=1000.0)] == ["next"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from baton.engine.batch import Draw, SamplingParams, StepBatch
+from baton.engine.draw_costs import DrawCosts
 from baton.engine.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S, WAIT_S
 from baton.simulation.virtual_time import on_virtual_time
 
@@ -209,3 +212,37 @@ async def test_what_its_process_stood_still_is_no_part_of_a_steps_time(
     steps.stood_still(60.0)  # it has run for less
     assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)
     steps.close()
+
+
+COSTS = DrawCosts(greedy_s=0.001, random_s=0.002, cut_s=0.05)
+DEAR = SamplingParams(temperature=2.0, top_p=0.9999)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@on_virtual_time
+async def test_a_step_may_take_what_its_draws_cost_besides(pipeline_scene: MakeScene) -> None:
+    """Cheap draws so far say nothing of dear ones: a step of them would be overdue, and its worker
+    left, though all is well."""
+    scene = pipeline_scene(costs=COSTS)
+    await scene.run([scene.decode(8, GREEDY)] * 2, 0.02)
+    allowed_s = PATIENCE * (0.02 + 8 * 0.053 - 8 * 0.001)
+    assert scene.allowed_s(scene.decode(8, DEAR)) == seconds(max(1.0, allowed_s - WAIT_S))
+
+
+@on_virtual_time
+async def test_dear_draws_that_are_over_allow_cheap_ones_no_more(
+    pipeline_scene: MakeScene,
+) -> None:
+    scene = pipeline_scene(costs=COSTS)
+    await scene.run([scene.decode(8, DEAR)] * 2, 0.1)
+    assert scene.allowed_s(scene.decode(8, GREEDY)) == seconds(PATIENCE * 0.1)
+
+
+@on_virtual_time
+async def test_the_pace_of_chunks_leaves_their_draws_out(pipeline_scene: MakeScene) -> None:
+    scene = pipeline_scene(costs=COSTS)
+    assert scene.steps.tokens_per_s() == 0.0
+    plan = scene.chunk(100)
+    drawing = replace(plan.batch.slices[0], draws=(Draw(0, 100, DEAR),) * 2)
+    await scene.run([type(plan)(StepBatch((drawing,)))], 0.206)
+    assert scene.steps.tokens_per_s() == seconds(100 / 0.1)

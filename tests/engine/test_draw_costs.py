@@ -1,0 +1,50 @@
+"""What draws cost, as measured, and the sum over a step."""
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.draw_costs import FREE, DrawCosts, measure_draws
+
+COSTS = DrawCosts(1.0, 10.0, 100.0, 1000.0, 10000.0)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "seconds"),
+    [
+        (GREEDY, 1),
+        (SamplingParams(temperature=0.0, top_p=0.5), 1),  # no rule cuts a greedy draw
+        (SamplingParams(), 11),
+        (SamplingParams(top_k=5), 111),
+        (SamplingParams(min_p=0.1), 111),
+        (SamplingParams(temperature=0.0, presence_penalty=0.1), 1001),
+        (SamplingParams(temperature=0.0, logit_bias=((1, 2.0),)), 1001),
+        (SamplingParams(temperature=0.0, top_logprobs=0), 10001),
+    ],
+)
+def test_draw_costs_what_its_rules_do(params: SamplingParams, seconds: float) -> None:
+    assert COSTS.by(params) == seconds and FREE.by(params) == 0
+
+
+def test_step_costs_what_all_its_draws_do() -> None:
+    two = (Draw(0, 1, GREEDY), Draw(1, 1, SamplingParams()))
+    batch = StepBatch((Slice([1], 0, [0], two), Slice([1, 2], 0, [1]), Slice([1], 0, [2], two)))
+    assert COSTS.of_batch(batch) == 24
+
+
+def test_dear_rules_are_measured_as_dear() -> None:
+    def draw(draws: Sequence[Draw]) -> None:
+        cut = sum(each.params.top_p < 1 for each in draws)
+        time.sleep(0.0005 * len(draws) + 0.004 * cut)
+
+    found = measure_draws(draw, 50)
+    assert found.greedy_s >= 0.0005 and found.cut_s >= 0.0015
+    assert max(found.random_s, found.adjusted_s, found.logprobs_s) < found.cut_s
+
+
+def test_a_runner_measures_its_own_draws(story, qwen3) -> None:  # type: ignore[no-untyped-def]
+    found = story(qwen3.folder).runner.measure_draws()
+    assert found.greedy_s > 0 and COSTS.of([]) == 0
