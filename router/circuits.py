@@ -13,9 +13,9 @@ no links and no requests. Pure: time and randomness are given. Owned by the flee
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
 from baton.runtime import metrics
@@ -96,9 +96,9 @@ class Circuits:
     ) -> None:
         """Judge the speed of one role's workers by their mean steps; only who is `busy` can be
         found slow, and only among three or more."""
+        known = sorted(ms for ms in step_ms.values() if ms > 0)
         for boot_id in busy:
-            others = [ms for other, ms in step_ms.items() if other != boot_id and ms > 0]
-            usual_ms = median(others) if len(others) > 1 else float("inf")
+            usual_ms = _median_without(known, step_ms[boot_id])
             slow = step_ms[boot_id] > max(SLOW_FACTOR * usual_ms, usual_ms + SLOW_MS)
             circuit = self._circuits.setdefault(boot_id, _Circuit())
             if not slow or circuit.reason is not None:
@@ -155,3 +155,14 @@ class Circuits:
         circuit.probe_s = circuit.slow_s = None
         circuit.strikes = 0.0
         metrics.CIRCUITS_OPENED.labels(reason).inc()
+
+
+def _median_without(known: Sequence[float], own: float) -> float:
+    """Return the median of the sorted values without one that is `own`, if that is one of them;
+    infinity where fewer than two are left."""
+    count = len(known) - (own > 0)
+    if count < 2:
+        return float("inf")
+    place = bisect_left(known, own) if own > 0 else len(known)
+    low, high = (known[at + (at >= place)] for at in ((count - 1) // 2, count // 2))
+    return (low + high) / 2

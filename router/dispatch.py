@@ -26,6 +26,7 @@ from baton.router.moves import Moves
 from baton.router.placing import Placer
 from baton.router.placing_line import STOPPING, PlacingLine
 from baton.router.submission import Submission, output_token
+from baton.router.submissions import Submissions
 from baton.router.worker_link import WorkerLink
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig, StepConfig
@@ -57,9 +58,9 @@ class Dispatcher:
         self._config = config
         self._fleet = fleet
         self._circuits = fleet.circuits
-        self._placer = Placer(fleet, config, step.expected_growth_tokens)
+        self._submissions = Submissions()
+        self._placer = Placer(fleet, self._submissions, config, step.expected_growth_tokens)
         self._line = PlacingLine(self._placer)
-        self._submissions: dict[str, Submission] = {}
         self._moves = Moves(self, self._submissions, fleet.circuits, self._line, config)
         self._stopping = False
 
@@ -81,12 +82,12 @@ class Dispatcher:
             request_id, request, self._config.stream_buffer_messages, deadline_s
         )
         submission = Submission(request_id, generation, set(range(request.choices)), context)
-        self._submissions[request_id] = submission
+        self._submissions.add(submission)
         self._moves.look()
         try:
             await self._line.place(submission, self.place_wait_s)
         except BaseException:
-            self._submissions.pop(request_id, None)
+            self._submissions.remove(request_id)
             raise
         generation.timer = asyncio.get_running_loop().call_at(
             deadline_s, self._deadline_passed, generation
@@ -101,7 +102,7 @@ class Dispatcher:
 
     def cancel(self, generation: Generation, error: BatonError | None = None) -> None:
         """End a request now; its workers are told in the same tick."""
-        for submission in self._of(generation):
+        for submission in self._submissions.of(generation):
             self._withdraw(submission)
         generation.end(error or Cancelled("the client left"))
 
@@ -111,7 +112,7 @@ class Dispatcher:
     def finish_choice(self, generation: Generation, choice: int) -> None:
         """A stop string ended this choice: what the worker still sends of it is not wanted."""
         generation.choices[choice].ended = True
-        for submission in self._of(generation):
+        for submission in self._submissions.of(generation):
             if choice not in submission.choices:
                 continue
             self._served(submission)
@@ -163,16 +164,16 @@ class Dispatcher:
         return crowded
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
-        return [submission.resume() for submission in self._on(link)]
+        return [submission.resume() for submission in self._submissions.on(link)]
 
     def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
         wanted = None if request_ids is None else set(request_ids)
-        concerned = self._on(link)
+        concerned = self._submissions.on(link)
         if concerned and wanted is None and not link.load.draining:
             self._circuits.failed(link.boot_id, _now())
         for submission in concerned:
             if wanted is None or submission.wire_id in wanted:
-                submission.link = None
+                self._submissions.assign(submission, None)
                 loss = Draining if link.load.draining else WorkerLost
                 self._moves.again(submission, loss(f"{link.worker_id}: {reason}"), link.boot_id)
 
@@ -270,7 +271,7 @@ class Dispatcher:
     def choice_ended(self, submission: Submission, choice: int) -> None:
         submission.choices.discard(choice)
         if not submission.choices:
-            self._submissions.pop(submission.wire_id, None)
+            self._submissions.remove(submission.wire_id)
             if submission.link is not None:
                 submission.link.settle(submission.wire_id)
         self._end_if_done(submission.generation)
@@ -285,16 +286,10 @@ class Dispatcher:
 
     def _forget(self, submission: Submission) -> None:
         """Nobody wants it any more."""
-        self._submissions.pop(submission.wire_id, None)
+        self._submissions.remove(submission.wire_id)
         if submission.placing is not None and submission.placing is not asyncio.current_task():
             submission.placing.cancel()
         self._moves.got_on(submission)
-
-    def _of(self, generation: Generation) -> list[Submission]:
-        return [sub for sub in self._submissions.values() if sub.generation is generation]
-
-    def _on(self, link: WorkerLink) -> list[Submission]:
-        return [sub for sub in self._submissions.values() if sub.link is link]
 
 
 def _now() -> float:

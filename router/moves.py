@@ -18,6 +18,7 @@ from baton.router.move_budget import MoveBudget
 from baton.router.move_turns import MoveTurns
 from baton.router.placing_line import PlacingLine
 from baton.router.submission import Submission, ended_before_loss
+from baton.router.submissions import Submissions
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Draining, OutOfMemory, Overloaded, StalePlacement
@@ -38,13 +39,13 @@ class Requests(Protocol):
 
 
 class Moves:
-    """`submissions` are all that the dispatcher has, by their ids on the wire: a move takes one
-    out and puts the next attempt in."""
+    """`submissions` are all that the dispatcher has: a move takes one out and puts the next attempt
+    in."""
 
     def __init__(
         self,
         requests: Requests,
-        submissions: dict[str, Submission],
+        submissions: Submissions,
         circuits: Circuits,
         line: PlacingLine,
         config: RouterConfig,
@@ -83,7 +84,7 @@ class Moves:
             submission.left, boot_id = submission.left | submission.candidates, b""
         elif submission.link is not None and isinstance(error, Draining):
             submission.link.load.draining = True  # until it says otherwise
-        submission.link = None
+        self._submissions.assign(submission, None)
         if retryable:
             self.again(submission, error, boot_id)
         else:
@@ -116,9 +117,9 @@ class Moves:
             return
         say = log.info if drained else log.warning
         say("request placed again", request_id=generation.request_id, reason=str(error))
-        self._submissions.pop(submission.wire_id, None)
+        self._submissions.remove(submission.wire_id)
         for part in submission.continued(failed_boot_id, drained):
-            self._submissions[part.wire_id] = part
+            self._submissions.add(part)
             busy = isinstance(error, Overloaded) and generation.begun
             pause_s = BUSY_PAUSE_S * submission.attempt if busy else 0.0
             task = asyncio.create_task(self._place_again(part, pause_s, error))

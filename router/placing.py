@@ -13,6 +13,7 @@ from baton.proto import worker_pb2
 from baton.router.fleet import UNTOLD, Fleet
 from baton.router.placement import Need, Placement, open_decoders, place
 from baton.router.submission import Submission, build_submit
+from baton.router.submissions import Submissions
 from baton.router.worker_link import WorkerLink
 from baton.runtime import metrics, tracing
 from baton.runtime.config import RouterConfig
@@ -25,8 +26,11 @@ HOPE = 0.8  # of the time to its deadline, what a request is expected to take at
 class Placer:
     """`growth_tokens` of output are expected of a sequence, as decode workers expect them."""
 
-    def __init__(self, fleet: Fleet, config: RouterConfig, growth_tokens: int) -> None:
+    def __init__(
+        self, fleet: Fleet, submissions: Submissions, config: RouterConfig, growth_tokens: int
+    ) -> None:
         self._fleet = fleet
+        self._submissions = submissions
         self._config = config
         self._growth_tokens = growth_tokens
 
@@ -93,7 +97,7 @@ class Placer:
             link.send(worker_pb2.RouterMessage(submit=message))
         except (LinkClosed, Overloaded) as error:
             return error
-        submission.link = link
+        self._submissions.assign(submission, link)
         submission.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
         self._fleet.circuits.placed(link.boot_id, now_s)

@@ -126,7 +126,8 @@ def _any_attempt(before: Any) -> Any:
         for output in outputs.outputs:
             submission = self._submissions.get(output.request_id)
             if submission is not None and output.choice in submission.choices:
-                output.attempt, submission.link = submission.attempt, link
+                output.attempt = submission.attempt
+                self._submissions.assign(submission, link)
         before(self, link, outputs)
 
     return take

@@ -1,0 +1,192 @@
+"""What a request costs a router that has very many workers and streams: its placement, its end.
+
+    python -m benchmarks.router_scale [--workers 1000] [--streams 40000] [--json FILE]
+
+The real fleet, dispatcher and index; the workers are stand-ins behind the Dialer seam, which take
+what they are sent and answer nothing, but for a report of their load now and then. All prompts
+begin with the same blocks, which half of the workers hold. Knows no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+from opentelemetry.context import Context
+
+from baton.proto import worker_pb2
+from baton.router.dialer import Connection, RouterLink
+from baton.router.dispatch import Dispatcher
+from baton.router.fleet import Fleet
+from baton.router.generation import Generation
+from baton.router.generation_request import GenerationRequest
+from baton.router.validation import Limits
+from baton.runtime.config import RouterConfig, StepConfig
+from baton.runtime.identity import chain, root
+from baton.runtime.links import LinkClosed
+from baton.runtime.registry import MemoryRegistry, WorkerRecord
+
+KEY = b"benchmark"
+VOCABULARY = 1000
+SYSTEM_TOKENS = 512  # that all prompts begin with
+PROMPT_TOKENS = 576
+REPORT_S = 1.0
+CONFIG = RouterConfig(
+    link_heartbeat_s=20.0, link_silence_s=300.0, max_waiting=1 << 20, link_queue=1 << 20
+)
+
+
+class StandIn:
+    """One worker, its connection and its link."""
+
+    def __init__(self, number: int, role: str, stored: bytes) -> None:
+        self._report_s = REPORT_S * (1 + number % 100 / 100)
+        self._welcome = worker_pb2.WorkerWelcome(
+            worker_id=f"{role}-{number}",
+            boot_id=number.to_bytes(16, "big"),
+            role=role,
+            model_fingerprint="model",
+            kv_dtype="float32",
+            vocab_size=VOCABULARY,
+            block_size=16,
+            total_blocks=1 << 20,
+            max_context=1 << 16,
+        )
+        self._stored = stored
+        self._messages = 0
+
+    def link(self) -> RouterLink:
+        return self
+
+    async def send(self, message: worker_pb2.RouterMessage) -> None:
+        pass
+
+    async def receive(self) -> worker_pb2.WorkerMessage:
+        self._messages += 1
+        if self._messages == 1:
+            return worker_pb2.WorkerMessage(welcome=self._welcome)
+        await asyncio.sleep(self._report_s)
+        load = worker_pb2.Load(
+            running=3, free_blocks=1 << 19, total_blocks=1 << 20, step_ms=20.0, served=1
+        )
+        return worker_pb2.WorkerMessage(load=load)
+
+    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
+        yield worker_pb2.BlockEvents(
+            boot_id=self._welcome.boot_id, snapshot=True, snapshot_end=True, stored=self._stored
+        )
+        await asyncio.sleep(1e6)
+        raise LinkClosed("over")
+
+    async def close(self) -> None:
+        pass
+
+
+class StandIns:
+    """Implements `Dialer`; addresses are names."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, StandIn] = {}
+
+    def connect(self, address: str) -> Connection:
+        return self.workers[address]
+
+
+def request(draws: random.Random) -> GenerationRequest:
+    own = [draws.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS - SYSTEM_TOKENS)]
+    prompt = (*range(SYSTEM_TOKENS), *own)
+    return GenerationRequest(prompt, worker_pb2.Sampling(seed=1), max_tokens=64)
+
+
+async def start_fleet(workers: int) -> tuple[Fleet, Dispatcher, asyncio.Task[None]]:
+    """A third of the workers prefill; half of each role hold the common beginning."""
+    registry, dialer = MemoryRegistry(), StandIns()
+    parent = root(KEY, "model", "float32")
+    common = b"".join(chain(KEY, parent, range(SYSTEM_TOKENS), 16))
+    for number in range(workers):
+        role, stored = "decode" if number % 3 else "prefill", common if number % 2 else b""
+        worker_id = f"{role}-{number}"
+        dialer.workers[worker_id] = StandIn(number, role, stored)
+        boot_id = number.to_bytes(16, "big").hex()
+        record = WorkerRecord(worker_id, boot_id, role, worker_id, "", "model", 1)  # type: ignore[arg-type]
+        registry.announce(record)
+    fleet = Fleet(registry, dialer, CONFIG, KEY, Limits(1 << 16, VOCABULARY))
+    dispatcher = Dispatcher(fleet, CONFIG, StepConfig())
+    following = asyncio.create_task(fleet.run(dispatcher))
+    async with asyncio.timeout(60):
+        while True:
+            if sum(fleet.linked().values()) == workers and fleet.rebuilt():
+                return fleet, dispatcher, following
+            await asyncio.sleep(0.1)
+
+
+async def longest_pause_s(for_s: float) -> float:
+    """The longest time that the event loop was away."""
+    longest_s, last_s = 0.0, time.perf_counter()
+    until_s = last_s + for_s
+    while last_s < until_s:
+        await asyncio.sleep(0.001)
+        now_s = time.perf_counter()
+        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+    return longest_s
+
+
+async def measure(workers: int, streams: int) -> dict[str, float]:
+    """All figures, times in the unit of their names."""
+    _, dispatcher, following = await start_fleet(workers)
+    draws, loop = random.Random(1), asyncio.get_running_loop()
+    generations: list[Generation] = []
+    starts_s: list[float] = []
+    for number in range(streams):
+        asked = replace(request(draws), cache_salt=b"")
+        began_s = time.perf_counter()
+        generations.append(
+            await dispatcher.start(asked, f"req-{number}", Context(), loop.time() + 3600)
+        )
+        starts_s.append(time.perf_counter() - began_s)
+        if not number % 64:
+            await asyncio.sleep(0)
+    pause_s = await longest_pause_s(2.0)
+    draws.shuffle(generations)
+    gc.collect()
+    began_s = time.perf_counter()
+    for generation in generations:
+        dispatcher.cancel(generation)
+    cancel_s = time.perf_counter() - began_s
+    assert not len(dispatcher)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    starts_s.sort()
+    return {
+        "workers": workers,
+        "streams": streams,
+        "start_us_p50": starts_s[len(starts_s) // 2] * 1e6,
+        "start_us_p99": starts_s[len(starts_s) * 99 // 100] * 1e6,
+        "cancel_all_s": cancel_s,
+        "cancel_us": cancel_s / streams * 1e6,
+        "idle_pause_ms_max": pause_s * 1e3,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--streams", type=int, default=40_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    figures = asyncio.run(measure(options.workers, options.streams))
+    for name, value in figures.items():
+        print(f"{name:20s} {value:12,.1f}")
+    if options.json is not None:
+        options.json.write_bytes(orjson.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
