@@ -1,7 +1,8 @@
 # Everything that is done with this checkout. `make help` lists the targets; each that needs the
 # virtual environment in .venv makes it by itself when it is missing or older than its
 # requirements. `gpu` alone runs on PYTHON as it is and makes none: a GPU machine comes with the
-# torch that fits its driver, often without a line to the package index.
+# torch that fits its driver, often without a line to the package index. `clients` alone needs none
+# but its own.
 #
 #   make PYTHON=python3.13 ...                   another Python (3.11 to 3.13)
 #   make REQUIREMENTS=requirements/cuda.txt ...  for NVIDIA GPUs
@@ -34,13 +35,17 @@ PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto 
 # Their tests start processes, so they are kept from the many that fill all cores: those of whole
 # fleets one after the other, the others two at a time. So do those elsewhere that measure how long
 # something takes, mostly waiting for it: they are marked so, and run last.
-FLEETS := tests/chaos tests/e2e
+FLEETS := tests/chaos tests/clients tests/e2e
 STARTERS := tests/benchmarks tests/deploy
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
+NIGHTLY = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.nightly' tests)
 PYTEST = $(BIN)/python -P -m pytest --durations=20
 # in the order of their names: those of the fewest tests, which take the longest, come last else
 BY_FILE := --dist=loadfile --no-loadscope-reorder
 LINKS := $(PACKAGES:%=build/typing/baton/%)
+# Third-party clients, each set in an environment of its own; the second list is large.
+CLIENTS := build/clients/openai2 build/clients/openai3
+LARGE_CLIENTS := build/clients/aiperf build/clients/guidellm build/clients/lmeval
 
 # Where it is set, each of the hundreds of processes compiles Baton's code anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install demo test check format proto models ship faults chaos soak bench gpu clean
+.PHONY: help install clients demo test nightly check format proto models ship faults chaos soak bench gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -70,18 +75,29 @@ $(STAMP): $(REQUIREMENTS) requirements/cpu.txt requirements/dev.txt pyproject.to
 demo: $(STAMP) ## one prefill and one decode worker answer a chat (ONCE=1: then end)
 	@$(BIN)/baton demo --prefill 1 --decode 1 --port $(PORT) $(if $(ONCE),--once)
 
+clients: $(CLIENTS:%=%/.installed) ## third-party clients in build/clients, which tests call Baton with
+
+build/clients/%/.installed: requirements/clients/%.txt
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@echo "installing the clients $*"
+	@$(@D)/bin/pip install --quiet --no-deps --no-compile -r $<
+	@touch $@
+
 test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
 ifeq ($(TESTS),tests)
 	@result=0; \
 	$(PYTEST) --numprocesses=logical --maxprocesses=4 $(BY_FILE) \
-	    -m "not timed" $(FLEETS:%=--ignore=%) $(STARTERS:%=--ignore=%) || result=$$?; \
-	$(PYTEST) --numprocesses=2 $(BY_FILE) $(STARTERS) || result=$$?; \
-	$(PYTEST) $(FLEETS) || result=$$?; \
-	$(PYTEST) --numprocesses=2 $(BY_FILE) -m timed $(TIMED) || result=$$?; \
+	    -m "not timed and not nightly" $(FLEETS:%=--ignore=%) $(STARTERS:%=--ignore=%) || result=$$?; \
+	$(PYTEST) --numprocesses=2 $(BY_FILE) -m "not nightly" $(STARTERS) || result=$$?; \
+	$(PYTEST) -m "not nightly" $(FLEETS) || result=$$?; \
+	$(PYTEST) --numprocesses=2 $(BY_FILE) -m "timed and not nightly" $(TIMED) || result=$$?; \
 	exit $$result
 else
 	$(PYTEST) $(TESTS)
 endif
+
+nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and tooling tests, and what they skipped
+	$(PYTEST) -rs --numprocesses=2 $(BY_FILE) -m nightly $(NIGHTLY)
 
 check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ def test_every_target_that_needs_the_environment_makes_it_and_the_head_names_the
     without = {name for name, needs in prerequisites().items() if "$(STAMP)" not in needs}
     head = MAKEFILE.read_text().partition("\nSHELL")[0]
     named = set(re.findall(r"`([a-z]+)` alone", head))
-    assert without - NEED_NONE == named == {"gpu"}
+    assert without - NEED_NONE == named == {"clients", "gpu"}
 
 
 def test_the_targets_that_are_listed_are_those_that_are_no_files() -> None:
@@ -31,13 +31,13 @@ def test_the_targets_that_are_listed_are_those_that_are_no_files() -> None:
 
 def test_every_version_is_pinned_and_none_is_resolved() -> None:
     """torch alone brings what it needs, and of that the versions are the pinned ones too."""
-    for file in REQUIREMENTS.glob("*.txt"):
+    for file in REQUIREMENTS.rglob("*.txt"):
         lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
         wrong = [x for x in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+|-r cpu\.txt", x)]
         assert lines and wrong == [], file.name
     recipe = MAKEFILE.read_text().replace("\\\n", " ")
     installs = [line for line in recipe.splitlines() if "pip install" in line]
-    assert len(installs) == 3
+    assert len(installs) == 4
     for line in installs:
         assert "--no-deps" in line or "--constraint requirements/cpu.txt" in line
         assert "index" not in line, "which index is the user's own choice"

@@ -113,6 +113,7 @@ def test_half_precision_gives_nearly_the_same_loss() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiled passes take g++")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own
+@pytest.mark.nightly
 def test_compiled_passes_give_the_same_weights() -> None:
     batches = Batches(ChatEncoder(TOKENIZER), 128, 0)
     plain = TrainingRun(TrainingModel(SHAPE, 0), batches, Rates(), half=False)

@@ -24,8 +24,9 @@ from baton.simulation import fault_report, lab
 from baton.simulation.history import Ask
 from baton.simulation.scenario import Event, Fault, Scenario, draw
 
-SEEDS = 2000  # `make faults` runs 100,000
+SEEDS = 1000  # `make nightly` runs as many again, `make faults` 100,000
 PART = 250
+MORE = [pytest.param(n, marks=pytest.mark.nightly) for n in range(SEEDS, 2 * SEEDS, PART)]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def quiet_logs() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+@pytest.mark.parametrize("first", [*range(0, SEEDS, PART), *MORE])
 def test_no_seed_breaks_a_promise(first: int) -> None:
     report = fault_report.run(first, PART, past=False)
     assert report.violations == [] and report.failing_seeds == []
