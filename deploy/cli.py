@@ -275,8 +275,9 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from baton.deploy.demo import demo
+    from baton.deploy.demo import SETTINGS, demo
 
+    options.set = [*SETTINGS, *options.set]
     demo(_serve_options(options), once=options.once)
 
 

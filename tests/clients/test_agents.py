@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+REPORTED = ("call ", "answer ", "recall ")  # by the programs; clients print remarks beside it
 EXPECTED = """\
 call find_object [('colour', 'yellow'), ('object', 'box')]
 answer The yellow box is in the cave.
@@ -27,4 +28,5 @@ recall The code word is silent-beaver-99.
 def test_agent_calls_its_tool_and_recalls(
     run_client: Callable[..., str], environment: str, program: str
 ) -> None:
-    assert run_client(environment, program) == EXPECTED
+    lines = run_client(environment, program).splitlines(keepends=True)
+    assert "".join(line for line in lines if line.startswith(REPORTED)) == EXPECTED
