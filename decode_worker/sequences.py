@@ -122,7 +122,7 @@ class Sequence:
         return Draw(
             choice=self.choice,
             position=self.length + self.under_way,
-            params=sampling,
+            params=sampling.at(len(self.output) + self.under_way),
             history=self.span(0, self.length) if sampling.needs_history else (),
             prompt_tokens=len(self.request.prompt),
         )

@@ -60,9 +60,10 @@ class Prompt:
 
     def draws(self) -> tuple[Draw, ...]:
         """The first draw of every choice, all from the prompt's last logits."""
+        params = self.params.at(len(self.tokens) - self.prompt_tokens)
         history: Sequence[int] = self.tokens if self.params.needs_history else ()
         return tuple(
-            Draw(choice, len(self.tokens), self.params, history, self.prompt_tokens)
+            Draw(choice, len(self.tokens), params, history, self.prompt_tokens)
             for choice in self.choices
         )
 

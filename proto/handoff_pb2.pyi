@@ -169,12 +169,14 @@ class Sums(_message.Message):
     def __init__(self, first: _Optional[int] = ..., sums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
-    __slots__ = ("tokens", "cached_tokens")
+    __slots__ = ("tokens", "cached_tokens", "prompt_logprobs")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
     cached_tokens: int
-    def __init__(self, tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: _worker_pb2.PromptLogprobs
+    def __init__(self, tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_worker_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("choice", "token", "logprob", "top")

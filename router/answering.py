@@ -81,6 +81,7 @@ class Answering:
                 request.stops,
                 frozenset(request.stop_token_ids),
                 request.calling,
+                request.sampling.min_tokens,
             )
             for choice in range(request.choices)
         ]

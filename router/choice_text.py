@@ -42,6 +42,7 @@ class Piece:
 
 class ChoiceText:
     """`stop_tokens` end an output and are not part of its text; `calling` is what may be called.
+    In the text of the first `min_tokens` tokens no stop string is looked for.
     `tokens` counts what was drawn up to the end, the stop token included."""
 
     def __init__(
@@ -51,12 +52,14 @@ class ChoiceText:
         stops: Sequence[str],
         stop_tokens: Collection[int],
         calling: Calling | None = None,
+        min_tokens: int = 0,
     ) -> None:
         self._choice = choice
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops)
         self._stop_tokens = stop_tokens
         self._calls = None if calling is None else CallParser(calling)
+        self._min_tokens = min_tokens
         self._characters = 0
         self.tokens = 0
         self.finished = False
@@ -91,7 +94,8 @@ class ChoiceText:
 
     def _show(self, text: str, piece: Piece) -> None:
         self._characters += len(text)
-        self._give(self._stops.push(text), piece)
+        searched = self.tokens > self._min_tokens
+        self._give(self._stops.push(text) if searched else text, piece)
 
     def _give(self, text: str, piece: Piece) -> None:
         self._add(piece, (text, []) if self._calls is None else self._calls.push(text))

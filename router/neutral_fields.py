@@ -59,7 +59,6 @@ GENERATION_FIELDS: Neutral = {
     "length_penalty": _one_of(None, 1, 1.0),
     "logits_processors": _EMPTY,
     "metadata": _a(dict),
-    "min_tokens": _one_of(None, 0),
     "modalities": _one_of(None, ["text"]),
     "parallel_tool_calls": _ANY_BOOL,  # means nothing without tools
     "prediction": _NULL,

@@ -277,6 +277,7 @@ class Generation(Body):
         | None
     ) = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None  # a label; nothing depends on it
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 

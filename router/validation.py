@@ -8,7 +8,7 @@ its tokenizer and its template; knows no placement. Owns the turns in which this
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -144,7 +144,8 @@ class Validator:
         self.check_model(request.model)
         prompt = await self._completion_tokens(request.prompt, source, limits)
         room = self._room(prompt, request.max_tokens, "max_tokens", source, limits)
-        max_tokens = request.max_tokens or min(COMPLETION_TOKENS, room)
+        wanted = max(COMPLETION_TOKENS, request.min_tokens or 0)
+        max_tokens = request.max_tokens or min(wanted, room)
         return self._finish(request, prompt, request.logprobs, max_tokens, limits)
 
     async def _completion_tokens(
@@ -217,9 +218,11 @@ class Validator:
         self.check_tokens(request.stop_token_ids or (), "stop_token_ids", limits)
         if not request.ignore_eos:
             stop_tokens |= self._end_tokens
+        sampling = self._sampling(request, top_logprobs, limits)
+        self._add_least(sampling, request.min_tokens or 0, max_tokens, stop_tokens, limits)
         return GenerationRequest(
             prompt=tuple(prompt),
-            sampling=self._sampling(request, top_logprobs, limits),
+            sampling=sampling,
             max_tokens=max_tokens,
             choices=choices,
             stops=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -246,6 +249,26 @@ class Validator:
             seed=seed,
             top_logprobs=top_logprobs,
         )
+
+    def _add_least(
+        self,
+        sampling: worker_pb2.Sampling,
+        min_tokens: int,
+        max_tokens: int,
+        stop_tokens: Iterable[int],
+        limits: Limits,
+    ) -> None:
+        """No token that would end the output is drawn before `min_tokens`."""
+        if min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {min_tokens}, and the output has at most {max_tokens} tokens: "
+                "lower it",
+                "min_tokens",
+            )
+        size = self._vocabulary(limits)
+        sampling.min_tokens = min_tokens
+        if min_tokens:
+            sampling.barred.extend(sorted(token for token in stop_tokens if token < size))
 
     def _bias(self, given: dict[str, float], limits: Limits) -> dict[int, float]:
         bias = {}

@@ -5,7 +5,8 @@ Pure standard library: engine/ imports it too. `runtime/wire.py` reads it from a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,22 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     top_logprobs: int | None = None  # None: no logprobs; k: the drawn token's and the k best
+    min_tokens: int = 0  # of output; before it no token of `barred` is drawn
+    barred: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None  # None: none; k: each prompt token's and the k best
+    _early: SamplingParams | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.min_tokens and self.barred:
+            barred = tuple((token, -math.inf) for token in self.barred)
+            early = replace(self, logit_bias=(*self.logit_bias, *barred), min_tokens=0, barred=())
+            object.__setattr__(self, "_early", early)
+
+    def at(self, index: int) -> SamplingParams:
+        """How to draw the output token of this index: barred tokens have a bias that nothing
+        outweighs."""
+        early = index < self.min_tokens and self._early
+        return early or self
 
     @property
     def needs_history(self) -> bool:

@@ -18,6 +18,7 @@ from baton.runtime.sampling import SamplingParams
 MAX_CHOICES = 128
 MAX_LOGPROBS = 64
 MAX_BIAS = 4096
+MAX_BARRED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,14 @@ def sampling_params(message: worker_pb2.Sampling, vocab_size: int) -> SamplingPa
     top = message.top_logprobs if message.HasField("top_logprobs") else None
     if top is not None and top > MAX_LOGPROBS:
         raise InvalidRequest(f"top_logprobs is {top}, over {MAX_LOGPROBS}", field="top_logprobs")
+    if len(message.barred) > MAX_BARRED or len(message.barred) >= vocab_size:
+        raise InvalidRequest("too many tokens are barred by min_tokens", field="min_tokens")
+    check_tokens(message.barred, "min_tokens", vocab_size)
+    scored = message.prompt_logprobs if message.HasField("prompt_logprobs") else None
+    if scored is not None and scored > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs is {scored}, over {MAX_LOGPROBS}", field="prompt_logprobs"
+        )
     return SamplingParams(
         temperature=message.temperature,
         top_k=min(message.top_k, vocab_size),  # a device counts in 32 bits; of all is of none
@@ -79,6 +88,9 @@ def sampling_params(message: worker_pb2.Sampling, vocab_size: int) -> SamplingPa
         logit_bias=_logit_bias(message, vocab_size),
         seed=message.seed,
         top_logprobs=top,
+        min_tokens=message.min_tokens,
+        barred=tuple(message.barred),
+        prompt_logprobs=scored,
     )
 
 

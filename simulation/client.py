@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 from baton.decode_worker.sequences import Word
 from baton.proto import worker_pb2
@@ -92,7 +93,9 @@ class Client:
         stop: tuple[int, ...] = (),
         trace: dict[str, str] | None = None,
         salt: bytes = b"",
+        **sampling: Any,
     ) -> Request:
+        """`sampling`: further fields of the message of this name."""
         number = len(self.requests)
         submit = worker_pb2.Submit(
             request_id=f"request-{number}",
@@ -100,7 +103,9 @@ class Client:
             prompt=prompt,
             choices=[worker_pb2.Choice(choice=c, accepted=accepted or []) for c in range(n)],
             sampling=worker_pb2.Sampling(
-                temperature=temperature, top_p=1.0, repetition_penalty=1.0, seed=seed
+                **{"top_p": 1.0, "repetition_penalty": 1.0, **sampling},
+                temperature=temperature,
+                seed=seed,
             ),
             max_tokens=max_tokens,
             stop_token_ids=stop,
