@@ -1,31 +1,23 @@
 """Chat templates: from a list of messages to the prompt's text, by the model's own template.
 
-Rendering is by minijinja with fuel, so that no template can run for ever, and with what
-transformers gives its templates: `raise_exception`, `strftime_now`, `tojson` without HTML
-escapes, trimmed blocks, loop controls. Knows no tokens. State: the compiled template, shared.
+Rendering is Jinja2's, as in transformers, in the bounds of `template_sandbox.py`. Knows no tokens.
+State: the compiled templates; one rendering at a time.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import minijinja
+import jinja2
 
 from baton.router.model_card import ModelCard
+from baton.router.template_meter import Meter
+from baton.router.template_sandbox import TemplateEnvironment, TemplateRefusal
 from baton.runtime.errors import InvalidRequest, ModelError
 
-FUEL = 1_000_000  # instructions: 35 ms, for which the loop waits; 4096 messages need 0.2 million
-
-# transformers' own tag, which marks what an assistant wrote; it prints nothing
-_GENERATION = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
-
-
-class TemplateRefusal(Exception):
-    """The template called `raise_exception`: the messages do not suit it."""
+MOST_SOURCE = 1 << 18  # characters of a template; the longest public ones have some 20,000
+LONGEST_ERROR = 300  # characters
 
 
 class ChatTemplate:
@@ -34,61 +26,61 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: dict[str, str], with_tools: str | None = None) -> None:
         sources = {"chat": source, "tools": source if with_tools is None else with_tools}
-        self._environment = minijinja.Environment(
-            templates={name: _GENERATION.sub(_plain_block, text) for name, text in sources.items()},
-            globals={"raise_exception": _refuse, "strftime_now": _now},
-            filters={"tojson": _to_json},
-            auto_escape_callback=lambda _: None,
-            fuel=FUEL,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._environment = TemplateEnvironment()
+        self._templates = {name: self._compile(text) for name, text in sources.items()}
         self._special = special
         self._knows_developer = {name: "developer" in text for name, text in sources.items()}
-        for name in sources:
-            self._compile(name)
 
-    def _compile(self, name: str) -> None:
+    def _compile(self, source: str) -> jinja2.Template:
+        if len(source) > MOST_SOURCE:
+            raise ModelError(
+                f"the model's chat template has {len(source)} characters, at most {MOST_SOURCE} "
+                "are read: shorten it, or download the model again"
+            )
         try:
-            self._environment.render_template(name, messages=[], **self._special)
-        except (TemplateRefusal, minijinja.TemplateError) as error:
-            if isinstance(error, minijinja.TemplateError) and "syntax error" in str(error):
-                raise ModelError(
-                    f"the model's chat template does not compile ({error.message}): repair it, "
-                    "or download the model again"
-                ) from error
+            return self._environment.from_string(source)
+        except Exception as error:  # a hostile one fails in many ways; this is their seam
+            raise ModelError(
+                f"the model's chat template does not compile ({error}): repair it, "
+                "or download the model again"
+            ) from error
 
     def render(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         answer: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt, open for the assistant's answer unless that is not wanted. Raises
-        InvalidRequest naming `messages` if the template refuses them or cannot be rendered with
-        them. Without tools the template sees none, as in transformers."""
+        """Return the prompt, open for the assistant's answer unless `answer` is false. `variables`
+        are the template's own, such as `enable_thinking`. Without tools the template sees none, as
+        in transformers. Raises InvalidRequest naming `messages` if the template refuses them or
+        cannot be rendered with them."""
         name = "tools" if tools else "chat"
         if not self._knows_developer[name]:
             messages = [
                 {**message, "role": "system"} if message["role"] == "developer" else message
                 for message in messages
             ]
+        given = {
+            "documents": None,
+            **self._special,
+            **(variables or {}),
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": answer,
+        }
+        self._environment.meter = Meter()
         try:
-            return self._environment.render_template(
-                name,
-                messages=messages,
-                tools=tools or None,
-                add_generation_prompt=answer,
-                **self._special,
-            )
+            return self._templates[name].render(given)
         except TemplateRefusal as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", "messages"
             ) from error
-        except minijinja.TemplateError as error:
+        except Exception as error:  # as above
+            said = str(error)[:LONGEST_ERROR]
             raise InvalidRequest(
-                f"the model's chat template cannot render these messages: {error.message}",
-                "messages",
+                f"the model's chat template cannot render these messages: {said}", "messages"
             ) from error
 
 
@@ -96,27 +88,3 @@ def template_of(card: ModelCard) -> ChatTemplate | None:
     if card.template is None:
         return None
     return ChatTemplate(card.template, card.special, card.tool_template)
-
-
-def _plain_block(tag: re.Match[str]) -> str:
-    before, end, after = tag.groups()
-    return f"{{%{before} {'endif' if end else 'if true'} {after}%}}"
-
-
-def _refuse(message: str) -> str:
-    raise TemplateRefusal(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    separators = options.get("separators")
-    return json.dumps(
-        value,
-        ensure_ascii=bool(options.get("ensure_ascii", False)),
-        indent=indent,
-        separators=None if separators is None else (separators[0], separators[1]),
-        sort_keys=bool(options.get("sort_keys", False)),
-    )
