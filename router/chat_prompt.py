@@ -6,7 +6,7 @@ the template and what it does with tools; knows no tokens. Stateless.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.router.chat_template import ChatTemplate
@@ -14,8 +14,11 @@ from baton.router.openai_schema import ChatRequest, Message, Tool
 from baton.router.template_messages import plain_messages, plain_tools
 from baton.router.tool_calls import FORMS, Calling
 from baton.router.tool_support import support_of
+from baton.router.turns import Turns
 from baton.runtime.config import StrictTools, ToolCalls
 from baton.runtime.errors import InvalidRequest
+
+INLINE = 64  # messages and calls that are rendered in a turn of the loop: a few milliseconds
 
 
 class ChatPrompt:
@@ -68,11 +71,20 @@ class ChatPrompt:
             self._check_no_calls(plain)
         return self._support.suited(plain)
 
-    def text(self, plain: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> str:
-        """The prompt, open for an answer, of what `plain` gave. Raises InvalidRequest if the
-        template refuses it."""
+    async def text(
+        self,
+        plain: Sequence[dict[str, Any]],
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any] | None,
+        turns: Turns,
+    ) -> str:
+        """Return the prompt, open for an answer, of what `plain` gave. Raises InvalidRequest if
+        the template refuses it."""
         assert self._template is not None
-        return self._template.render(plain, plain_tools(tools, self._refuses_strict))
+        told = await turns.run(0, plain_tools, tools, self._refuses_strict)
+        if len(plain) + sum(len(message.get("tool_calls", ())) for message in plain) > INLINE:
+            return await self._template.render_apart(plain, told, variables)
+        return await turns.run(0, self._template.render, plain, told, variables=variables)
 
     def _check_tools(self) -> None:
         if not self._support.tools:

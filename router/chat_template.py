@@ -1,11 +1,13 @@
 """Chat templates: from a list of messages to the prompt's text, by the model's own template.
 
-Rendering is Jinja2's, as in transformers, in the bounds of `template_sandbox.py`. Knows no tokens.
-State: the compiled templates; one rendering at a time.
+Rendering is Jinja2's, as in transformers, in the bounds of `template_sandbox.py`. It is Python, so
+a long chat is rendered in a thread, beside which the event loop goes on. Knows no tokens. State:
+the compiled templates.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +28,69 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: dict[str, str], with_tools: str | None = None) -> None:
         sources = {"chat": source, "tools": source if with_tools is None else with_tools}
-        self._environment = TemplateEnvironment()
-        self._templates = {name: self._compile(text) for name, text in sources.items()}
+        self._inline, self._apart = _Compiled(sources), _Compiled(sources)
+        self._thread_is_free = asyncio.Lock()
         self._special = special
         self._knows_developer = {name: "developer" in text for name, text in sources.items()}
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        answer: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt, open for the assistant's answer unless `answer` is false. `variables`
+        are the template's own, such as `enable_thinking`. Without tools the template sees none, as
+        in transformers. Raises InvalidRequest naming `messages` if the template refuses them or
+        cannot be rendered with them."""
+        return self._inline.render(*self._given(messages, tools, answer, variables))
+
+    async def render_apart(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Same as `render` for a long chat: it is done in a thread, one after the other."""
+        given = self._given(messages, tools, True, variables)
+        async with self._thread_is_free:  # bounded by the caller's deadline
+            running = asyncio.ensure_future(asyncio.to_thread(self._apart.render, *given))
+            try:
+                return await asyncio.shield(running)
+            finally:
+                await asyncio.wait([running])  # a thread cannot be stopped; its bounds end it
+
+    def _given(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        answer: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the template's name and what it is given."""
+        name = "tools" if tools else "chat"
+        if not self._knows_developer[name]:
+            messages = [
+                {**message, "role": "system"} if message["role"] == "developer" else message
+                for message in messages
+            ]
+        return name, {
+            "documents": None,
+            **self._special,
+            **(variables or {}),
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": answer,
+        }
+
+
+class _Compiled:
+    """The templates by name. Renders one chat at a time."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._environment = TemplateEnvironment()
+        self._templates = {name: self._compile(source) for name, source in sources.items()}
 
     def _compile(self, source: str) -> jinja2.Template:
         if len(source) > MOST_SOURCE:
@@ -45,31 +106,8 @@ class ChatTemplate:
                 "or download the model again"
             ) from error
 
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        answer: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the prompt, open for the assistant's answer unless `answer` is false. `variables`
-        are the template's own, such as `enable_thinking`. Without tools the template sees none, as
-        in transformers. Raises InvalidRequest naming `messages` if the template refuses them or
-        cannot be rendered with them."""
-        name = "tools" if tools else "chat"
-        if not self._knows_developer[name]:
-            messages = [
-                {**message, "role": "system"} if message["role"] == "developer" else message
-                for message in messages
-            ]
-        given = {
-            "documents": None,
-            **self._special,
-            **(variables or {}),
-            "messages": list(messages),
-            "tools": list(tools) if tools else None,
-            "add_generation_prompt": answer,
-        }
+    def render(self, name: str, given: dict[str, Any]) -> str:
+        """Raises InvalidRequest."""
         self._environment.meter = Meter()
         try:
             return self._templates[name].render(given)

@@ -44,8 +44,16 @@ MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
 MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
 MAX_SCHEMA_VALUES = 8192  # of one function
+MAX_VARIABLES = 32  # of a chat template
+MAX_VARIABLE_VALUES = 1024  # in all of them
 MOST_VALUES = 1 << 16  # commas in a body
 MOST_TOKEN_VALUES = 1 << 20  # commas in one whose prompt may be token ids
+
+
+RESERVED_VARIABLES = {
+    *("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
+    *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length"),
+}
 
 
 def _at_most(entries: int, what: str) -> Callable[[Any], Any]:
@@ -112,6 +120,24 @@ def _schema(value: Any) -> Any:
     if _count_values(value) > MAX_SCHEMA_VALUES:
         raise PydanticCustomError(
             "too_long", "give at most {most} values", {"most": MAX_SCHEMA_VALUES}
+        )
+    return value
+
+
+def _variables(value: Any) -> Any:
+    """Refuses names that a chat template gets from elsewhere, and very many values."""
+    if not isinstance(value, dict):
+        return value
+    for name in value:
+        if not (name.isascii() and name.isidentifier() and len(name) <= 64) or name[0] == "_":
+            raise PydanticCustomError("no_name", "give names of letters, digits and underscores")
+        if name in RESERVED_VARIABLES or name.endswith("_token"):
+            raise PydanticCustomError(
+                "reserved", "{name} is not a variable that a request sets", {"name": name}
+            )
+    if _count_values(value) > MAX_VARIABLE_VALUES:
+        raise PydanticCustomError(
+            "too_long", "give at most {most} values", {"most": MAX_VARIABLE_VALUES}
         )
     return value
 
@@ -241,6 +267,11 @@ class Tool(Body):
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
+Variables = Annotated[
+    dict[str, Any],
+    BeforeValidator(_variables),
+    BeforeValidator(_at_most(MAX_VARIABLES, "variables")),
+]
 ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_unforced)]
 
 
@@ -288,6 +319,7 @@ class ChatRequest(Generation):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
+    chat_template_kwargs: Variables | None = None  # such as enable_thinking
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -307,6 +339,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    chat_template_kwargs: Variables | None = None
     tools: Tools | None = None
     add_special_tokens: bool | None = None
 

@@ -1,7 +1,7 @@
 """Messages and tools of a chat in the form that chat templates take.
 
-Text parts are joined, absent fields are left out, a call's arguments are an object. Knows no
-template. Stateless.
+Text parts are joined, absent fields are left out, a call's arguments are an object, and so is what
+a function takes. Knows no template. Stateless.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import orjson
 
 from baton.router.openai_schema import Message, Tool, ToolCall
 from baton.runtime.errors import InvalidRequest
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # templates expect these
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -41,13 +43,13 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return plain
 
 
-def _content(message: Message, field: str) -> str:
+def _content(message: Message, field: str) -> str | None:
     if isinstance(message.content, list):
         return "\n".join(part.text for part in message.content)
     if message.content is not None:
         return message.content
     if message.role == "assistant" and message.tool_calls:
-        return ""
+        return None
     raise InvalidRequest(f"{field}.content is missing: add a text", f"{field}.content")
 
 
@@ -93,7 +95,6 @@ def plain_tools(tools: Sequence[Tool], refuse_strict: bool = True) -> list[dict[
         function: dict[str, Any] = {"name": given.name}
         if given.description is not None:
             function["description"] = given.description
-        if given.parameters is not None:
-            function["parameters"] = given.parameters
+        function["parameters"] = _NO_PARAMETERS if given.parameters is None else given.parameters
         plain.append({"type": "function", "function": function})
     return plain

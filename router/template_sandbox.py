@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
@@ -91,7 +91,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             for name, function in {**FILTERS, "tojson": to_json}.items()
             if name in _FILTERS
         }
-        tests: Mapping[str, Callable[..., Any]] = TESTS
+        tests = cast(Mapping[str, Callable[..., Any]], TESTS)  # it is typed too narrowly
         self.tests = {name: self._ticking(test) for name, test in tests.items()}
         self.globals = {
             "range": safe_range,

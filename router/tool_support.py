@@ -2,6 +2,7 @@
 
     one tool              is its name in the prompt?
     a call and its result are they in the prompt, with arguments as an object or as a text?
+    a call alone          is a missing content null, absent or empty to it?
     that call's text      which form of `tool_calls.py` reads the same call back?
 
 So no list of models is kept: whoever prints calls in a known form is known. Knows no requests.
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from itertools import product
+from typing import Any, Literal, get_args
 
 import orjson
 
@@ -21,6 +23,8 @@ from baton.router.chat_template import ChatTemplate
 from baton.router.tool_calls import FORMS, Calling, CallParser, Form
 from baton.runtime.errors import InvalidRequest
 
+NoContent = Literal["null", "absent", "empty"]
+_NO_CONTENT: tuple[NoContent, ...] = get_args(NoContent)
 _NAME, _TOLD = "look_up_probe", "what the probe told"
 _ARGUMENTS = {"probe_key": "probe value"}
 _ID = "call_" + "0" * 32  # as ours are
@@ -40,7 +44,7 @@ _TOOL = {
 _ASKED = {"role": "user", "content": "Hello"}
 _CALLED = {
     "role": "assistant",
-    "content": "",
+    "content": None,
     "tool_calls": [
         {"id": _ID, "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
     ],
@@ -52,22 +56,29 @@ _ANSWERED = {"role": "tool", "content": _TOLD, "tool_call_id": _ID}
 class ToolSupport:
     """`tools` are printed in the prompt; `calls` and their results are, beside tools, and
     `calls_alone` without. `text_arguments`: the template wants a text where others want an
-    object. `short_ids`: it refuses ids of another length than 9. `form` is None where calls are
-    printed in a form that is not known."""
+    object. `short_ids`: it refuses ids of another length than 9. `no_content`: what it takes for
+    the content of a message that is calls alone. `form` is None where calls are printed in a form
+    that is not known."""
 
     tools: bool = False
     calls: bool = False
     calls_alone: bool = False
     text_arguments: bool = False
     short_ids: bool = False
+    no_content: NoContent = "null"
     form: Form | None = None
 
     def suited(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with arguments and ids as the template wants them."""
+        """Return the messages with arguments, ids and missing contents as the template wants
+        them."""
         return [self._suited(message) for message in messages]
 
     def _suited(self, message: dict[str, Any]) -> dict[str, Any]:
         suited = dict(message)
+        if message["content"] is None and self.no_content == "absent":
+            del suited["content"]
+        elif message["content"] is None and self.no_content == "empty":
+            suited["content"] = ""
         if "tool_call_id" in message:
             suited["tool_call_id"] = self._id(message["tool_call_id"])
         if "tool_calls" in message:
@@ -99,21 +110,24 @@ def support_of(template: ChatTemplate | None) -> ToolSupport:
         return ToolSupport()
     prompt = _render(template, [_ASKED], [_TOOL])
     tools = prompt is not None and _NAME in prompt
-    for text_arguments in (False, True):
-        for short_ids in (False, True):
-            support = ToolSupport(tools, True, True, text_arguments, short_ids)
-            beside = _prints_calls(template, support, [_TOOL])
-            alone = _prints_calls(template, support, None)
-            if beside or alone:
-                form = _form(template, support, prompt) if tools else None
-                return replace(support, calls=beside, calls_alone=alone, form=form)
+    for text, short, content in product((False, True), (False, True), _NO_CONTENT):
+        support = ToolSupport(tools, True, True, text, short, content)
+        beside = _prints_calls(template, support, [_TOOL])
+        alone = _prints_calls(template, support, None)
+        if beside or alone:
+            form = _form(template, support, prompt) if tools else None
+            return replace(support, calls=beside, calls_alone=alone, form=form)
     return ToolSupport(tools)
 
 
 def _prints_calls(template: ChatTemplate, support: ToolSupport, tools: Any) -> bool:
+    """Whether a call and its result are in the prompt, and no "None" for the missing content."""
+    asked = _render(template, [_ASKED], tools) or ""
     text = _render(template, support.suited([_ASKED, _CALLED, _ANSWERED]), tools)
     return (
-        text is not None and _TOLD in text and all(value in text for value in _ARGUMENTS.values())
+        text is not None
+        and all(value in text for value in (_TOLD, *_ARGUMENTS.values()))
+        and text.count("None") <= asked.count("None")
     )
 
 

@@ -8,9 +8,9 @@ its tokenizer and its template; knows no placement. Owns the turns in which this
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from baton.proto import worker_pb2
 from baton.router.chat_prompt import ChatPrompt
@@ -102,7 +102,9 @@ class Validator:
                 "max_tokens and max_completion_tokens are the same: give one", "max_tokens"
             )
         tools, calling = self._chat_prompt.tools(request)
-        prompt = await self.chat_tokens(request.messages, limits, tools)
+        prompt = await self.chat_tokens(
+            request.messages, limits, tools, request.chat_template_kwargs
+        )
         top = (request.top_logprobs or 0) if request.logprobs else None
         asked, field = request.max_tokens, "max_tokens"
         if request.max_completion_tokens is not None:
@@ -116,9 +118,12 @@ class Validator:
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("give either prompt or messages", "prompt")
         if request.messages is not None:
-            return await self.chat_tokens(request.messages, limits, request.tools or ())
-        if request.tools:
-            raise InvalidRequest("tools go with messages: leave them out beside prompt", "tools")
+            return await self.chat_tokens(
+                request.messages, limits, request.tools or (), request.chat_template_kwargs
+            )
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(request, name):
+                raise InvalidRequest(f"{name} goes with messages: leave it out beside prompt", name)
         special = request.add_special_tokens is not False
         return await self.text_tokens(request.prompt or "", special, "prompt", limits)
 
@@ -130,11 +135,15 @@ class Validator:
         )
 
     async def chat_tokens(
-        self, messages: Sequence[Message], limits: Limits, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        limits: Limits,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The prompt's tokens for a chat; nothing is added to what the template printed."""
         plain = await self.turns.run(0, self._chat_prompt.plain, messages, tools)
-        text = await self.turns.run(0, self._chat_prompt.text, plain, tools)
+        text = await self._chat_prompt.text(plain, tools, variables, self.turns)
         return await self.text_tokens(text, False, "messages", limits)
 
     async def completion(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -15,6 +16,7 @@ from baton.router.chat_template import ChatTemplate
 from baton.router.openai_schema import ChatRequest
 from baton.router.parsing import decoded, shaped
 from baton.router.tool_calls import FORMS, Calling
+from baton.router.turns import Turns
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest
 
@@ -51,7 +53,8 @@ def request(**fields: Any) -> ChatRequest:
 
 def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, Calling | None]:
     tools, calling = prompt.tools(asked)
-    return prompt.text(prompt.plain(asked.messages, tools), tools), calling
+    plain = prompt.plain(asked.messages, tools)
+    return asyncio.run(prompt.text(plain, tools, asked.chat_template_kwargs, Turns())), calling
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])

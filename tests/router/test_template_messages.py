@@ -33,7 +33,7 @@ def test_messages_for_templates() -> None:
         )
     ) == [
         {"role": "user", "content": "a\nb", "name": "n"},
-        {"role": "assistant", "content": "", "tool_calls": [wanted]},
+        {"role": "assistant", "content": None, "tool_calls": [wanted]},
         {"role": "tool", "content": "", "tool_call_id": "1"},
     ]
 
@@ -99,7 +99,10 @@ def test_tools_for_templates() -> None:
         [tool("f", description="d", parameters=schema, strict=False), tool("g")]
     ) == [
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}},
-        {"type": "function", "function": {"name": "g"}},
+        {
+            "type": "function",
+            "function": {"name": "g", "parameters": {"type": "object", "properties": {}}},
+        },
     ]
 
 

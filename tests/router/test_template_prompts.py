@@ -1,0 +1,150 @@
+"""From a chat request to its prompt, through templates like those of known families: variables,
+missing contents and parameters, long chats."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from baton.router.chat_prompt import INLINE, ChatPrompt
+from baton.router.chat_template import ChatTemplate
+from baton.router.openai_schema import ChatRequest
+from baton.router.parsing import decoded, shaped
+from baton.router.turns import Turns
+from baton.runtime.errors import InvalidRequest
+
+FAMILIES = Path(__file__).parent / "families"
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+ASKED = {"role": "user", "content": "hi"}
+FUNCTION = {"name": "look_up", "arguments": '{"key": "value 7"}'}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "abcdef012", "type": "function", "function": FUNCTION}],
+}
+RESULT = {"role": "tool", "content": "found it", "tool_call_id": "abcdef012"}
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks up."}}
+WITH_CALLS = [
+    *("qwen2_5", "qwen3", "qwen3_coder", "llama3_1", "mistral_v3", "mistral_small"),
+    *("mistral_nemo", "deepseek_v3_1", "nemotron_nano", "nemotron_3", "hermes_2_pro", "glm4"),
+    *("glm4_5", "gpt_oss", "kimi_k2", "jamba", "command_r_tools", "command_r7b"),
+]
+
+
+def source(family: str) -> str:
+    return (FAMILIES / f"{family}.jinja").read_text(encoding="utf-8")
+
+
+def request(**fields: Any) -> ChatRequest:
+    return shaped(decoded(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest)
+
+
+async def prompt_of(template: str, **fields: Any) -> str:
+    prompt, asked = ChatPrompt("m", ChatTemplate(template, SPECIAL), "none"), request(**fields)
+    tools, _ = prompt.tools(asked)
+    plain = prompt.plain(asked.messages, tools)
+    return await prompt.text(plain, tools, asked.chat_template_kwargs, Turns())
+
+
+@pytest.mark.parametrize("family", WITH_CALLS)
+async def test_null_content_and_no_parameters_reach_each_family(family: str) -> None:
+    text = await prompt_of(source(family), messages=[ASKED, CALLED, RESULT], tools=[TOOL])
+    plain = await prompt_of(source(family), tools=[TOOL])
+    assert "value 7" in text and "found it" in text and "look_up" in plain
+    assert text.count("None") == plain.count("None")
+
+
+@pytest.mark.parametrize(
+    ("content", "printed"),
+    [
+        ("{{ 'null' if m.content is none else m.content }}", "null"),
+        ("{{ m.content }}", ""),  # "None" would be printed
+        ("{% if m.content is none %}null{% endif %}{{ m.content or '' }}", "null"),
+        ("{% if m.content is defined %}{{ m.content.strip() }}{% endif %}", ""),
+        ("{{ m.content.strip() }}{{ 1 + m.content | length }}", "1"),
+    ],
+)
+async def test_null_content_is_what_the_template_can_print(content: str, printed: str) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}" + content + "|"
+        "{% for call in m.tool_calls %}{{ call | tojson }}{% endfor %}{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}{{ tools | tojson }}"
+    )
+    text = await prompt_of(template, messages=[ASKED, CALLED, RESULT], tools=[TOOL])
+    assert f"<assistant>{printed}|" in text
+
+
+async def test_variables_reach_the_template() -> None:
+    assert "<think>" not in await prompt_of(source("qwen3"))
+    off = await prompt_of(source("qwen3"), chat_template_kwargs={"enable_thinking": False})
+    assert off.endswith("<think>\n\n</think>\n\n")
+    nested = {"budget": {"steps": [1, 2]}, "documents": [{"text": "a"}]}
+    printed = "{{ budget.steps[1] }}{{ documents[0].text }}"
+    assert await prompt_of(printed, chat_template_kwargs=nested) == "2a"
+
+
+@pytest.mark.parametrize(
+    ("variables", "word"),
+    [
+        ({"messages": []}, "messages is not a variable"),
+        ({"tools": None}, "tools is not a variable"),
+        ({"bos_token": "x"}, "bos_token is not a variable"),
+        ({"a b": 1}, "letters"),
+        ({"_x": 1}, "letters"),
+        ({"": 1}, "letters"),
+        ({f"v{i}": 1 for i in range(33)}, "at most 32 variables"),
+        ({"x": [0] * 1024}, "at most 1024 values"),
+        (["x"], "dict"),
+    ],
+)
+def test_variables_out_of_bounds_are_refused(variables: Any, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word) as refused:
+        request(chat_template_kwargs=variables)
+    assert str(refused.value.field).startswith("chat_template_kwargs")
+
+
+def test_variables_too_deep_are_refused() -> None:
+    deep: Any = 1
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="nested over"):
+        request(chat_template_kwargs={"x": deep})
+
+
+@pytest.mark.parametrize("text", ["", "a", "é\n"])
+async def test_reversed_text_is_rendered_at_any_length(text: str) -> None:
+    template = "{{ messages[0].content[::-1] }}{{ messages[1:][::-1] | length }}{{ [][::-1] }}"
+    chat = [{"role": "user", "content": text}]
+    assert await prompt_of(template, messages=chat) == text[::-1] + "0[]"
+
+
+async def test_the_loop_goes_on_beside_a_long_chat() -> None:
+    chat = [ASKED, {"role": "assistant", "content": "x"}] * INLINE
+    slow = "{% for m in messages %}{% for i in range(2000) %}{% endfor %}{{ m.role }}{% endfor %}"
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0)
+            beats += 1
+
+    beating = asyncio.create_task(beat())
+    text = await prompt_of(slow, messages=chat)
+    beating.cancel()
+    assert text == "userassistant" * INLINE and beats > 5
+
+
+async def test_a_long_chat_whose_request_ends_leaves_the_thread_to_the_next() -> None:
+    loops = "{% for j in range(9) %}{% for i in range(50000) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(loops + "{{ messages[0].role }}", {})
+    first = asyncio.create_task(template.render_apart([ASKED]))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await template.render_apart([ASKED]) == "user"
