@@ -24,7 +24,8 @@ from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, waits
 from baton.runtime.errors import BatonError, Unavailable
-from baton.runtime.registry import Registry
+from baton.runtime.registry import WorkerRecord
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
 
 AGAIN_S = 0.1  # for who was waited for in vain the last time: the next candidate is asked
 IN_VAIN_KEPT = 256
@@ -69,12 +70,13 @@ class RegisteredPeers:
         mover: Mover,
         dial: Dial,
         first_contact: FirstContact,
-        registry: Registry,
+        registry: RegistryClient,
         patience_s: float,
     ) -> None:
         self._mine = mine
         self._dial = dial
         self._registry = registry
+        self._records: list[WorkerRecord] = []  # as the registry said last
         self._first_contact = first_contact
         self._mover = mover
         self._patience_s = patience_s
@@ -85,9 +87,12 @@ class RegisteredPeers:
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
         boot_id = candidate.boot_id
         peer = self._peers.get(boot_id)
+        if peer is None:
+            await self._check_registered(candidate)
+            peer = self._peers.get(boot_id)  # another handoff may have begun it by now
         is_first = peer is None
         if peer is None:
-            self._check_registered(candidate)
+            self._forget_departed()
             peer = self._begin(candidate)
         patience_s = self._patience_s
         if boot_id in self._in_vain:
@@ -138,7 +143,6 @@ class RegisteredPeers:
             self._in_vain.pop(boot_id, None)
             if self._peers.get(boot_id) is peer:
                 self._forget_predecessors(peer)
-                self._forget_departed()
 
         peer = _Peer(candidate.address, calls, asyncio.create_task(greet()))
         peer.greeting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -150,16 +154,21 @@ class RegisteredPeers:
         if len(self._in_vain) > IN_VAIN_KEPT:
             del self._in_vain[next(iter(self._in_vain))]
 
-    def _check_registered(self, candidate: worker_pb2.Candidate) -> None:
-        named = (candidate.worker_id, candidate.boot_id.hex(), candidate.address)
+    async def _check_registered(self, candidate: worker_pb2.Candidate) -> None:
+        """Raises Unavailable. While the registry does not answer, what it said last holds."""
+        reading = self._registry.workers()
+        answered = await waits.over(reading, ANSWER_S)
         try:
-            records = self._registry.workers()
+            if answered:
+                self._records = reading.result()
         except OSError as error:  # as without descriptors: no peer is known then
             raise Unavailable(f"the registry cannot be read: {error}") from error
-        if named not in {(record.worker_id, record.boot_id, record.address) for record in records}:
+        named = (candidate.worker_id, candidate.boot_id.hex(), candidate.address)
+        if named not in {(e.worker_id, e.boot_id, e.address) for e in self._records}:
             raise Unavailable(
                 f"worker {candidate.worker_id} is not registered at {candidate.address} under "
                 "its boot id: nothing is sent there"
+                + ("" if answered else f"; the registry cannot be read: {hung(ANSWER_S)}")
             )
 
     def _forget_predecessors(self, peer: _Peer) -> None:
@@ -171,11 +180,7 @@ class RegisteredPeers:
     def _forget_departed(self) -> None:
         """Those that the registry has forgotten, once no connection leads to them: a worker that
         has drained says no word at its end. One that drains still serves what it owes."""
-        try:
-            registered = {record.boot_id for record in self._registry.workers()}
-        except OSError as error:  # they are looked for again at the next greeting
-            log.warning("the registry cannot be read", why=str(error))
-            return
+        registered = {record.boot_id for record in self._records}
         for boot_id, peer in list(self._peers.items()):
             if boot_id.hex() in registered or not peer.greeting.done():
                 continue

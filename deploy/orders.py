@@ -19,6 +19,7 @@ from baton.deploy.instance import TOKEN_KEY, live_instances, read_environment
 from baton.deploy.order_proof import order_proof
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
+from baton.runtime.registry_client import answer_within
 
 ORDER_TIMEOUT_S = ANSWER_S + 10.0  # a worker that is busy answers late
 LOOK_S = 0.1
@@ -32,6 +33,13 @@ class Cluster:
     name: str
     registry: DirectoryRegistry
     token: str
+
+    def workers(self) -> list[WorkerRecord]:
+        """Raises Unavailable if the registry cannot be read."""
+        try:
+            return answer_within(self.registry.workers)
+        except OSError as error:
+            raise Unavailable(f"the registry of {self.name} cannot be read: {error}") from error
 
 
 def live_clusters(instance: str | None = None) -> list[Cluster]:
@@ -68,8 +76,8 @@ class Found:
         return order_proof(self.cluster.token, self.record.worker_id, self.record.boot_id, path)
 
     def there(self) -> list[WorkerRecord]:
-        """All workers of its cluster."""
-        return self.cluster.registry.workers()
+        """All workers of its cluster. Raises Unavailable if its registry cannot be read."""
+        return self.cluster.workers()
 
     def ended(self) -> bool:
         """Whether this start of the worker, or this role of it, has left the registry."""
@@ -85,9 +93,7 @@ class Found:
 
 def find(worker_id: str, clusters: Sequence[Cluster]) -> Found:
     """The worker of that id. Raises ConfigError if there is none, or one in several clusters."""
-    known = [
-        Found(cluster, record) for cluster in clusters for record in cluster.registry.workers()
-    ]
+    known = [Found(cluster, record) for cluster in clusters for record in cluster.workers()]
     found = [each for each in known if each.record.worker_id == worker_id]
     if len(found) > 1:
         names = ", ".join(each.cluster.name for each in found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from baton.deploy.instance import is_locked, live_instances, read_status
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.registry_client import answer_within
 
 AUDIT_TIMEOUT_S = 2.0
 PIPE_COLUMNS = 160  # where no terminal says how many: a row is a line
@@ -43,8 +45,7 @@ def running() -> list[ProcessRow]:
 
 def _rows(folder: Path) -> Iterator[ProcessRow]:
     registry = folder / "registry"  # made by `baton serve`: looking must not make it
-    known = DirectoryRegistry(registry).workers() if registry.is_dir() else []
-    records = {record.worker_id: record for record in known}
+    records = {record.worker_id: record for record in _announced(registry)}
     for path in sorted(folder.glob("*.status")):
         name = path.stem
         status = read_status(folder, name)
@@ -65,6 +66,17 @@ def _rows(folder: Path) -> Iterator[ProcessRow]:
             model=record.model if record else "",
             audit=fetch_audit(record.admin_address) if record else {},
         )
+
+
+def _announced(registry: Path) -> list[WorkerRecord]:
+    """None, with a line on stderr, where the registry cannot be read."""
+    try:
+        return answer_within(
+            lambda: DirectoryRegistry(registry).workers() if registry.is_dir() else []
+        )
+    except OSError as error:
+        print(f"{registry} cannot be read, so no worker is shown: {error}", file=sys.stderr)
+        return []
 
 
 def _state(state: str, kept: bool, record: WorkerRecord | None, name: str) -> str:

@@ -14,7 +14,9 @@ from baton.router.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import garbage, logs, tracing
 from baton.runtime.config import Config
+from baton.runtime.dead_entries import DeadEntries
 from baton.runtime.registry import DirectoryRegistry
+from baton.runtime.registry_client import ThreadedRegistry
 from baton.runtime.tls import tls_of
 
 
@@ -53,7 +55,9 @@ def run_router(
             config,
             model_folder=model_folder,
             model_name=model_name,
-            registry=DirectoryRegistry(registry_folder, secret=token),
+            registry=ThreadedRegistry(
+                DirectoryRegistry(registry_folder, secret=token), DeadEntries(registry_folder)
+            ),
             token=token,
             ready=ready,
             grpc_ready=grpc_ready,

@@ -37,7 +37,8 @@ from baton.deploy.ports import check_grpc_port, check_port
 from baton.deploy.process_launcher import Launcher, ProcessLauncher
 from baton.deploy.ray_launcher import RAY_JOB, RayLauncher
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
-from baton.runtime.registry import DirectoryRegistry
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.registry_client import answer_within
 
 TICK_S = 0.1
 EARLY_DEATHS = 3  # of one job before it was ready
@@ -166,7 +167,7 @@ class Serving:
                 self._progress("Ray has placed the workers")
             for name in sorted(missing):
                 self._tell_progress(instance, name)
-            for record in registry.workers():
+            for record in _announced(registry):
                 if record.worker_id in missing:
                     missing.remove(record.worker_id)
                     self._progress(f"{record.worker_id} ready at {record.address}")
@@ -325,6 +326,14 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: serving.stop())
     serving.run(after_ready)
+
+
+def _announced(registry: DirectoryRegistry) -> list[WorkerRecord]:
+    """None while its file system hangs: they may still come before the start times out."""
+    try:
+        return answer_within(registry.workers)
+    except TimeoutError:
+        return []
 
 
 def router_address(folder: Path) -> str | None:

@@ -41,16 +41,16 @@ from baton.engine.torch_engine import TorchEngine
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.worker import PrefillWorker
-from baton.runtime import garbage, logs, metrics, tracing, worker_lock
+from baton.runtime import garbage, logs, metrics, tracing, waits, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grpc_links import open_port
 from baton.runtime.registry import (
     DirectoryRegistry,
-    Registry,
     Role,
     WorkerRecord,
 )
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, ThreadedRegistry, hung
 from baton.runtime.tls import tls_of
 from baton.runtime.worker_drain import SERVER_GRACE_S, Course, Ends, serve_until
 
@@ -78,7 +78,7 @@ def run_worker(
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint, config.telemetry.span_queue)
     # before the model: they may have to be refused
-    registry = DirectoryRegistry(registry_folder, secret=token)
+    registry = ThreadedRegistry(DirectoryRegistry(registry_folder, secret=token))
     tls = tls_of(config.security)
     if not config.handoff.verify:
         log.warning("blocks are used unverified: wrong ones too", setting="handoff.verify")
@@ -297,24 +297,35 @@ async def _listen(
     )
 
 
-async def _announce(registry: Registry, record: WorkerRecord) -> None:
+async def _announce(registry: RegistryClient, record: WorkerRecord) -> None:
     told = ""
     while True:
+        announcing = registry.announce(record)
+        while not await waits.over(announcing, ANSWER_S):
+            told = _told_unannounced(hung(ANSWER_S), told)
         why = ""
         try:
-            registry.announce(record)
-        except OSError as error:  # a full disk ends no request; the announcement fades meanwhile
+            announcing.result()
+        except OSError as error:  # a full disk ends no request; the announcement fades
             why = str(error)
-        if why and why != told:
-            log.error("the worker could not announce itself", why=why)
-        told = why
+        told = _told_unannounced(why, told)
         await asyncio.sleep(ANNOUNCE_S)
 
 
-def _withdraw(registry: Registry, record: WorkerRecord) -> None:
+def _told_unannounced(why: str, told: str) -> str:
+    if why and why != told:
+        log.error("the worker could not announce itself", why=why)
+    return why
+
+
+async def _withdraw(registry: RegistryClient, record: WorkerRecord) -> None:
+    """Waits ANSWER_S at most; the announcement fades by itself."""
+    withdrawing = registry.withdraw(record.worker_id, record.boot_id)
     try:
-        registry.withdraw(record.worker_id, record.boot_id)
-    except OSError as error:  # the announcement fades by itself
+        if not await waits.over(withdrawing, ANSWER_S):
+            raise TimeoutError(hung(ANSWER_S))
+        withdrawing.result()
+    except OSError as error:
         log.error("the worker could not withdraw its announcement", why=str(error))
 
 

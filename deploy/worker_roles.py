@@ -33,7 +33,8 @@ from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2_grpc
 from baton.runtime import identity
 from baton.runtime.config import Config
 from baton.runtime.grpc_links import open_server
-from baton.runtime.registry import Registry, Role
+from baton.runtime.registry import Role
+from baton.runtime.registry_client import RegistryClient
 from baton.runtime.tls import Tls
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker_service import WorkerService
@@ -48,7 +49,7 @@ class Boot:
     worker_id: str
     boot_id: bytes
     model_folder: Path
-    registry: Registry
+    registry: RegistryClient
     token: str
     tls: Tls | None = None  # None: it talks in plain text
 

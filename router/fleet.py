@@ -27,7 +27,8 @@ from baton.router.worker_link import Bearer, WorkerLink
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root
-from baton.runtime.registry import Registry, WorkerRecord
+from baton.runtime.registry import WorkerRecord
+from baton.runtime.registry_client import RegistryClient
 
 POLL_S = 0.5
 LINK_S = 1.0
@@ -42,7 +43,7 @@ class Fleet:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: RegistryClient,
         dialer: Dialer,
         config: RouterConfig,
         key: bytes,
@@ -68,7 +69,7 @@ class Fleet:
         """Follow the registry until cancelled, then close every link."""
         try:
             while True:
-                self._follow(self._announced.workers(), bearer)
+                self._follow(await self._announced.workers(), bearer)
                 self.rebuilt()  # though nobody asks: who comes later is not waited for
                 self._tell_mixture()
                 self._judge()

@@ -40,7 +40,7 @@ from baton.runtime.accepts import ACCEPTS
 from baton.runtime.config import NO_GRPC, Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.identity import cluster_key
-from baton.runtime.registry import Registry
+from baton.runtime.registry_client import RegistryClient
 
 TOLD_S = 5  # for streams that are cut off to take their last event
 BACKLOG = RouterConfig().backlog
@@ -54,7 +54,7 @@ async def serve_router(
     *,
     model_folder: Path,
     model_name: str,
-    registry: Registry,
+    registry: RegistryClient,
     token: str,
     ready: Callable[[str], None] | None = None,
     grpc_ready: Callable[[str], None] | None = None,

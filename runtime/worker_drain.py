@@ -39,7 +39,7 @@ class Ends:
     """What follows when a loop has ended: it leaves the registry (`withdraw`), what it owes to its
     peers ends (`finish`), then what serves them (`stop`), and what moves blocks (`close`)."""
 
-    withdraw: Callable[[], None]
+    withdraw: Callable[[], Awaitable[None] | None]
     finish: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     close: Callable[[], Awaitable[None]]

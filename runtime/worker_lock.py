@@ -4,7 +4,7 @@ Two processes under one id would take each other's place with each announcement,
 reader would follow, to and fro. The kernel drops a flock when its holder dies, however it dies:
 so a successor waits for nothing, and a process that is stopped, and may come back, keeps its
 id. One host, as the registry's folder. Knows no boot ids: a worker that changes its role keeps
-the lock.
+the lock. Its file is deleted by dead_entries.py alone, which holds the lock then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from baton.runtime.errors import ConfigError
 from baton.runtime.registry import check_worker_id
 
+SUFFIX = ".lock"  # of its file
 PATIENCE_S = 5.0  # for a process that was killed to be gone
 LOOK_S = 0.05
 _PID_BYTES = 16
@@ -29,14 +30,11 @@ def held(folder: Path, worker_id: str) -> Iterator[None]:
     """Have the id in the registry `folder` until the context ends. Blocks, for PATIENCE_S
     at most. Raises ConfigError if another process has it still, or if nothing can be locked."""
     check_worker_id(worker_id)
-    path = folder / f"{worker_id}.lock"
+    path = folder / f"{worker_id}{SUFFIX}"
     with contextlib.ExitStack() as ends:
         try:
-            # never removed: who waits for it would get the lock of a file that is gone
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = _locked(path, time.monotonic() + PATIENCE_S, folder, worker_id)
             ends.callback(os.close, lock)
-            if not _taken(lock, time.monotonic() + PATIENCE_S):
-                raise _refusal(lock, folder, worker_id)
             _name_holder(lock)
             for draft in folder.glob(f"{worker_id}.*.draft"):
                 draft.unlink(missing_ok=True)  # of a start that was killed
@@ -46,6 +44,40 @@ def held(folder: Path, worker_id: str) -> Iterator[None]:
                 "of this host that this user can write"
             ) from error
         yield
+
+
+@contextlib.contextmanager
+def if_free(folder: Path, worker_id: str) -> Iterator[Path | None]:
+    """Hold the id's lock, if no process has it, until the context ends: then its file, which may
+    be deleted, else None. Waits for nothing."""
+    path = folder / f"{worker_id}{SUFFIX}"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield path if _taken(lock, time.monotonic()) and _is_at(lock, path) else None
+    finally:
+        os.close(lock)
+
+
+def _locked(path: Path, until_s: float, folder: Path, worker_id: str) -> int:
+    """The file at `path`, locked. One that was deleted while it was waited for locks nothing."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _taken(lock, until_s):
+                raise _refusal(lock, folder, worker_id)
+            if _is_at(lock, path):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def _is_at(lock: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _taken(lock: int, until_s: float) -> bool:

@@ -42,6 +42,7 @@ from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
 from baton.runtime.worker_links import serve_link
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.machine import Machine
@@ -165,7 +166,7 @@ class World:
             first_contact = FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps)
             dial = partial(SimCalls, self.network, machine)
             patience_s = GREETING_TIMEOUT_S  # a lease is short here beside a first contact's READs
-            peers = RegisteredPeers(mine, mover, dial, first_contact, self.registry, patience_s)
+            peers = RegisteredPeers(mine, mover, dial, first_contact, self.client, patience_s)
             finish = peers.close
             worker = DecodeWorker(
                 worker_id=name,
@@ -192,11 +193,15 @@ class World:
         self.registry.announce(record)
         return process
 
+    @property
+    def client(self) -> InlineRegistry:
+        return InlineRegistry(self.registry)
+
     def start_router(self, name: str) -> RouterProcess:
         machine = self._machine(name)
         router, limits = self.config.router, self.kind.limits(KEY)
         fleet = Fleet(
-            self.registry,
+            self.client,
             SimDialer(self.network, machine),
             router,
             KEY,

@@ -18,12 +18,15 @@ from baton.router.validation import Limits
 from baton.runtime import tracing
 from baton.runtime.config import Config, HandoffConfig, RouterConfig, WorkerConfig
 from baton.runtime.registry import MemoryRegistry
+from baton.runtime.registry_client import InlineRegistry
 from baton.simulation.cluster import Cluster
 
 
 def test_the_index_of_a_router_remembers_so_many_blocks() -> None:
     config = RouterConfig(index_blocks=2048)
-    fleet = Fleet(MemoryRegistry(), cast(Any, None), config, b"key", Limits(100, 100))
+    fleet = Fleet(
+        InlineRegistry(MemoryRegistry()), cast(Any, None), config, b"key", Limits(100, 100)
+    )
     assert fleet.index._capacity == 2048
 
 

@@ -25,6 +25,7 @@ from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
 from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
 from baton.runtime.tls import Tls
 
 pytestmark = pytest.mark.timed
@@ -73,7 +74,12 @@ class Scene:
         own = peer.greeting("decode-0", self.mover.describe())
         self.registry = MemoryRegistry()
         self.peers = RegisteredPeers(
-            lambda: own, self.mover, grpc_dial("token"), contact, self.registry, 20.0
+            lambda: own,
+            self.mover,
+            grpc_dial("token"),
+            contact,
+            InlineRegistry(self.registry),
+            20.0,
         )
 
     def register(self, boot_id: bytes, address: str = "") -> None:
@@ -137,6 +143,29 @@ async def test_a_registry_that_cannot_be_read_knows_nobody(
     monkeypatch.setattr(scene.registry, "workers", fail)
     with pytest.raises(Unavailable, match="too many open files"):
         await scene.open(b"1" * 16)
+
+
+class Hung(InlineRegistry):
+    """Its file system does not answer."""
+
+    def workers(self) -> asyncio.Future[list[WorkerRecord]]:
+        return asyncio.get_running_loop().create_future()
+
+
+async def test_a_hung_registry_stops_no_handoff_to_a_worker_that_it_has_named(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "ANSWER_S", 0.05)
+    await scene.open(b"1" * 16)
+    scene.peers._registry = Hung(scene.registry)
+    async with asyncio.timeout(20):
+        await scene.open(b"1" * 16)
+        assert scene.peer.greetings == 1
+        scene.peers.forget(b"1" * 16)  # its connection broke
+        await asyncio.gather(*(scene.open(b"1" * 16) for _ in range(3)))
+        assert scene.peer.greetings == 2
+        with pytest.raises(Unavailable, match="not registered.*file system"):
+            await scene.open(b"2" * 16)
 
 
 async def test_a_restarted_peer_leaves_no_trace_of_its_former_life(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,6 +14,7 @@ import pytest
 from baton.deploy import processes
 from baton.deploy.instance import Instance, JobState, JobStatus, live_instances, write_private
 from baton.deploy.processes import fetch_audit, running, show
+from baton.runtime import registry_client
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
 NOBODY = "127.0.0.1:9"
@@ -95,6 +97,23 @@ def test_a_worker_that_was_killed_starts_whatever_the_start_before_it_has_announ
     put_status(instance, "decode-0", "running", pid=42, starts=2)
     (worker,) = running()
     assert (worker.state, worker.pid, worker.address) == ("starting", 42, "")
+
+
+def test_a_hung_registry_keeps_no_job_from_the_table(
+    instance: Instance,
+    kept: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept.update({"decode-0", "router"})
+    put_status(instance, "decode-0", "running", pid=41)
+    put_status(instance, "router", "running")
+    reader, writer = os.pipe()
+    monkeypatch.setattr(DirectoryRegistry, "workers", lambda _: os.read(reader, 1))
+    monkeypatch.setattr(registry_client.answer_within, "__defaults__", (0.05,))
+    assert [row.name for row in running()] == ["decode-0", "router"]
+    assert "registry cannot be read, so no worker is shown: no answer" in capsys.readouterr().err
+    os.close(writer)
 
 
 @pytest.mark.parametrize(

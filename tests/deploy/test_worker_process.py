@@ -40,6 +40,7 @@ from baton.runtime.config import Config, SecurityConfig, WorkerConfig
 from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError, by_code
 from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
 from baton.simulation.hash_engine import HashEngine, block_bytes
 
 
@@ -166,7 +167,7 @@ def boot(**settings: Any) -> Boot:
         worker_id="decode-3",
         boot_id=bytes(range(16)),
         model_folder=Path("models/tiny"),
-        registry=MemoryRegistry(),
+        registry=InlineRegistry(MemoryRegistry()),
         token="t",
     )
 
@@ -230,7 +231,9 @@ def started(
     folder, registry = embedded_model(), registry or MemoryRegistry()
     engine = build_engine(folder, blocks=blocks, block_size=16, dtype="float32", threads=1)
     config = Config(worker=WorkerConfig(host="127.0.0.1", **settings))
-    made = Boot(config, role, f"{role}-0", os.urandom(16), folder, registry, token="secret")
+    made = Boot(
+        config, role, f"{role}-0", os.urandom(16), folder, InlineRegistry(registry), token="secret"
+    )
     process = WorkerProcess(made, engine)
     return process, asyncio.create_task(process.run()), registry
 

@@ -12,7 +12,10 @@ from baton.deploy.worker_process import _watch_quarantine, _watch_steps
 from baton.engine.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry_client import ANSWER_S, InlineRegistry
 from baton.simulation.virtual_time import on_virtual_time
+
+RECORD = WorkerRecord("decode-0", "b" * 32, "decode", "a:1", "a:2", "m", pid=1)
 
 
 class FullDisk(MemoryRegistry):
@@ -35,16 +38,7 @@ async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
 ) -> None:
     monkeypatch.setattr(worker_process, "ANNOUNCE_S", 0.001)
     registry = FullDisk(failures=5)
-    record = WorkerRecord(
-        worker_id="decode-0",
-        boot_id="b" * 32,
-        role="decode",
-        address="a:1",
-        admin_address="a:2",
-        model="m",
-        pid=1,
-    )
-    announcing = asyncio.create_task(worker_process._announce(registry, record))
+    announcing = asyncio.create_task(worker_process._announce(InlineRegistry(registry), RECORD))
     with capture_logs() as logs:
         async with asyncio.timeout(60):
             while not registry.workers():
@@ -54,6 +48,36 @@ async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
     await asyncio.wait({announcing})
     (said,) = logs  # once
     assert "No space left" in said["why"]
+
+
+class Hung(InlineRegistry):
+    """Its file system does not answer."""
+
+    def announce(self, record: WorkerRecord) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    def withdraw(self, worker_id: str, boot_id: str) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+
+@on_virtual_time
+async def test_a_hung_registry_delays_a_workers_end_by_a_moment() -> None:
+    registry = Hung(MemoryRegistry())
+    clock = asyncio.get_running_loop().time
+    announcing = asyncio.create_task(worker_process._announce(registry, RECORD))
+    with capture_logs() as logs:
+        await asyncio.sleep(10 * ANSWER_S)
+        assert not announcing.done()
+        announcing.cancel()
+        await asyncio.wait({announcing})
+        began_s = clock()
+        await worker_process._withdraw(registry, RECORD)
+    assert clock() - began_s <= 1.01 * ANSWER_S
+    assert [line["event"] for line in logs] == [
+        "the worker could not announce itself",
+        "the worker could not withdraw its announcement",
+    ]
+    assert all("file system" in line["why"] for line in logs)
 
 
 class Health:

@@ -22,6 +22,7 @@ from baton.proto import client_pb2_grpc, worker_pb2
 from baton.router.server import serve_router
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.registry import MemoryRegistry, Role
+from baton.runtime.registry_client import ThreadedRegistry
 from baton.simulation.scripted_worker import ScriptedWorker, draw
 
 HERE = Path(__file__).parent
@@ -179,7 +180,7 @@ async def running_router(
                 replace(Config(), router=config),
                 model_folder=model_folder,
                 model_name="tiny",
-                registry=registry,
+                registry=ThreadedRegistry(registry),
                 token=TOKEN,
                 ready=url.set_result,
                 grpc_ready=grpc_addresses.append,

@@ -13,6 +13,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.identity import cluster_key
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
 from baton.runtime.wire import ModelLimits
 
 KEY = cluster_key("k")
@@ -92,7 +93,9 @@ class FleetScene:
 
     def begin(self) -> None:
         """A fleet that knows nobody yet."""
-        self.fleet = Fleet(self.registry, self.dialer, CONFIG, KEY, Limits(1000, 300))
+        self.fleet = Fleet(
+            InlineRegistry(self.registry), self.dialer, CONFIG, KEY, Limits(1000, 300)
+        )
         self.task = asyncio.create_task(self.fleet.run(self.bearer))
 
     async def end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -10,83 +11,142 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from baton.router.announced import Announced
+from baton.router.announced import ANSWER_WAIT_S, Announced
 from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
+from baton.simulation.virtual_time import on_virtual_time
 
 ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2", "m", 10)
 LOOKS = 5
 
 
-def looked(announced: Announced, times: int = LOOKS) -> list[Any]:
+async def looked(announced: Announced, times: int = LOOKS) -> list[Any]:
     """What the log was told meanwhile."""
     with capture_logs() as logs:
         for _ in range(times):
-            announced.workers()
+            await announced.workers()
     return logs
 
 
 async def test_an_announcement_of_no_use_is_told_once_when_it_changes_and_when_it_is_gone() -> None:
     registry = MemoryRegistry()
-    announced = Announced(registry)
+    announced = Announced(InlineRegistry(registry))
     registry.announce(ONE)
     registry.announce(replace(ONE, worker_id="decode-1", boot_id="xyz"))
-    (said,) = looked(announced)
+    (said,) = await looked(announced)
     assert (said["worker_id"], said["log_level"]) == ("decode-1", "warning")
-    assert "boot id" in said["why"] and list(announced.workers()) == [ONE]
+    assert "boot id" in said["why"] and list(await announced.workers()) == [ONE]
     registry.announce(replace(ONE, worker_id="decode-1", role="router"))  # type: ignore[arg-type]
-    (said,) = looked(announced)
+    (said,) = await looked(announced)
     assert "no role 'router'" in said["why"]
     registry.announce(replace(ONE, worker_id="decode-1"))
-    (said,) = looked(announced)
+    (said,) = await looked(announced)
     assert (said["worker_id"], said["log_level"]) == ("decode-1", "info")
-    assert "gone" in said["event"] and looked(announced) == []
+    assert "gone" in said["event"] and await looked(announced) == []
 
 
 async def test_a_worker_with_another_token_is_told_and_each_renewal_is_not(tmp_path: Path) -> None:
-    announced = Announced(DirectoryRegistry(tmp_path, secret="ours"))
+    announced = Announced(InlineRegistry(DirectoryRegistry(tmp_path, secret="ours")))
     theirs = DirectoryRegistry(tmp_path, secret="theirs")
     said = []
     for _ in range(LOOKS):
         theirs.announce(ONE)
-        said += looked(announced)
+        said += await looked(announced)
     assert [entry["worker_id"] for entry in said] == ["decode-0"]
     assert "token" in said[0]["why"]
     theirs.withdraw(ONE.worker_id, ONE.boot_id)
-    assert [entry["log_level"] for entry in looked(announced)] == ["info"]
+    assert [entry["log_level"] for entry in await looked(announced)] == ["info"]
 
 
 async def test_a_registry_that_cannot_be_read_says_what_it_said_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registry = MemoryRegistry()
-    announced = Announced(registry)
+    announced = Announced(InlineRegistry(registry))
     with monkeypatch.context() as broken:
         broken.setattr(registry, "workers", unreadable)
-        assert announced.workers() == () and announced.since_s is None  # it is no empty one
+        assert await announced.workers() == () and announced.since_s is None  # it is no empty one
     registry.announce(ONE)
-    assert [entry["event"] for entry in looked(announced)] == ["the registry can be read again"]
+    assert [entry["event"] for entry in await looked(announced)] == [
+        "the registry can be read again"
+    ]
     since_s = announced.since_s
     assert since_s is not None
     with monkeypatch.context() as broken:
         broken.setattr(registry, "workers", unreadable)
-        (said,) = looked(announced)
+        (said,) = await looked(announced)
         assert said["log_level"] == "error" and said["why"].endswith("Too many open files")
-        assert list(announced.workers()) == [ONE]
-    assert len(looked(announced)) == 1 and announced.since_s == since_s
+        assert list(await announced.workers()) == [ONE]
+    assert len(await looked(announced)) == 1 and announced.since_s == since_s
 
 
 async def test_what_was_wrong_with_an_announcement_outlasts_a_look_that_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registry = MemoryRegistry()
-    announced = Announced(registry)
+    announced = Announced(InlineRegistry(registry))
     registry.announce(replace(ONE, boot_id=""))
-    assert len(looked(announced)) == 1
+    assert len(await looked(announced)) == 1
     with monkeypatch.context() as broken:
         broken.setattr(registry, "workers", unreadable)
-        assert len(looked(announced)) == 1  # that it cannot be read
-    assert [entry["event"] for entry in looked(announced)] == ["the registry can be read again"]
+        assert len(await looked(announced)) == 1  # that it cannot be read
+    assert [entry["event"] for entry in await looked(announced)] == [
+        "the registry can be read again"
+    ]
 
 
 def unreadable() -> list[WorkerRecord]:
     raise OSError(errno.EMFILE, "Too many open files")
+
+
+class Slow(InlineRegistry):
+    """Its looks end when the test says so."""
+
+    def __init__(self, registry: MemoryRegistry) -> None:
+        super().__init__(registry)
+        self.hangs = False
+        self.begun: list[asyncio.Future[list[WorkerRecord]]] = []
+
+    def workers(self) -> asyncio.Future[list[WorkerRecord]]:
+        if not self.hangs:
+            return super().workers()
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return self.begun[-1]
+
+
+@on_virtual_time
+async def test_a_hung_registry_costs_a_moment_and_says_what_it_said_last() -> None:
+    memory = MemoryRegistry()
+    registry = Slow(memory)
+    announced, clock = Announced(registry), asyncio.get_running_loop().time
+    memory.announce(ONE)
+    assert list(await announced.workers()) == [ONE]
+    registry.hangs = True
+    began_s = clock()
+    with capture_logs() as logs:
+        for _ in range(20):
+            assert list(await announced.workers()) == [ONE]
+    assert clock() - began_s <= 20.5 * ANSWER_WAIT_S and len(registry.begun) == 1
+    (said,) = logs
+    assert said["log_level"] == "error" and "file system" in said["why"]
+    two = replace(ONE, worker_id="decode-1")
+    registry.begun[0].set_result([ONE, two])  # late is not lost
+    (said,) = await looked(announced, 1)
+    assert said["event"] == "the registry can be read again"
+    registry.hangs = False
+    memory.announce(two)
+    assert list(await announced.workers()) == [ONE, two]
+
+
+@on_virtual_time
+async def test_a_registry_that_always_answers_late_is_read_all_the_same() -> None:
+    registry = Slow(MemoryRegistry())
+    registry.hangs, announced = True, Announced(registry)
+    for _ in range(3):
+        assert list(await announced.workers()) == []
+        registry.begun[-1].set_result([ONE])
+        assert list(await announced.workers()) == [ONE]
+        registry.begun[-1:] = []
+        assert list(await announced.workers()) == [ONE]
+        registry.begun[-1].set_result([])
+        assert list(await announced.workers()) == []

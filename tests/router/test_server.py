@@ -15,6 +15,7 @@ from baton.router.server import bind, check_exposure, serve_router, url_of
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError, ModelError
 from baton.runtime.registry import MemoryRegistry
+from baton.runtime.registry_client import InlineRegistry
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -69,7 +70,7 @@ async def serve(folder: Path, ready: Any = None) -> None:
         replace(Config(), router=RouterConfig(port=0)),
         model_folder=folder,
         model_name="tiny",
-        registry=MemoryRegistry(),
+        registry=InlineRegistry(MemoryRegistry()),
         token="t",
         ready=ready,
     )
