@@ -32,6 +32,7 @@ from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
 
 KEY = b"benchmark"
 VOCABULARY = 1000
@@ -117,7 +118,7 @@ async def start_fleet(workers: int) -> tuple[Fleet, Dispatcher, asyncio.Task[Non
         boot_id = number.to_bytes(16, "big").hex()
         record = WorkerRecord(worker_id, boot_id, role, worker_id, "", "model", 1)  # type: ignore[arg-type]
         registry.announce(record)
-    fleet = Fleet(registry, dialer, CONFIG, KEY, Limits(1 << 16, VOCABULARY))
+    fleet = Fleet(InlineRegistry(registry), dialer, CONFIG, KEY, Limits(1 << 16, VOCABULARY))
     dispatcher = Dispatcher(fleet, CONFIG, StepConfig())
     following = asyncio.create_task(fleet.run(dispatcher))
     async with asyncio.timeout(60):
