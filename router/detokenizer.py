@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import orjson
 import tokenizers
 
 REPLACEMENT = "\ufffd"
-_CONTEXT_TOKENS = 6  # of the prompt, so that a leading space is kept
+_CONTEXT = 6  # tokens of the prompt, so that a leading space is kept
 _HELD_TOKENS = 16  # a character has 4 bytes at most: what is held longer is no character
 
 
@@ -50,15 +51,26 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other vocabulary: decodes a short window of tokens twice, before and after."""
+    """For any other vocabulary: decodes a short window of tokens twice, before and after. Special
+    tokens stay out of the window: one alone in it would be no context, and the space before the
+    next word would be lost."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt: Sequence[int],
+        special: Collection[int] = (),
+    ) -> None:
         self._decode = decode
-        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        self._special = special
+        context = islice((token for token in reversed(prompt) if token not in special), _CONTEXT)
+        self._window = [*context][::-1]
         self._known = len(self._window)  # tokens of the window whose text is out
         self._before = decode(self._window) if self._window else ""
 
     def push(self, token: int) -> str:
+        if token in self._special:
+            return ""
         self._window.append(token)
         text = self._decode(self._window)
         held = len(self._window) - self._known

@@ -176,7 +176,7 @@ class HfTokenizer:
         if self._byte_level is not None:
             made = ByteDetokenizer(self._byte_level, self._special)
         else:
-            made = WindowDetokenizer(self.decode, prompt)
+            made = WindowDetokenizer(self.decode, prompt, self._special)
         ids = ((self._tokenizer.token_to_id(text), text) for text in shown)
         marks = {token: text for token, text in ids if token is not None and token in self._special}
         return MarkingDetokenizer(made, marks) if marks else made

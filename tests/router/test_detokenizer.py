@@ -102,6 +102,32 @@ def test_window_text_comes_back(text: str, prompt: str) -> None:
     assert "".join(pieces) == decode([*before, *tokens])[len(decode(before)) :]
 
 
+@given(data=st.data())
+def test_window_adds_up_with_special_tokens_in_between(data: Any) -> None:
+    made = _MADE.get("special")
+    if made is None:
+        made = _MADE["special"] = sentencepiece()
+        made.add_special_tokens(["<s>", "</s>", "[SEP]"])
+    special = {made.token_to_id(piece) for piece in ("<s>", "</s>", "[SEP]")}
+    some = st.sampled_from([*special, *(token_of(made, piece) for piece in "\u2581\u2581ab猫")])
+    halves = st.integers(token_of(made, "<0xE0>"), token_of(made, "<0xFF>"))
+    prompt = data.draw(st.lists(some, max_size=9))
+    tokens = data.draw(st.lists(some | halves, max_size=20))
+    detokenizer = WindowDetokenizer(lambda tokens: str(made.decode(list(tokens))), prompt, special)
+    pieces = [*map(detokenizer.push, tokens), detokenizer.flush()]
+    before = made.decode(prompt)
+    assert "".join(pieces) == made.decode([*prompt, *tokens])[len(before) :]
+
+
+def test_space_after_a_special_token_is_kept(tmp_path: Path) -> None:
+    made = sentencepiece()
+    made.add_special_tokens(["<s>", "</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    detokenizer = HfTokenizer(tmp_path / "tokenizer.json").detokenizer([token_of(made, "a")])
+    pieces = ["b", "</s>", "\u2581", "c", "<s>", "</s>", "\u2581", "a"]
+    assert "".join(detokenizer.push(token_of(made, piece)) for piece in pieces) == "b c a"
+
+
 def test_pending_bytes_are_held_until_whole() -> None:
     made = sentencepiece()
     ids = [token_of(made, f"<0x{byte:02X}>") for byte in "🎉".encode()]
