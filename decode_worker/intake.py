@@ -52,6 +52,7 @@ def to_request(
         candidates=candidates,
         cache_salt=submit.cache_salt,
         root=limits.root(submit.cache_salt),
+        alone=submit.alone,
         trace=tracing.extract(submit.trace_context),
         arrived_s=now_s,
         arrived_wall_s=wall_s,

@@ -14,6 +14,7 @@ last.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.decode_worker import credit
@@ -70,6 +71,8 @@ class DecodeScheduler:
             config.local_prefill_tokens, config.local_prefill_tokens, pool.block_size
         )
         self._under_way = 0  # steps planned and not committed
+        self._turns = 0  # steps planned for one request alone
+        self._turn_was_alone = False
         self.preemptions = 0
         self.starved = False  # the last plan found no block while waiting grants hold some
 
@@ -180,10 +183,11 @@ class DecodeScheduler:
         self.starved = False
         if not (self._running or self._chunks):
             return StepPlan(NOTHING, [], [])
+        takes_part = self._turn()
         decoding, before = [], self.preemptions
         for sequence in list(self._running):
             gone = self.preemptions > before and sequence not in self._running
-            if gone or sequence.ended or sequence.under_way >= sequence.growth_left:
+            if gone or not sequence.wants_token or not takes_part(sequence.request):
                 continue
             if self._grow(sequence):
                 decoding.append(sequence)
@@ -191,7 +195,7 @@ class DecodeScheduler:
                 return StepPlan(NOTHING, [], [])
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
-        chunks = self._chunks.plan(tokens_per_s)
+        chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
         slices = [sequence.next_slice() for sequence in decoding]
         slices += [self._slice(chunk) for chunk in chunks]
         for place, sequence in enumerate(decoding):
@@ -201,6 +205,24 @@ class DecodeScheduler:
         self._under_way += bool(slices)
         copies = tuple(self.holdings.take_copies(decoding))
         return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks)
+
+    def _computable(self) -> Iterator[Request]:
+        """Requests that a step could compute something of."""
+        yield from (s.request for s in self._running if s.wants_token)
+        yield from (g.request for g in self._granted if self._chunks.unplanned(g))
+
+    def _turn(self) -> Callable[[Request], bool]:
+        """Which requests the next step is for. Those that are computed alone have every other
+        step, in turns; all others share the rest."""
+        alone = {each for each in self._computable() if each.alone}
+        others = alone and any(not each.alone for each in self._computable())
+        if alone and not (self._turn_was_alone and others):
+            request = min(alone, key=lambda each: (each.last_turn, each.arrived_s))
+            self._turns += 1
+            request.last_turn, self._turn_was_alone = self._turns, True
+            return lambda each: each is request
+        self._turn_was_alone = False
+        return lambda each: not each.alone
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
         """Take a step's tokens. Sequences that have ended are freed now, unless the next step

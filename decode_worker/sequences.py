@@ -63,6 +63,8 @@ class Request:
     batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none
     deadline: asyncio.TimerHandle | None = None
     asked: bytes = b""  # boot id of the prefill worker that its router believes it asks
+    alone: bool = False  # in no step with another request
+    last_turn: int = 0  # the last step that was planned for it alone
     failed_prefills: list[bytes] = field(default_factory=list)  # boot ids, each once
 
     @property
@@ -133,6 +135,11 @@ class Sequence:
         token = 0 if fed else self.token_at(start)
         feed = self.place if fed else None
         return Slice([token], start, tuple(self.blocks), (self.draw(),), feed)
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether a step could draw one more than those under way will."""
+        return not self.ended and self.under_way < self.growth_left
 
     @property
     def growth_left(self) -> int:

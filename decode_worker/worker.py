@@ -133,7 +133,17 @@ class DecodeWorker:
             served=self._requests.served,
             requests=len(self._requests.living()),
             at_once=self._scheduler.at_once,
+            overdue_requests=self._overdue_requests(),
         )
+
+    def _overdue_requests(self) -> list[str]:
+        """Of the running step, once it is overdue."""
+        plan = self._steps.running()
+        if plan is None or not self.health.overdue_s():
+            return []
+        requests = [sequence.request for sequence in plan.decoding]
+        requests += [chunk.key.request for chunk in plan.chunks]
+        return sorted({request.request_id for request in requests})
 
     def submit(self, submit: worker_pb2.Submit, emit: Callable[[Word], None]) -> None:
         """Take a request, or raise what is wrong with it."""

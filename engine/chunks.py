@@ -13,11 +13,15 @@ share (shortest remaining processing time, guarded by age). Unused budget flows 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+def _any(_: object) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +76,22 @@ class ChunkScheduler(Generic[Key]):
     def remaining_tokens(self) -> int:
         return sum(p.total - p.computed for p in self._prompts.values())
 
-    def plan(self, tokens_per_s: float = 0.0) -> list[Chunk[Key]]:
-        """Chunks for one step, at most one per prompt, within the step's token budget. A last
-        chunk's draws count as the tokens that could be computed meanwhile; those of the oldest
-        prompt alone may exceed the budget.
+    def unplanned(self, key: Key) -> int:
+        """Tokens of this prompt that are neither computed nor under way; 0 if it is not here."""
+        progress = self._prompts.get(key)
+        return 0 if progress is None else progress.unplanned
+
+    def plan(
+        self, tokens_per_s: float = 0.0, among: Callable[[Key], bool] = _any
+    ) -> list[Chunk[Key]]:
+        """Chunks for one step, at most one per prompt `among` those here, within the step's token
+        budget. A last chunk's draws count as the tokens that could be computed meanwhile; those of
+        the oldest prompt alone may exceed the budget.
 
         A chunk that is not the prompt's last ends on a block border, so that every block it
         touches can be offered.
         """
-        left = {key: p.unplanned for key, p in self._prompts.items() if p.unplanned}
+        left = {key: p.unplanned for key, p in self._prompts.items() if p.unplanned and among(key)}
         if not left:
             return []
         oldest = next(iter(left))

@@ -181,6 +181,10 @@ class StepPipeline(Generic[Plan]):
         known = [before.tokens_per_s for before in self._last[True] if not before.hung]
         return max(known, default=0.0)
 
+    def running(self) -> Plan | None:
+        """The oldest step; None if none is under way."""
+        return self._steps[0].plan if self._steps else None
+
     def running_s(self) -> float | None:
         """For how long the oldest step has run; None if none is under way."""
         if not self._steps:

@@ -151,7 +151,15 @@ class PrefillWorker:
             step_ms=self._step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),
             trouble=self.health.trouble(),
+            overdue_requests=self._overdue_requests(),
         )
+
+    def _overdue_requests(self) -> list[str]:
+        """Of the running step, once it is overdue."""
+        plan = self._steps.running()
+        if plan is None or not self.health.overdue_s():
+            return []
+        return sorted({chunk.key.request_id for chunk in plan.chunks})
 
     def red_in_s(self) -> float:
         """As `StepHealth.red_in_s`."""

@@ -103,7 +103,7 @@ class WorkerWelcome(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt", "choices", "sampling", "max_tokens", "stop_token_ids", "placement", "cache_salt", "trace_context", "deadline_ms")
+    __slots__ = ("request_id", "attempt", "prompt", "choices", "sampling", "max_tokens", "stop_token_ids", "placement", "cache_salt", "trace_context", "deadline_ms", "alone")
     class TraceContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
@@ -133,7 +134,8 @@ class Submit(_message.Message):
     cache_salt: bytes
     trace_context: _containers.ScalarMap[str, str]
     deadline_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    alone: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., deadline_ms: _Optional[int] = ..., alone: _Optional[bool] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("choice", "accepted")
@@ -295,7 +297,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., detail: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "trouble", "served", "requests", "at_once")
+    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "trouble", "served", "requests", "at_once", "overdue_requests")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +313,7 @@ class Load(_message.Message):
     SERVED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -326,7 +329,8 @@ class Load(_message.Message):
     served: int
     requests: int
     at_once: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., trouble: _Optional[str] = ..., served: _Optional[int] = ..., requests: _Optional[int] = ..., at_once: _Optional[int] = ...) -> None: ...
+    overdue_requests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., trouble: _Optional[str] = ..., served: _Optional[int] = ..., requests: _Optional[int] = ..., at_once: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchBlocksRequest(_message.Message):
     __slots__ = ()

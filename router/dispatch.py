@@ -25,7 +25,7 @@ from baton.router.generation_request import GenerationRequest
 from baton.router.moves import Moves
 from baton.router.placing import Placer
 from baton.router.placing_line import STOPPING, PlacingLine
-from baton.router.submission import Submission, output_token
+from baton.router.submission import SUSPECT, Submission, hangs_workers, output_token
 from baton.router.submissions import Submissions
 from baton.router.worker_link import WorkerLink
 from baton.runtime import logs, metrics
@@ -181,13 +181,18 @@ class Dispatcher:
         """Its requests go on elsewhere, and so do those whose prompt it was to prefill: nobody
         else can tell that it computes nothing. What it says of them later is of an old attempt."""
         self._circuits.hung(link.boot_id, _now())
+        suspects = set(link.load.overdue_requests)
         for submission in list(self._submissions.values()):
             if submission.link is not None and (
                 submission.link is link or submission.waits_for(link)
             ):
+                submission.hangs += submission.wire_id in suspects
                 self._left(submission, link)
 
     def _left(self, submission: Submission, hung: WorkerLink) -> None:
+        if submission.hangs > SUSPECT:
+            self._moves.fail(submission, hangs_workers(submission, hung.worker_id), False)
+            return
         error = WorkerLost(f"{hung.worker_id} computes nothing any more")
         self._moves.fail(submission, error, True, hung.boot_id)
 

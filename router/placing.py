@@ -65,9 +65,9 @@ class Placer:
             return open_
         salt, known = submission.generation.request.cache_salt, submission.identities
         self._fleet.match(views, submission.tokens(), salt, known)
-        placement = place(
-            need, views, open_, self._config.placement, self._config.local_prefill_tokens
-        )
+        # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
+        mode = "local" if submission.alone else self._config.placement
+        placement = place(need, views, open_, mode, self._config.local_prefill_tokens)
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
         return self._submit(submission, placement, need.tokens)
 

@@ -15,9 +15,11 @@ from baton.router.generation import Finish, Generation, OutputToken
 from baton.router.move_budget import Move
 from baton.router.placement import Placement, Shape
 from baton.router.worker_link import WorkerLink
-from baton.runtime import logs
-from baton.runtime.errors import Overloaded
+from baton.runtime import logs, metrics
+from baton.runtime.errors import EngineError, Overloaded
 from baton.runtime.links import LinkClosed
+
+SUSPECT = 2  # steps with a request hung: one of them may have been another's fault
 
 log = logs.get(__name__)
 
@@ -34,7 +36,8 @@ class Submission:
     serves, that is what its client can act on. `candidates` are the boot ids of the prefill
     workers of this attempt, `left` those that a decode worker did not find any more: they are
     asked no second time, whatever is known here. `unconfirmed` is the weight of what was accepted
-    since its worker was told so."""
+    since its worker was told so. `hangs` are the steps with it that hung: from SUSPECT on
+    it is computed alone, and after one more it fails."""
 
     wire_id: str
     generation: Generation
@@ -54,6 +57,11 @@ class Submission:
     candidates: frozenset[bytes] = frozenset()
     left: frozenset[bytes] = frozenset()
     unconfirmed: int = 0
+    hangs: int = 0
+
+    @property
+    def alone(self) -> bool:
+        return self.hangs >= SUSPECT
 
     def resume(self) -> worker_pb2.Resume:
         """What the router still waits for of it: its open choices, each from the next index."""
@@ -128,9 +136,25 @@ class Submission:
                 short=self.short,
                 busy=self.busy,
                 left=self.left,
+                hangs=self.hangs,
             )
             for wire_id, part in parts
         ]
+
+
+def hangs_workers(submission: Submission, worker_id: str) -> EngineError:
+    """Why a request that hung a worker alone is computed nowhere else."""
+    log.error(
+        "request quarantined",
+        request_id=submission.generation.request_id,
+        worker_id=worker_id,
+        hangs=submission.hangs,
+    )
+    metrics.QUARANTINED_REQUESTS.inc()
+    return EngineError(
+        f"{submission.hangs} workers stopped computing at this request, the last of them with "
+        "nothing else in its step: send it with other parameters, or report it"
+    )
 
 
 def ended_before_loss(generation: Generation, choice: int) -> Finish | None:
@@ -182,6 +206,7 @@ def build_submit(
         ),
         cache_salt=request.cache_salt,
         deadline_ms=max(1, int(remaining_s * 1000)),
+        alone=submission.alone,
     )
 
 

@@ -151,6 +151,10 @@ HANGS = _counter(
     "role",
     ("prefill", "decode"),
 )
+QUARANTINED_REQUESTS = _counter(
+    "baton_requests_quarantined_total",
+    "Requests that failed because workers hung at them, the last one with nothing else to compute.",
+)
 CIRCUITS = _gauge(
     "baton_circuits",
     "Workers by the state of their circuit: open ones get no requests, half-open ones one.",

@@ -396,3 +396,24 @@ def test_who_must_wait_for_a_quarantine_keeps_nobody_else_waiting() -> None:
     bench.end(small)
     bench.pool.release(stuck, Hold.QUARANTINED)
     assert [group.request for group in bench.scheduler.admit()] == [large]
+
+
+def test_requests_that_are_alone_share_no_step_and_take_turns() -> None:
+    """Prefill and decode alike; the others have every other step."""
+    bench = Bench()
+    requests = [bench.submit([number] * 6) for number in range(4)]
+    requests[1].alone = requests[3].alone = True
+    steps = []
+    for _ in range(10):
+        plan = bench.step()
+        owners = {sequence.request for sequence in plan.decoding}
+        owners |= {chunk.key.request for chunk in plan.chunks}
+        steps.append({requests.index(owner) for owner in owners})
+    assert steps[0::2] == [{1}, {3}, {1}, {3}, {1}] and steps[1::2] == [{0, 2}] * 5
+    bench.end(requests[0])
+    bench.end(requests[2])
+    found = [{s.request for s in bench.step().decoding} for _ in range(4)]
+    assert found == [{requests[3]}, {requests[1]}] * 2  # nobody else waits for a step
+    for request in requests:
+        bench.end(request)
+    bench.pool.check()

@@ -1,0 +1,167 @@
+"""A request at which every step hangs, among many that are sound: it stands alone after two hangs,
+and ends by name after a third; the others are answered.
+
+On virtual time: routers and workers are the production code, machines and engine are simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import structlog
+from opentelemetry.context import Context
+
+from baton.decode_worker.scheduler import DecodeScheduler
+from baton.engine.batch import StepBatch
+from baton.proto import worker_pb2
+from baton.router.generation_request import GenerationRequest
+from baton.router.submission import Submission
+from baton.runtime import logs
+from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig
+from baton.runtime.errors import BatonError, EngineError
+from baton.runtime.sampling import SamplingParams
+from baton.simulation.breaks import Break, applied
+from baton.simulation.engine_kind import HASHES
+from baton.simulation.virtual_loop import run
+from baton.simulation.world import WorkerProcess, World
+
+BLOCK = 4
+STEP_S = 0.01
+HANG_S = 30.0
+POISON = 666  # the seed of the request; of the others it is their number
+OTHERS = 60
+TOKENS = 80
+DECODERS = ("d0", "d1", "d2", "d3")
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("router", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+@dataclass(slots=True)
+class Answer:
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    error: BatonError | None = None
+    migrations: int = 0
+
+
+class Site:
+    """`hung`: of each step with the poisonous request, the numbers of the requests in it."""
+
+    def __init__(self) -> None:
+        self.loop: Any = asyncio.get_running_loop()
+        config = Config(pool=PoolConfig(block_size=BLOCK), router=RouterConfig(), step=StepConfig())
+        self.world = World(self.loop, config, random.Random(3), step_s=STEP_S)
+        self.hung: list[set[int]] = []
+        self.world.started = self._watch
+        self.world.start_worker("p0", "prefill", 400)
+        for name in DECODERS:
+            self.world.start_worker(name, "decode", 400)
+        self.process = self.world.start_router("r0")
+
+    def _watch(self, process: WorkerProcess) -> None:
+        before = process.engine._step_s
+
+        def step_s(batch: StepBatch) -> float:
+            seeds = {draw.params.seed for piece in batch.slices for draw in piece.draws}
+            decodes = process.role == "decode" and POISON in seeds
+            if decodes:
+                self.hung.append(seeds)
+            return before(batch) + HANG_S * decodes
+
+        process.engine._step_s = step_s
+
+    async def ask(self, number: int) -> Answer:
+        answer = Answer(number)
+        asking = self.process.machine.spawn(self._ask(answer), f"ask {number}")
+        await asyncio.wait({asking})
+        asking.result()
+        return answer
+
+    async def _ask(self, answer: Answer) -> None:
+        request = GenerationRequest(prompt(answer.number), sampling(answer.number), TOKENS)
+        deadline_s = asyncio.get_running_loop().time() + 300
+        name = f"request-{answer.number}"
+        try:
+            generation = await self.process.dispatcher.start(request, name, Context(), deadline_s)
+            while outputs := await generation.next():
+                answer.tokens += [each.token for each in outputs if each.token is not None]
+        except BatonError as error:
+            answer.error = error
+            return
+        answer.migrations = generation.migrations
+
+
+def prompt(number: int) -> tuple[int, ...]:
+    return tuple((7 * number + 13 * place) % 900 for place in range(10))
+
+
+def sampling(number: int) -> worker_pb2.Sampling:
+    return worker_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0, seed=number)
+
+
+async def served() -> tuple[list[Answer], list[set[int]]]:
+    """What all were answered, the poisonous one last."""
+    site = Site()
+    await asyncio.sleep(3.0)  # workers know how long a step takes
+    warm = [asyncio.create_task(site.ask(1000 + number)) for number in range(8)]
+    await asyncio.gather(*warm)
+    others = [asyncio.create_task(site.ask(number)) for number in range(OTHERS // 2)]
+    await asyncio.sleep(0.05)
+    poison = asyncio.create_task(site.ask(POISON))
+    for number in range(OTHERS // 2, OTHERS):
+        await asyncio.sleep(0.3)
+        others.append(asyncio.create_task(site.ask(number)))
+    return [*await asyncio.gather(*others), await poison], site.hung
+
+
+def broken_promises(broken: AbstractContextManager[None]) -> list[str]:
+    with broken:
+        answers, hung = run(served(), 600.0)
+    *others, poison = answers
+    found = [
+        f"the poisonous request was computed with {len(seeds) - 1} others after two hangs"
+        for seeds in hung[2:]
+        if len(seeds) > 1
+    ]
+    if len(hung) > 3:
+        found.append(f"{len(hung)} steps hung")
+    if not isinstance(poison.error, EngineError) or "nothing else" not in str(poison.error):
+        found.append(f"the poisonous request ended with {poison.error!r}")
+    for answer in others:
+        params = SamplingParams(temperature=0.0, seed=answer.number)
+        drawn = HASHES.drawn(prompt(answer.number), TOKENS, params, 0)
+        if answer.tokens != [each.token for each in drawn]:
+            found.append(f"request {answer.number} ended with {answer.error!r}")
+    return found
+
+
+def test_two_hangs_set_a_request_apart() -> None:
+    assert broken_promises(nullcontext()) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Break("no hang is counted", Submission, "alone", lambda _: property(lambda self: False)),
+        Break(
+            "a step is shared with what is computed alone",
+            DecodeScheduler,
+            "_turn",
+            lambda _: lambda self: lambda request: True,
+        ),
+    ],
+    ids=lambda broken: broken.what,
+)
+def test_shared_suspects_are_seen(broken: Break) -> None:
+    assert any("after two hangs" in found for found in broken_promises(applied(broken)))
