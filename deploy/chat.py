@@ -1,25 +1,41 @@
-"""The OpenAI API from the client's side, for the terminal: one streamed chat, and `baton chat`.
+"""The OpenAI API from the client's side, for the terminal: the models that are served, and one
+streamed chat.
 
-Standard library alone beneath; rich only draws. Keeps the conversation of this process and
-nothing else. What the server answers in error becomes one of our errors with its own words.
+Standard library alone. What the server answers in error becomes one of our errors with its own
+words. Keeps no conversation (`chat_session`).
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 TIMEOUT_S = 120.0  # without any byte from the server
-COMMANDS = "/new starts over, Ctrl-D ends."
 Message = dict[str, str]
+
+
+class ServerRefusal(BatonError):
+    """The server refused a request; `reason` is the code in its answer, empty without one."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(f"the server answered {status}: {message}")
+        self.reason = code
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model of the server; `context` in tokens, None where the server does not say it."""
+
+    name: str
+    context: int | None = None
 
 
 class ChatClient:
@@ -42,36 +58,37 @@ class ChatClient:
         self._kind = kind
         self._url = url
         self._netloc = parts.netloc
+        self.finish_reason = ""  # of the last answer that was read to its end
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def models(self) -> list[str]:
-        """Names of the models that are served, at least one. Raises Unavailable where nothing
+    def models(self) -> list[ServedModel]:
+        """The models that are served, at least one. Raises Unavailable where nothing
         answers, and ConfigError where something else than such a server does."""
         connection, response = self._ask("GET", "/v1/models", None)
         with closing(connection), response:
             try:
-                names = [str(entry["id"]) for entry in json.loads(response.read())["data"]]
+                models = [_served(entry) for entry in json.loads(response.read())["data"]]
             except (OSError, http.client.HTTPException) as error:
                 raise Unavailable(f"{self._url} stopped answering ({error})") from error
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{self._url} is no server of the OpenAI API") from error
-        if not names:
+        if not models:
             raise ConfigError(f"{self._url} serves no model")
-        return names
+        return models
 
     def stream(self, model: str, messages: list[Message], **fields: Any) -> Iterator[str]:
-        """Pieces of the answer's text as they come.
+        """Yield pieces of the answer's text as they come; `finish_reason` is set with the last.
 
-        Raises BatonError with the server's words when it refuses or fails midway, Unavailable
-        when it does not answer.
+        Raises ServerRefusal when the server refuses, BatonError with its words when it fails
+        midway, Unavailable when it does not answer.
         """
         body = {"model": model, "messages": messages, "stream": True} | fields
         connection, response = self._ask("POST", "/v1/chat/completions", body)
         with closing(connection), response:
             try:
-                yield from _pieces(response)
+                yield from self._pieces(response)
             except (OSError, http.client.HTTPException) as error:
                 raise Unavailable(f"{self._url} stopped answering ({error})") from error
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -87,7 +104,7 @@ class ChatClient:
             if response.status == 200:
                 return connection, response
             with response:
-                refusal = _message(response.read().decode(errors="replace"))
+                refusal = response.read().decode(errors="replace")
         except OSError as error:
             connection.close()
             raise Unavailable(
@@ -100,27 +117,30 @@ class ChatClient:
                 "`baton serve` says, and not that of gRPC"
             ) from error
         connection.close()
-        raise BatonError(f"the server answered {response.status}: {refusal}")
+        raise ServerRefusal(response.status, _message(refusal), _code(refusal))
 
-
-def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
-    ended = False
-    while line := response.readline():
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
-        if data == b"[DONE]":
-            ended = True
-            break
-        event = json.loads(data)
-        if "error" in event:
-            raise BatonError(_message(data.decode()))
-        for choice in event["choices"]:
-            text = choice["delta"].get("content")
-            if text:
-                yield text
-    if not ended:
+    def _pieces(self, response: http.client.HTTPResponse) -> Iterator[str]:
+        self.finish_reason = ""
+        while line := response.readline():
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise BatonError(_message(data.decode()))
+            for choice in event["choices"]:
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                text = choice["delta"].get("content")
+                if text:
+                    yield text
         raise Unavailable("the server ended the stream before its end")
+
+
+def _served(entry: dict[str, Any]) -> ServedModel:
+    context = entry.get("max_model_len")
+    return ServedModel(str(entry["id"]), context if isinstance(context, int) else None)
 
 
 def printable(text: str) -> str:
@@ -136,48 +156,9 @@ def _message(body: str) -> str:
         return printable(body.strip()[:500])
 
 
-def chat(url: str, model: str | None, api_key: str | None, system: str | None) -> None:
-    """`baton chat`: read a line, print the answer as it comes, until end of input."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console()
-    client = ChatClient(url, api_key)
-    name = model or client.models()[0]
-    opening = [{"role": "system", "content": system}] if system else []
-    messages = list(opening)
-    shown = escape(printable(name))
-    console.print(f"[bold]{shown}[/] at {escape(url)}. {COMMANDS}")
-    while True:
-        try:
-            said = console.input("[bold cyan]you[/] ")
-        except EOFError:
-            console.print()
-            return
-        except KeyboardInterrupt:
-            console.print()  # the shell's prompt begins a line
-            raise
-        if said.strip() == "/new":
-            messages = list(opening)
-        elif said.startswith("/") and said[1:].strip().isalpha():  # as /help: no question
-            console.print(f"There is no {escape(said.strip())}: {COMMANDS}")
-        elif said.strip():
-            messages.append({"role": "user", "content": said})
-            _answer(client, name, messages)
-
-
-def _answer(client: ChatClient, model: str, messages: list[Message]) -> None:
-    """Print one answer and add it; a failure, or Ctrl-C, takes the question back."""
-    answer = ""
+def _code(body: str) -> str:
+    """The code in an OpenAI error body; empty if it has none."""
     try:
-        for piece in client.stream(model, messages):
-            answer += piece
-            print(printable(piece), end="", flush=True)
-        print()
-        messages.append({"role": "assistant", "content": answer})
-    except BatonError as error:
-        messages.pop()
-        print(f"\nbaton: error: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        messages.pop()
-        print("\n(stopped)")
+        return str(json.loads(body)["error"]["code"] or "")
+    except (ValueError, KeyError, TypeError):
+        return ""

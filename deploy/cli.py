@@ -7,6 +7,7 @@ Owns no state; errors end as one line and an exit code (process_exit.py).
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "baton-serve"
 ROLES = ("prefill", "decode")
+COMMANDS = (
+    "serve", "demo", "worker", "router", "chat", "faults", "ps", "drain", "role", "doctor",
+)  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 it failed (ps: nothing runs; doctor: something is to be done; faults: "
     "a promise was broken); 2 the command line is wrong; 70 a worker's device failed; 78 a "
@@ -44,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the process's exit code."""
     from baton.deploy.process_exit import exiting
 
-    options = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    made = parser()
+    _check_command(made, given[0])
+    options = made.parse_args(given)
     return exiting(lambda: options.run(options))
 
 
@@ -76,6 +83,15 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _add_settings(doctor)
     return top
+
+
+def _check_command(made: argparse.ArgumentParser, given: str) -> None:
+    """End the process with a suggestion if the first word is no command."""
+    if given.startswith("-") or given in COMMANDS:
+        return
+    near = difflib.get_close_matches(given, COMMANDS, n=1)
+    hint = f"did you mean `baton {near[0]}`?" if near else "`baton --help` lists the commands"
+    made.error(f"there is no command {given!r}: {hint}")
 
 
 class _Version(argparse.Action):
@@ -196,11 +212,9 @@ def _add_chat(commands: Any) -> None:
     text = "talk to a running server; BATON_API_KEY is the key, if it asks for one"
     command = _add(commands, "chat", text, _chat)
     command.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)"
+        "--url", help="of the server (default: that of the instance that runs on this host)"
     )
-    command.add_argument(
-        "--model", metavar="NAME", help="whom to ask (default: the first that is served)"
-    )
+    command.add_argument("--model", metavar="NAME", help="default: the first that is served")
     command.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
 
 
@@ -322,7 +336,7 @@ def _router(options: argparse.Namespace) -> None:
 
 
 def _chat(options: argparse.Namespace) -> None:
-    from baton.deploy.chat import chat
+    from baton.deploy.chat_session import chat
 
     chat(options.url, options.model, os.environ.get("BATON_API_KEY"), options.system)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.deploy.instance import is_locked, live_instances, read_status
+from baton.deploy.plan import ROUTER_JOB
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import answer_within
 
@@ -84,6 +85,13 @@ def _state(state: str, kept: bool, record: WorkerRecord | None, name: str) -> st
         return "lost"
     is_worker = name.startswith(("prefill-", "decode-"))
     return "starting" if state == "running" and is_worker and record is None else state
+
+
+def router_urls() -> list[str]:
+    """Where the routers of this user's live instances listen; one that does not yet is left
+    out."""
+    addresses = [_router_address(folder, ROUTER_JOB) for folder in live_instances()]
+    return [f"http://{address}" for address in addresses if address]
 
 
 def _router_address(folder: Path, name: str) -> str:

@@ -9,7 +9,7 @@ from socket import SHUT_RDWR, create_server, socket
 
 import pytest
 
-from baton.deploy import chat as chats
+from baton.deploy import chat_session
 from baton.deploy.chat import ChatClient
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
@@ -143,7 +143,7 @@ def test_a_servers_error_cannot_steer_the_terminal(
         return lines.pop(0)
 
     monkeypatch.setattr("builtins.input", read)
-    chats.chat(serve(b"HTTP/1.1 500 No\r\n\r\n\x1b[2Jboo"), "[/odd]", None, None)
+    chat_session.chat(serve(b"HTTP/1.1 500 No\r\n\r\n\x1b[2Jboo"), "[/odd]", None, None)
     captured = capsys.readouterr()
     assert "500: [2Jboo" in captured.err and "\x1b[2J" not in captured.err
     assert "[/odd] at http" in captured.out

@@ -15,9 +15,7 @@ from baton.deploy.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings import load
 
-COMMANDS = (
-    *("serve", "demo", "worker", "router", "chat", "ps", "drain", "role", "faults", "doctor"),
-)
+COMMANDS = cli.COMMANDS
 
 
 def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,6 +32,26 @@ def test_help_names_every_command() -> None:
     done = baton("--help")
     assert done.returncode == 0
     assert [name for name in COMMANDS if f"\n    {name} " not in done.stdout] == []
+    (commands,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    assert sorted(commands or ()) == sorted(COMMANDS)
+
+
+def test_no_command_prints_the_help() -> None:
+    done = baton()
+    assert done.returncode == 0 and done.stdout == baton("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("chta", "did you mean `baton chat`?"), ("xyzzy", "`baton --help` lists the commands")],
+)
+def test_an_unknown_command_names_the_nearest(
+    capsys: pytest.CaptureFixture[str], given: str, hint: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([given])
+    assert ended.value.code == 2
+    assert f"there is no command '{given}': {hint}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -68,8 +86,6 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "COMMAND"),
-        (("fly",), "invalid choice: 'fly'"),
         (("serve", "--wings", "2"), "--wings"),
         (("serve", "--prefill", "two"), "--prefill"),
         (("serve", "--launcher", "slurm"), "slurm"),

@@ -113,7 +113,13 @@ async def test_every_route_needs_the_key_however_it_is_written(
 
 HERE = ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "127.8.8.8", "[::1]:80")
 ADDRESSES = ("10.0.0.7", "203.0.113.9:80", "[2001:db8::1]", "[::ffff:203.0.113.9]:80")
-ELSEWHERE = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example")
+ELSEWHERE = (
+    "evil.example",
+    "evil.example:80",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "host.docker.internal:8000",
+)
 ODD = ("", "::1", "localhost@evil.example", "evil.example@localhost", "localhost:80:80", "[evil]")
 
 
@@ -142,7 +148,7 @@ async def test_a_web_page_on_this_host_is_not_its_user(router: Any, fast_config:
     async with router(config=replace(fast_config, api_keys=("k1",))) as running:
         key = {
             "authorization": "Bearer k1",
-            "host": "models.example",
+            "host": "host.docker.internal:8000",
             "origin": "https://a.example",
         }
         assert (await running.http.post(**ask, headers=key)).status_code == 200
