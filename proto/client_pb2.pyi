@@ -246,25 +246,3 @@ class Model(_message.Message):
     created: int
     max_model_len: int
     def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
-
-class HealthRequest(_message.Message):
-    __slots__ = ("service",)
-    SERVICE_FIELD_NUMBER: _ClassVar[int]
-    service: str
-    def __init__(self, service: _Optional[str] = ...) -> None: ...
-
-class HealthResponse(_message.Message):
-    __slots__ = ("status",)
-    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        UNKNOWN: _ClassVar[HealthResponse.Status]
-        SERVING: _ClassVar[HealthResponse.Status]
-        NOT_SERVING: _ClassVar[HealthResponse.Status]
-        SERVICE_UNKNOWN: _ClassVar[HealthResponse.Status]
-    UNKNOWN: HealthResponse.Status
-    SERVING: HealthResponse.Status
-    NOT_SERVING: HealthResponse.Status
-    SERVICE_UNKNOWN: HealthResponse.Status
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    status: HealthResponse.Status
-    def __init__(self, status: _Optional[_Union[HealthResponse.Status, str]] = ...) -> None: ...

@@ -86,13 +86,26 @@ class Call:
     ) -> _Shape:
         """The client's message, if it is admitted. Raises InvalidRequest if there is none, in
         time; Overloaded if it has to make room, RateLimited if the budget for bodies is used up."""
+        message = await self.read_next(shape, body, limit_s, admission)
+        if message is None:
+            raise InvalidRequest("the call came without a message: send one")
+        return message
+
+    async def read_next(
+        self,
+        shape: type[_Shape],
+        body: HeldBody,
+        limit_s: float = BODY_S,
+        admission: Admission | None = None,
+    ) -> _Shape | None:
+        """Return the client's next message, or None where it sends no more. Raises as `read`."""
         try:
             async with awaiting("the message", limit_s, body, admission) as upload:
                 sent: Any = await self._read_counted(body, upload)
         except _OVER as error:
             raise ClientGone from error
         if not isinstance(sent, bytes):
-            raise InvalidRequest("the call came without a message: send one")
+            return None
         body.hold(len(sent))
         return await self._turns.run(len(sent), message_of, sent, shape)
 

@@ -17,6 +17,7 @@ from baton.router.app import Router
 from baton.router.grpc_call import OPEN_CALLS, Doorkeeper
 from baton.router.grpc_health import HEALTH, Health
 from baton.router.grpc_inference import SERVICE, Inference
+from baton.router.grpc_reflection import REFLECTION, REFLECTION_V1, Reflection
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import ConfigError
 
@@ -45,11 +46,20 @@ class GrpcFront:
             name: door.handler(method, everyone=True)
             for name, method in Health(router, self._leaving).methods().items()
         }
+        reflection = {
+            name: door.handler(method) for name, method in Reflection(router).methods().items()
+        }
+        services = {
+            SERVICE: inference,
+            HEALTH: health,
+            REFLECTION: reflection,
+            REFLECTION_V1: reflection,
+        }
         self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(SERVICE, inference),
-                grpc.method_handlers_generic_handler(HEALTH, health),
-            )
+            [
+                grpc.method_handlers_generic_handler(name, methods)
+                for name, methods in services.items()
+            ]
         )
         self.address = ""
 

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether a request could be served, as /readyz says it, asked once or watched.
+"""grpc.health.v1: whether a request could be served, as /readyz says it: asked, listed, watched.
 
 Open to everyone. Owns the number of those who watch.
 """
@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import TypeVar
 
-from baton.proto import client_pb2
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListRequest,
+    HealthListResponse,
+)
+
 from baton.router.app import Router
 from baton.router.grpc_call import Call, Method
 from baton.router.grpc_inference import SERVICE
 from baton.runtime.errors import NotFound, Overloaded, Unavailable
 
 HEALTH = "grpc.health.v1.Health"
+SERVICES = ("", SERVICE)
 WATCHERS = 64
 READ_S = 2.0  # for a question that everyone may ask
 LOOK_S = 0.2  # between two looks at the fleet, for those who watch
 HEALTH_TENANT = b"health"  # no digest of a key: of those that need none
-_Status = client_pb2.HealthResponse.Status
+_Status = HealthCheckResponse.ServingStatus
+_Shape = TypeVar("_Shape", bound=Message)
 
 
 class Health:
@@ -31,26 +41,33 @@ class Health:
         self._watchers = 0
 
     def methods(self) -> dict[str, Method]:
-        return {"Check": self._check, "Watch": self._watch}
+        return {"Check": self._check, "List": self._list, "Watch": self._watch}
 
     async def _check(self, call: Call) -> None:
-        service = await self._service(call)
+        service = (await self._read(call, HealthCheckRequest)).service
         status = self._status(service)
-        if status == client_pb2.HealthResponse.SERVICE_UNKNOWN:
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
             raise NotFound(f"there is no service {service[:200]!r}: leave it out", "service")
-        await call.write(client_pb2.HealthResponse(status=status))
+        await call.write(HealthCheckResponse(status=status))
+
+    async def _list(self, call: Call) -> None:
+        await self._read(call, HealthListRequest)
+        statuses = {
+            service: HealthCheckResponse(status=self._status(service)) for service in SERVICES
+        }
+        await call.write(HealthListResponse(statuses=statuses))
 
     async def _watch(self, call: Call) -> None:
         if self._watchers >= WATCHERS:
             raise Overloaded(f"{WATCHERS} clients watch already: ask by Check")
         self._watchers += 1
         try:
-            service = await self._service(call)
+            service = (await self._read(call, HealthCheckRequest)).service
             told: _Status | None = None
             while not self._leaving.is_set():
                 status = self._status(service)
                 if status != told:
-                    await call.write(client_pb2.HealthResponse(status=status))
+                    await call.write(HealthCheckResponse(status=status))
                     told = status
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._leaving.wait(), LOOK_S)
@@ -58,15 +75,15 @@ class Health:
         finally:
             self._watchers -= 1
 
-    async def _service(self, call: Call) -> str:
+    async def _read(self, call: Call, shape: type[_Shape]) -> _Shape:
         with self._router.bodies.account(HEALTH_TENANT) as body:
-            return (await call.read(client_pb2.HealthRequest, body, READ_S)).service
+            return await call.read(shape, body, READ_S)
 
     def _status(self, service: str) -> _Status:
-        if service not in ("", SERVICE):
-            return client_pb2.HealthResponse.SERVICE_UNKNOWN
+        if service not in SERVICES:
+            return HealthCheckResponse.SERVICE_UNKNOWN
         try:
             self._router.check_ready()
         except Unavailable:
-            return client_pb2.HealthResponse.NOT_SERVING
-        return client_pb2.HealthResponse.SERVING
+            return HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse.SERVING

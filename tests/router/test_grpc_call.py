@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 from structlog.testing import capture_logs
 
 from baton.proto import client_pb2
@@ -68,12 +69,12 @@ async def test_a_client_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(grpc_call, "SEND_S", 0.05)
     context = Context()
     call = call_of(context)
-    await call.write(client_pb2.HealthResponse(status=1))
-    await call.write(client_pb2.HealthResponse(status=2))
+    await call.write(HealthCheckResponse(status=1))
+    await call.write(HealthCheckResponse(status=2))
     assert context.sent == [(("x-request-id", "req-1"),), b"\x08\x01", b"\x08\x02"]
     context.hangs = True
     with pytest.raises(grpc_call.ClientGone):
-        await call.write(client_pb2.HealthResponse(status=1))
+        await call.write(HealthCheckResponse(status=1))
 
 
 async def refused(call: Any) -> Any:

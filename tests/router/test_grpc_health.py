@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.proto import client_pb2
 from baton.router import grpc_health
@@ -25,15 +26,6 @@ def watch(channel: Any, asked: bytes = b"") -> Any:
     return channel.unary_stream("/grpc.health.v1.Health/Watch")(asked)
 
 
-def test_the_messages_are_those_of_the_standard() -> None:
-    """By their numbers, which is all that is on the wire."""
-    request, response = client_pb2.HealthRequest, client_pb2.HealthResponse
-    assert request.FromString(OURS).service == "baton.client.v1.Inference"
-    assert response(status=response.SERVING).SerializeToString() == SERVING
-    assert response(status=response.NOT_SERVING).SerializeToString() == NOT_SERVING
-    assert response(status=response.SERVICE_UNKNOWN).SerializeToString() == SERVICE_UNKNOWN
-
-
 async def test_it_says_what_readyz_says(grpc_router: Any, eventually: Any) -> None:
     async with (
         grpc_router() as (running, _),
@@ -47,6 +39,16 @@ async def test_it_says_what_readyz_says(grpc_router: Any, eventually: Any) -> No
 
         await eventually(red)
         assert (await running.http.get("/readyz")).status_code == 503
+
+
+async def test_list_names_each_service_and_its_status(grpc_router: Any) -> None:
+    async with (
+        grpc_router() as (running, _),
+        grpc.aio.insecure_channel(running.grpc_address) as channel,
+    ):
+        listed = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
+        serving = health_pb2.HealthCheckResponse(status=1)
+        assert dict(listed.statuses) == {"": serving, "baton.client.v1.Inference": serving}
 
 
 async def test_a_service_that_is_not_there(grpc_router: Any) -> None:
