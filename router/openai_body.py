@@ -175,14 +175,28 @@ class CompletionRenderer:
 
     def _logprob_body(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
-            "tokens": [_text(self._token_bytes(entry.token)) for entry in entries],
+            "tokens": [self._name(entry.token) for entry in entries],
             "token_logprobs": [_finite(entry.logprob) for entry in entries],
-            "top_logprobs": [
-                {_text(self._token_bytes(token)): _finite(value) for token, value in entry.top}
-                for entry in entries
-            ],
+            "top_logprobs": [self._top(entry) for entry in entries],
             "text_offset": [entry.offset for entry in entries],
         }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """Return the likeliest tokens and the drawn one, by name. Of tokens with one name the
+        drawn one counts, else the likeliest."""
+        named: dict[str, float] = {}
+        for token, logprob in entry.top:
+            named.setdefault(self._name(token), _finite(logprob))
+        return named | {self._name(entry.token): _finite(entry.logprob)}
+
+    def _name(self, token: int) -> str:
+        """Return a token's text; of one that is no whole characters its bytes, as OpenAI writes
+        them, so that two of them differ."""
+        raw = self._token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _message(piece: Piece) -> dict[str, Any]:

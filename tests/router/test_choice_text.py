@@ -288,12 +288,22 @@ def test_completion_bodies() -> None:
     assert chunk["choices"][0]["logprobs"] == {
         "tokens": ["b"],
         "token_logprobs": [-0.5],
-        "top_logprobs": [{"b": -0.5, "\ufffd": -9999.0}],
+        "top_logprobs": [{"b": -0.5, "bytes:\\xe2\\x82": -9999.0}],
         "text_offset": [4],
     }
     plain = Heading("id", 1, "m", include_usage=False)
     (body,) = CompletionRenderer(plain, token_bytes, False).chunks(Piece(0, "x"))
     assert "usage" not in json.loads(body)
+
+
+def test_completion_top_logprobs_hold_the_drawn_token_and_keep_parts_apart() -> None:
+    pieces = {1: b"a", 2: b"\xe2", 3: b"\x82", 4: b"b"}
+    drawn = TokenLogprob(4, -3.0, ((1, -0.5), (2, -1.0), (3, -2.0)), 0)
+    renderer = CompletionRenderer(HEADING, pieces.__getitem__, True)
+    choice = json.loads(renderer.whole([Piece(0, "b", [drawn], "stop")], USAGE))["choices"][0]
+    expected = {"a": -0.5, "bytes:\\xe2": -1.0, "bytes:\\x82": -2.0, "b": -3.0}
+    assert choice["logprobs"]["top_logprobs"] == [expected]
+    assert choice["logprobs"]["tokens"] == ["b"]
 
 
 @pytest.mark.parametrize(
