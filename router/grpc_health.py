@@ -25,10 +25,10 @@ from baton.runtime.errors import NotFound, Overloaded, Unavailable
 HEALTH = "grpc.health.v1.Health"
 SERVICES = ("", SERVICE)
 WATCHERS = 64
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3  # of HealthCheckResponse.ServingStatus
 READ_S = 2.0  # for a question that everyone may ask
 LOOK_S = 0.2  # between two looks at the fleet, for those who watch
 HEALTH_TENANT = b"health"  # no digest of a key: of those that need none
-_Status = HealthCheckResponse.ServingStatus
 _Shape = TypeVar("_Shape", bound=Message)
 
 
@@ -46,7 +46,7 @@ class Health:
     async def _check(self, call: Call) -> None:
         service = (await self._read(call, HealthCheckRequest)).service
         status = self._status(service)
-        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+        if status == SERVICE_UNKNOWN:
             raise NotFound(f"there is no service {service[:200]!r}: leave it out", "service")
         await call.write(HealthCheckResponse(status=status))
 
@@ -63,7 +63,7 @@ class Health:
         self._watchers += 1
         try:
             service = (await self._read(call, HealthCheckRequest)).service
-            told: _Status | None = None
+            told: int | None = None
             while not self._leaving.is_set():
                 status = self._status(service)
                 if status != told:
@@ -79,11 +79,11 @@ class Health:
         with self._router.bodies.account(HEALTH_TENANT) as body:
             return await call.read(shape, body, READ_S)
 
-    def _status(self, service: str) -> _Status:
+    def _status(self, service: str) -> int:
         if service not in SERVICES:
-            return HealthCheckResponse.SERVICE_UNKNOWN
+            return SERVICE_UNKNOWN
         try:
             self._router.check_ready()
         except Unavailable:
-            return HealthCheckResponse.NOT_SERVING
-        return HealthCheckResponse.SERVING
+            return NOT_SERVING
+        return SERVING
