@@ -24,7 +24,8 @@ class Holdings:
         """Match and allocate the blocks of the group's tokens, or leave all as it was. Each
         sibling gets a spare block where the prompt ends within a block."""
         size = self._pool.block_size
-        limit = (len(group.tokens) - 1) // size  # the last token is computed
+        # the last token is computed, and where each has to be scored, all are
+        limit = 0 if group.scored else (len(group.tokens) - 1) // size
         matched = self._pool.match(group.identities, group.tokens, Hold.USED, limit)
         wanted = blocks_for(len(group.tokens), size) - len(matched)
         siblings = len(group.sequences) - 1 if len(group.tokens) % size else 0

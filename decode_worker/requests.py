@@ -21,7 +21,7 @@ from baton.runtime.errors import (
     EngineError,
     HandoffError,
 )
-from baton.runtime.wire import ModelLimits
+from baton.runtime.wire import ModelLimits, check_scores
 
 log = logs.get(__name__)
 
@@ -66,6 +66,9 @@ class Requests:
             request.first_token_wall_s = self._wall()
         if len(sequence.output) == 1:
             output.cached_tokens = request.cached_tokens
+            if request.prompt_logprobs is not None and sequence is request.sequences[0]:
+                output.prompt_logprobs.CopyFrom(request.prompt_logprobs)
+                request.prompt_logprobs = None
         if drawn.token in request.stop_token_ids:
             output.end = worker_pb2.STOP
         elif len(sequence.output) >= request.max_tokens:
@@ -83,6 +86,7 @@ class Requests:
             raise HandoffError("the first tokens are not those of the choices asked for")
         if any(token.token >= self._limits.vocab_size for token in first.tokens):
             raise HandoffError("a first token is outside the vocabulary")
+        self._take_scores(group, first)
         for sequence in group.sequences:
             if sequence.length == len(group.tokens):
                 token = by_choice[sequence.choice]
@@ -90,6 +94,15 @@ class Requests:
                 logprob = token.logprob if token.HasField("logprob") else None
                 self.accept(sequence, Drawn(token.choice, token.token, logprob, top))
                 metrics.TOKENS.labels("output").inc()
+
+    def _take_scores(self, group: Group, first: handoff_pb2.FirstTokens) -> None:
+        """Raises HandoffError if they are wanted, and not those of the group's prompt."""
+        if not group.scored:
+            return
+        request = group.request
+        scores, top = first.prompt_logprobs, request.unscored or 0
+        check_scores(scores, len(request.prompt), top, self._limits.vocab_size)
+        request.prompt_logprobs = scores
 
     def cancel(self, request: Request, choices: Collection[int] = ()) -> None:
         """End these choices, whose texts are finished, or all where none is named."""

@@ -296,7 +296,8 @@ class DecodeScheduler:
         group.phase = Phase.PREFILLING
         draws_s = len(self._undrawn(group)) * self._costs.by(group.request.sampling)
         computed = group.held * self._pool.block_size
-        self._chunks.add(group, len(group.tokens), computed, draws_s)
+        self._chunks.add(group, len(group.tokens), computed, draws_s, scored=group.scored)
+        group.expect_scores()
 
     def _grow(self, sequence: Sequence) -> bool:
         """Give the sequence a block for its next token, at the cost of younger ones: but no
@@ -352,7 +353,7 @@ class DecodeScheduler:
     def _slice(self, chunk: Chunk[Group]) -> Slice:
         group = chunk.key
         draws = tuple(s.draw() for s in self._undrawn(group)) if chunk.last else ()
-        return Slice(group.tokens[chunk.start : chunk.end], chunk.start, tuple(group.blocks), draws)
+        return group.chunk_slice(chunk.start, chunk.end, draws)
 
     def _commit_chunk(
         self, chunk: Chunk[Group], place: int, result: StepResult, outcome: StepOutcome
@@ -367,6 +368,8 @@ class DecodeScheduler:
                 outcome.failed += [(s, reason) for s in group.sequences if not s.ended]
             return
         self._chunks.commit(chunk)
+        if (scores := result.scores.get(place)) is not None:
+            group.take_scores(scores)
         outcome.chunks.append(chunk)
         self.holdings.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:

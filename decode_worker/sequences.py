@@ -17,10 +17,11 @@ from typing import Literal, TypeAlias
 
 from opentelemetry.context import Context
 
-from baton.engine.batch import Draw, Slice
+from baton.engine.batch import Draw, Scores, Scoring, Slice
 from baton.proto import worker_pb2
 from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams
+from baton.runtime.wire import extend_scores
 
 Word: TypeAlias = worker_pb2.Output | worker_pb2.Asked  # what a router is told of a request
 
@@ -65,6 +66,7 @@ class Request:
     asked: bytes = b""  # boot id of the prefill worker that its router believes it asks
     alone: bool = False  # in no step with another request
     last_turn: int = 0  # the last step that was planned for it alone
+    prompt_logprobs: worker_pb2.PromptLogprobs | None = None  # computed, or on their way
     failed_prefills: list[bytes] = field(default_factory=list)  # boot ids, each once
 
     @property
@@ -74,6 +76,12 @@ class Request:
     @property
     def ended(self) -> bool:
         return all(sequence.ended for sequence in self.sequences)
+
+    @property
+    def unscored(self) -> int | None:
+        """How many alternatives are wanted of each prompt token; None once the first choice has
+        its first token, with which the prompt's log-probabilities go out, or if none are."""
+        return None if self.sequences[0].output else self.sampling.prompt_logprobs
 
     def left_ms(self, now_s: float) -> int:
         """Of its life, at least 1; 0: it has no deadline."""
@@ -166,6 +174,28 @@ class Group:
     @property
     def arrived_s(self) -> float:
         return self.request.arrived_s
+
+    @property
+    def scored(self) -> bool:
+        """Whether the log-probabilities of its prompt are wanted yet."""
+        request = self.request
+        return request.unscored is not None and request.sequences[0] in self.sequences
+
+    def chunk_slice(self, start: int, end: int, draws: tuple[Draw, ...]) -> Slice:
+        """The slice that computes tokens [start, end), and scores those that follow them."""
+        top = self.request.unscored if self.scored else None
+        scoring = None if top is None else Scoring(self.tokens[start + 1 : end + 1], top)
+        return Slice(self.tokens[start:end], start, tuple(self.blocks), draws, scoring=scoring)
+
+    def expect_scores(self) -> None:
+        """Its prompt is computed here, from its start if it is scored."""
+        scores = worker_pb2.PromptLogprobs() if self.scored else None
+        self.request.prompt_logprobs = scores
+
+    def take_scores(self, scores: Scores) -> None:
+        """Those of the chunk that follows the ones before."""
+        if self.request.prompt_logprobs is not None:
+            extend_scores(self.request.prompt_logprobs, scores)
 
     @property
     def promised(self) -> int:

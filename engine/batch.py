@@ -22,6 +22,8 @@ __all__ = [
     "Drawn",
     "Engine",
     "NOTHING",
+    "Scores",
+    "Scoring",
     "SamplingParams",
     "Slice",
     "StepBatch",
@@ -46,6 +48,25 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Known tokens whose log-probabilities are wanted: target i follows token i of the slice."""
+
+    targets: Sequence[int]
+    top: int  # so many of the best tokens beside each
+
+
+@dataclass(slots=True)
+class Scores:
+    """Of the targets of one slice, in their order; of the best tokens `Scoring.top` for each,
+    best first, joined."""
+
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)  # 1: the most likely token
+    top_tokens: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """Tokens of one sequence to compute, after `start` tokens that are in its blocks already."""
 
@@ -57,6 +78,7 @@ class Slice:
     # (`tokens` then holds one 0): so that a step can be submitted before that one's result is in.
     # That token is missing at the end of the draws' histories, too.
     feed: int | None = None
+    scoring: Scoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +112,7 @@ class StepResult:
     broken: frozenset[int] = field(default_factory=frozenset)
     failed: Mapping[int, EngineError] = field(default_factory=dict)
     shortages: int = 0  # how often memory was short, so that slices were run again in parts
+    scores: Mapping[int, Scores] = field(default_factory=dict)  # of the slices with a `scoring`
 
 
 def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:

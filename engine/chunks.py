@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+SCORED_CHUNK_TOKENS = 64
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -60,10 +61,16 @@ class ChunkScheduler(Generic[Key]):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def add(self, key: Key, total: int, computed: int, draws_s: float = 0.0) -> None:
+    def add(
+        self, key: Key, total: int, computed: int, draws_s: float = 0.0, *, scored: bool = False
+    ) -> None:
         """A prompt of `total` tokens, the first `computed` of which are in its blocks; its last
-        chunk has draws that take `draws_s`."""
-        self._prompts[key] = _Progress(total, computed, computed, self._chunk_tokens, draws_s)
+        chunk has draws that take `draws_s`. `scored`: each token has logits, so that few are
+        computed at once."""
+        most = self._chunk_tokens
+        if scored:
+            most = max(self._block_size, min(most, SCORED_CHUNK_TOKENS))
+        self._prompts[key] = _Progress(total, computed, computed, most, draws_s)
 
     def remove(self, key: Key) -> None:
         self._prompts.pop(key, None)

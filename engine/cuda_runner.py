@@ -112,7 +112,10 @@ class CudaRunner:
 
     def _captured(self, batch: StepBatch) -> bool:
         return self.graphs.bucket(len(batch.slices)) is not None and all(
-            len(item.tokens) == 1 and len(item.draws) <= 1 and all(map(drawable, item.draws))
+            len(item.tokens) == 1
+            and len(item.draws) <= 1
+            and item.scoring is None
+            and all(map(drawable, item.draws))
             for item in batch.slices
         )
 

@@ -60,4 +60,5 @@ def _joined(first: StepResult, count: int, second: StepResult) -> StepResult:
         first.broken | {count + index for index in second.broken},
         {**first.failed, **{count + index: error for index, error in second.failed.items()}},
         1 + first.shortages + second.shortages,
+        {**first.scores, **{count + index: scores for index, scores in second.scores.items()}},
     )

@@ -34,7 +34,9 @@ class DrawCosts:
         return sum(self.by(draw.params) for draw in draws)
 
     def of_batch(self, batch: StepBatch) -> float:
-        return sum(self.of(piece.draws) for piece in batch.slices if piece.draws)
+        draws_s = sum(self.of(piece.draws) for piece in batch.slices if piece.draws)
+        scored = sum(len(piece.scoring.targets) for piece in batch.slices if piece.scoring)
+        return draws_s + scored * (self.greedy_s + self.logprobs_s)
 
     def by(self, params: SamplingParams) -> float:
         """Seconds of one draw by these rules."""

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import Attention
-from baton.engine.batch import Done, Draw, Drawn, Started, StepBatch, StepResult, fed, unfinished
+from baton.engine.batch import (
+    Done,
+    Draw,
+    Drawn,
+    Scores,
+    Started,
+    StepBatch,
+    StepResult,
+    fed,
+    unfinished,
+)
 from baton.engine.decoder import Decoder, WholePass
 from baton.engine.divided_step import run_divided
 from baton.engine.draw_costs import DrawCosts, measure_draws
@@ -24,6 +34,7 @@ from baton.engine.memory_plan import MemoryPlan
 from baton.engine.norms import Norms
 from baton.engine.pool import KvPool
 from baton.engine.sampling import RandomDraw, sample, torch_draw
+from baton.engine.scoring import score
 from baton.engine.spec import ModelSpec
 from baton.engine.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.weights import Weights
@@ -87,8 +98,9 @@ class ModelRunner:
         layout, plan = prepare(batch, self._bounds)
         hidden = self.decoder.hidden(self._placed(layout))
         broken = plan.refused | _broken_slices(hidden, layout)
+        scores = self._score(batch, layout, hidden, broken)
         drawn = self._draw(plan, hidden, broken)
-        return StepResult(drawn, time.perf_counter() - started, frozenset(broken))
+        return StepResult(drawn, time.perf_counter() - started, frozenset(broken), scores=scores)
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> list[Tensor]:
@@ -120,6 +132,23 @@ class ModelRunner:
         """Where the pool is."""
         device = self.pool.tensor.device
         return layout if device.type == "cpu" else layout.to(device)
+
+    def _score(
+        self, batch: StepBatch, layout: StepLayout, hidden: Tensor, broken: set[int]
+    ) -> dict[int, Scores]:
+        """Adds to `broken` the slices whose logits are not finite."""
+        found = {}
+        for index, item in enumerate(batch.slices):
+            if item.scoring is None or index in broken:
+                continue
+            first, end = layout.spans[index]
+            rows, vocab = hidden[first:end], self.spec.vocab_size
+            scores = score(self.decoder.logits, rows, item.scoring, vocab)
+            if scores is None:
+                broken.add(index)
+            else:
+                found[index] = scores
+        return found
 
     def _draw(
         self, plan: DrawPlan, hidden: Tensor, broken: set[int]

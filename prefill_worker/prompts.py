@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from opentelemetry.context import Context
 
-from baton.engine.batch import Draw, Drawn
+from baton.engine.batch import Draw, Drawn, Scoring
 from baton.kv_transfer.granter import Computed
-from baton.proto import handoff_pb2
+from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import BatonError
 from baton.runtime.sampling import SamplingParams
 
@@ -44,6 +44,7 @@ class Prompt:
     under_way: int = 0  # steps planned and not committed that compute a chunk of it
     cached: int = 0  # leading blocks that were matched
     offered: int = 0  # leading full blocks that were offered, or that the reader holds
+    scores: worker_pb2.PromptLogprobs = field(default_factory=worker_pb2.PromptLogprobs)
     ended: bool = False
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # <= chunks + 3
 
@@ -58,6 +59,18 @@ class Prompt:
         self.ended = True
         self.on_end(self)
 
+    @property
+    def scored(self) -> bool:
+        """Whether the log-probabilities of the prompt are wanted: then all of it is computed."""
+        return self.params.prompt_logprobs is not None
+
+    def scoring(self, start: int, end: int) -> Scoring | None:
+        """What a chunk of the tokens [start, end) has to tell of those that follow them."""
+        if self.params.prompt_logprobs is None:
+            return None
+        targets = self.tokens[start + 1 : min(end + 1, self.prompt_tokens)]
+        return Scoring(targets, self.params.prompt_logprobs)
+
     def draws(self) -> tuple[Draw, ...]:
         """The first draw of every choice, all from the prompt's last logits."""
         params = self.params.at(len(self.tokens) - self.prompt_tokens)
@@ -69,6 +82,8 @@ class Prompt:
 
     def first_tokens(self, drawn: Sequence[Drawn], block_size: int) -> handoff_pb2.FirstTokens:
         message = handoff_pb2.FirstTokens(cached_tokens=self.cached * block_size)
+        if self.scored:
+            message.prompt_logprobs.CopyFrom(self.scores)
         for token in drawn:
             first = message.tokens.add(choice=token.choice, token=token.token)
             if token.logprob is not None:

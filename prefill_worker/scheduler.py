@@ -26,6 +26,7 @@ from baton.runtime.errors import (
     OutOfMemory,
     Overloaded,
 )
+from baton.runtime.wire import extend_scores
 
 
 @dataclass(slots=True)
@@ -95,7 +96,8 @@ class PrefillScheduler:
             self._computing.append(prompt)
             size = self._pool.block_size
             draws_s = len(prompt.choices) * self._costs.by(prompt.params)
-            self._chunks.add(prompt, len(prompt.tokens), prompt.cached * size, draws_s)
+            computed = prompt.cached * size
+            self._chunks.add(prompt, len(prompt.tokens), computed, draws_s, scored=prompt.scored)
             prompt.offered = min(prompt.held_blocks, prompt.cached)
             self._offer(prompt, prompt.cached)
             admitted.append(prompt)
@@ -112,6 +114,7 @@ class PrefillScheduler:
                 chunk.start,
                 tuple(chunk.key.blocks),
                 chunk.key.draws() if chunk.last else (),
+                scoring=chunk.key.scoring(chunk.start, chunk.end),
             )
             for chunk in chunks
         )
@@ -139,6 +142,8 @@ class PrefillScheduler:
                 computed.append(chunk)
                 self._publish(prompt, chunk)
                 self._offer(prompt, chunk.end // self._pool.block_size)
+                if prompt.scored:
+                    extend_scores(prompt.scores, result.scores[place])
                 if chunk.last:
                     drawn = result.drawn[place]  # they travel while the offer is being read
                     prompt.events.put_nowait(prompt.first_tokens(drawn, self._pool.block_size))
@@ -193,7 +198,8 @@ class PrefillScheduler:
 
     def _reserve(self, prompt: Prompt) -> bool:
         size = self._pool.block_size
-        limit = (len(prompt.tokens) - 1) // size  # the last token is computed
+        # the last token is computed, and where each has to be scored, all are
+        limit = 0 if prompt.scored else (len(prompt.tokens) - 1) // size
         matched = self._pool.match(prompt.identities, prompt.tokens, Hold.USED, limit)
         wanted = self._blocks_for(prompt) - len(matched)
         if wanted > self._pool.available:

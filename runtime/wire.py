@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from baton.proto import worker_pb2
 from baton.runtime import identity
-from baton.runtime.errors import InvalidRequest
+from baton.runtime.errors import HandoffError, InvalidRequest
 from baton.runtime.sampling import SamplingParams
 
 MAX_CHOICES = 128
@@ -103,6 +104,35 @@ def _logit_bias(message: worker_pb2.Sampling, vocab_size: int) -> tuple[tuple[in
     if not all(math.isfinite(value) for _, value in bias):
         raise InvalidRequest("logit_bias holds a number that is not finite", field="logit_bias")
     return bias
+
+
+class PromptScores(Protocol):
+    """The log-probabilities of some tokens of a prompt, as an engine gives them."""
+
+    logprobs: list[float]
+    ranks: list[int]
+    top_tokens: list[int]
+    top_logprobs: list[float]
+
+
+def extend_scores(message: worker_pb2.PromptLogprobs, scores: PromptScores) -> None:
+    """Add those of the chunk that follows."""
+    message.logprobs.extend(scores.logprobs)
+    message.ranks.extend(scores.ranks)
+    message.top_tokens.extend(scores.top_tokens)
+    message.top_logprobs.extend(scores.top_logprobs)
+
+
+def check_scores(
+    scores: worker_pb2.PromptLogprobs, prompt_tokens: int, top: int, vocab_size: int
+) -> None:
+    """Raises HandoffError unless these are those of such a prompt."""
+    count, best = prompt_tokens - 1, (prompt_tokens - 1) * min(top, vocab_size)
+    lengths = len(scores.logprobs), len(scores.ranks), len(scores.top_tokens)
+    if (*lengths, len(scores.top_logprobs)) != (count, count, best, best):
+        raise HandoffError(f"the prompt of {prompt_tokens} tokens has {lengths[0]} logprobs")
+    if max(scores.top_tokens, default=0) >= vocab_size:
+        raise HandoffError("a token of the prompt's logprobs is outside the vocabulary")
 
 
 def check_tokens(tokens: Iterable[int], field: str, vocab_size: int) -> None:
