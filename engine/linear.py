@@ -43,8 +43,13 @@ class PlainMatrix:
 class Matrix:
     """`weight` [out, in] and an optional `bias` [out]. Keeps no plain copy where it packs."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.product = _compiled(weight, bias) or _packed(weight, bias) or PlainMatrix(weight, bias)
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, batch_invariant: bool = False
+    ) -> None:
+        """`batch_invariant`: choose a kernel whose rows do not depend on each other over a faster
+        one whose rows do (oneDNN's on AMX), where there is such a kernel."""
+        compiled = _compiled(weight, bias, batch_invariant)
+        self.product = compiled or _packed(weight, bias) or PlainMatrix(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]. Compiled, or with oneDNN on AVX-512, a row's result was
@@ -69,12 +74,13 @@ def bfloat16_is_fast() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _compiled(weight: Tensor, bias: Tensor | None) -> Linear | None:
+def _compiled(weight: Tensor, bias: Tensor | None, batch_invariant: bool) -> Linear | None:
     if weight.dtype != torch.bfloat16 or find_spec("numba") is None:
         return None
     from baton.engine.linear_numba import Panels, can_pack
 
-    return Panels(weight, bias) if can_pack(weight) else None
+    packs = can_pack(weight, batch_invariant=batch_invariant)
+    return Panels(weight, bias) if packs else None
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:

@@ -3,10 +3,11 @@
     [out / 64, in / 2, 64, 2]: panels of 64 outputs, two neighbouring inputs side by side
 
 oneDNN's kernels leave memory bandwidth unused when there are few rows; with many, these are as
-fast, except where oneDNN has AMX: there they are not taken, nor with AVX-512 that has no BF16.
-With AVX2 alone it has none, and torch's own product is a loop over single numbers. Threads share
-the panels; the next panel is fetched while one is multiplied. A row's result does not depend on
-the other rows, bit for bit. Immutable.
+fast, except where oneDNN has AMX, and they are not taken with AVX-512 that has no BF16. oneDNN's
+sums on AMX follow the number of rows and of threads, so the deterministic mode takes these there.
+With AVX2 alone oneDNN has none, and torch's own product is a loop over single numbers. Threads
+share the panels; the next panel is fetched while one is multiplied. A row's result does not
+depend on the other rows, bit for bit. Immutable.
 """
 
 from __future__ import annotations
@@ -71,18 +72,19 @@ class Panels:
         return out[:, : self.outputs].contiguous()
 
 
-def can_pack(weight: Tensor) -> bool:
-    """Whether `Panels` takes this matrix, on this processor."""
+def can_pack(weight: Tensor, *, batch_invariant: bool = False) -> bool:
+    """Whether `Panels` takes this matrix, on this processor. `batch_invariant`: also where
+    another product is faster whose rows depend on each other."""
     outputs, inputs = weight.shape
-    return (
-        weight.dtype == torch.bfloat16
-        and weight.device.type == "cpu"
-        and (outputs % COLUMNS == 0 or not native())  # there oneDNN takes what is left over
-        and inputs % 2 == 0
-        and supported()
-        and (native() or not bfloat16_is_fast())
-        and not has_matrix_unit()
-    )
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+        return False
+    if inputs % 2 or not supported():
+        return False
+    if has_matrix_unit():
+        return batch_invariant
+    if native():
+        return outputs % COLUMNS == 0  # oneDNN takes what is left over
+    return not bfloat16_is_fast()
 
 
 def _times_panel(  # type: ignore[no-untyped-def]

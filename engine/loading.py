@@ -126,7 +126,9 @@ def build_runner(
     each = block_bytes(spec, block_size, kind, codes)
     _check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
-    weights = load_weights(folder, spec, kind, progress, _made(quantization))
+    weights = load_weights(
+        folder, spec, kind, progress, _made(quantization), batch_invariant=deterministic
+    )
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     _check_room(blocks, each, free, "beside the weights")
     fraction = 0.0 if blocks else memory_fraction

@@ -44,14 +44,17 @@ class WeightReader:
         form: StoredForm | None = None,
         made: Made = "none",
         device: torch.device | None = None,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         """`form`: how the files keep their quantised matrices. `made`: what to make of those
-        that they keep plainly. `device` None: the host."""
+        that they keep plainly. `device` None: the host. `batch_invariant`: see `Matrix`."""
         self._shards = shards
         self._dtype = dtype
         self._form = form
         self._made = made
         self.device = device
+        self._batch_invariant = batch_invariant
 
     def quantizes(self, parts: Parts, columns: int) -> bool:
         """Whether the modules' weights come as something other than plain numbers."""
@@ -72,7 +75,13 @@ class WeightReader:
 
     def as_kind(self, dtype: torch.dtype) -> WeightReader:
         """The same files, converted to `dtype`; nothing plain is quantised."""
-        return WeightReader(self._shards, dtype, self._form, device=self.device)
+        return WeightReader(
+            self._shards,
+            dtype,
+            self._form,
+            device=self.device,
+            batch_invariant=self._batch_invariant,
+        )
 
     def vector(self, name: str, size: int) -> Tensor:
         """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
@@ -108,7 +117,9 @@ class WeightReader:
 
     def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The product with `weight` [out, in] as it is, packed for the host's processor."""
-        return Matrix(weight, bias) if self.device is None else PlainMatrix(weight, bias)
+        if self.device is not None:
+            return PlainMatrix(weight, bias)
+        return Matrix(weight, bias, batch_invariant=self._batch_invariant)
 
     def _product(self, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
         if self.device is None:

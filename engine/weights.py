@@ -73,10 +73,13 @@ def load_weights(
     progress: Progress | None = None,
     quantization: Made = "none",
     device: torch.device | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Weights:
     """Read all tensors that `spec` needs, converted to `dtype`, several layers at once.
 
-    They lie on `device`; None: on the host, packed for its processor.
+    They lie on `device`; None: on the host, packed for its processor, with `batch_invariant` for
+    products whose rows do not depend on each other (see `Matrix`).
     `quantization` is made of matrices that are stored plainly, the head apart. `progress` is
     called from several threads, one at a time. Raises ModelError naming file, tensor and
     expected shape for a missing or cut shard, a missing tensor, one that `spec` has no use for,
@@ -89,7 +92,9 @@ def load_weights(
             f"({spec.quantization.layout}): give none"
         )
     shards = Shards(folder, progress)
-    reader = WeightReader(shards, dtype, spec.quantization, quantization, device)
+    reader = WeightReader(
+        shards, dtype, spec.quantization, quantization, device, batch_invariant=batch_invariant
+    )
     # The largest first, while there is room: packing holds a matrix twice for a moment.
     embedding = reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)
     head = (

@@ -5,10 +5,12 @@ import random
 import pytest
 import torch
 
-import baton.engine.linear as linear
+from baton.engine import dot_bf16
 from baton.engine.attention_bf16 import BfloatAttention
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.dot_bf16 import supported
+from baton.engine.decode_pass import DecodePass
+from baton.engine.dot_bf16 import has_matrix_unit, supported
+from baton.engine.linear_numba import Panels
 from baton.engine.loading import build_runner
 from baton.engine.row_kernels import NumbaNorms, silu_gate
 from baton.models.random_model import make_shaped_model
@@ -40,9 +42,18 @@ def runner(folder, **how):
     return made
 
 
-@pytest.fixture(scope="module")
-def fast(folder):
-    return runner(folder)
+@pytest.fixture(scope="module", params=["as detected", "no matrix unit"])
+def fast(folder, request):
+    """The kernels of this processor; where it has AMX, in turn those of one that has none."""
+    if request.param == "as detected":
+        yield runner(folder)
+        return
+    if not has_matrix_unit():
+        pytest.skip("the same as detected")
+    found = dot_bf16._features()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dot_bf16, "_features", lambda: {**found, "amx-bf16": False})
+        yield runner(folder)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +78,9 @@ def test_the_compiled_parts_are_in_use(fast):
     assert isinstance(fast.decoder._norms, NumbaNorms)
     assert fast.decoder._gating is silu_gate
     assert isinstance(fast.decoder._attention._fast, BfloatAttention)
-    assert linear._compiled(torch.zeros(64, 128, dtype=torch.bfloat16), None) is not None
+    product = fast.decoder._weights.layers[0].output.product
+    assert isinstance(product, Panels) == (not has_matrix_unit())
+    assert isinstance(fast.decoder._whole, DecodePass) == (not has_matrix_unit())
 
 
 @pytest.mark.parametrize("length", [1, 2, 50, 130])

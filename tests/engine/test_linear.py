@@ -31,7 +31,7 @@ def dtype(request):
 @pytest.fixture(params=["compiled", "packed", "plain"])
 def packing(request, monkeypatch):
     if request.param != "compiled":
-        monkeypatch.setattr(linear, "_compiled", lambda weight, bias: None)
+        monkeypatch.setattr(linear, "_compiled", lambda *_: None)
     if request.param == "plain":
         monkeypatch.setattr(linear, "_can_pack", lambda weight: False)
 
@@ -104,7 +104,7 @@ def test_the_bound_tells_a_mistake_from_rounding(dtype):
 def test_weight_may_change_afterwards_or_not_as_packed(dtype, outputs):
     """A packed matrix is a copy: the loader's buffer may go."""
     weight = torch.randn(outputs, 16).to(dtype)
-    if not linear._can_pack(weight) and not linear._compiled(weight, None):
+    if not linear._can_pack(weight) and not linear._compiled(weight, None, False):
         pytest.skip("this machine does not pack")
     matrix, x = Matrix(weight), torch.randn(3, 16).to(dtype)
     before = matrix(x)
@@ -115,7 +115,7 @@ def test_weight_may_change_afterwards_or_not_as_packed(dtype, outputs):
 def test_other_kinds_are_not_packed():
     for dtype in (torch.float64, torch.float16):
         assert not linear._can_pack(torch.zeros(64, 4, dtype=dtype))
-        assert linear._compiled(torch.zeros(64, 4, dtype=dtype), None) is None
+        assert linear._compiled(torch.zeros(64, 4, dtype=dtype), None, False) is None
 
 
 def test_without_the_operators_nothing_is_packed(monkeypatch):
@@ -125,4 +125,4 @@ def test_without_the_operators_nothing_is_packed(monkeypatch):
 
 def test_without_numba_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(linear, "find_spec", lambda name: None)
-    assert linear._compiled(torch.zeros(64, 4, dtype=torch.bfloat16), None) is None
+    assert linear._compiled(torch.zeros(64, 4, dtype=torch.bfloat16), None, False) is None

@@ -6,6 +6,7 @@ import torch.nn.functional as functional
 
 import baton.engine.dot_bf16 as dot_bf16
 import baton.engine.linear_numba as linear_numba
+from baton.engine.linear import Matrix
 from baton.engine.linear_numba import Panels, can_pack
 
 pytestmark = pytest.mark.skipif(not linear_numba.supported(), reason="this processor has no AVX2")
@@ -120,6 +121,19 @@ def test_a_processor_with_a_matrix_unit_is_left_to_onednn(monkeypatch):
     assert linear_numba.supported() and not can_pack(random(64, 32))
     features["amx-bf16"] = False
     assert can_pack(random(64, 32))
+
+
+def test_a_matrix_unit_is_left_alone_for_rows_that_must_not_depend(monkeypatch):
+    """oneDNN's sums on AMX follow the number of rows and of threads."""
+    features = {"avx512bf16": True, "amx-bf16": True}
+    monkeypatch.setattr(dot_bf16, "_features", lambda: features)
+    assert isinstance(Matrix(random(64, 32), batch_invariant=True).product, Panels)
+    assert isinstance(Matrix(random(93, 32), batch_invariant=True).product, Panels)
+    assert not isinstance(Matrix(random(64, 32)).product, Panels)
+    assert not can_pack(random(64, 33), batch_invariant=True)
+    assert not can_pack(torch.randn(64, 32), batch_invariant=True)
+    features["amx-bf16"] = False
+    assert not can_pack(random(93, 32), batch_invariant=True)  # oneDNN keeps rows apart there
 
 
 @pytest.mark.parametrize("x", [torch.ones(2, 32), random(2, 16), random(2, 34)])
