@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import xxhash
 
-from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM, checksums, warm_up
+from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
+from baton.kv_transfer.checksum_numba import checksums, warm_up
 
 POOL_BLOCKS = 64
 BLOCK_BYTES = 1792 << 10  # a block of a 0.45 B-parameter model in bf16

@@ -76,7 +76,7 @@ def workers(given: Given) -> Iterator[Figure]:
 def check_packages() -> None:
     """Raises Skipped where a worker would not start here."""
     try:
-        check_worker_packages()  # among them NIXL, which no import here asks for
+        check_worker_packages("cuda")  # among them NIXL, which no import here asks for
         import baton.deploy.worker_process  # noqa: F401
         import benchmarks.worker_pair  # noqa: F401
     except Exception as error:  # grpcio and protobuf, if too old, raise errors of their own

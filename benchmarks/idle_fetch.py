@@ -15,7 +15,7 @@ from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 
-from baton.kv_transfer import checksum, greeting
+from baton.kv_transfer import checksum_numba, greeting
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.reader import HandoffReader
@@ -79,7 +79,7 @@ class IdleFetch:
         self, common: handoff_pb2.Compatibility, block_bytes: int, blocks: int
     ) -> None:
         """An own pool of `blocks`, in huge pages as a worker's, and the mover that fills it."""
-        checksum.warm_up()
+        checksum_numba.warm_up()
         memory = mmap(-1, blocks * block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
         memory.madvise(MADV_HUGEPAGE)
         pool = np.frombuffer(memory, dtype=np.uint8).reshape(blocks, block_bytes)

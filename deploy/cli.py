@@ -308,11 +308,12 @@ def _worker(options: argparse.Namespace) -> None:
     token = _token()
     from baton.deploy.packages import check_worker_packages
 
-    check_worker_packages()
+    config = _config(options)
+    check_worker_packages(config.worker.device)
     from baton.deploy.worker_process import run_worker
 
     run_worker(
-        _config(options),
+        config,
         role=options.role,
         worker_id=options.worker_id,
         model_folder=options.model,

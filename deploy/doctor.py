@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.deploy.instance import runtime_folder
-from baton.deploy.packages import INSTALL, NEEDED, installed, missing_packages
+from baton.deploy.packages import INSTALL, NEEDED, ON_CPUS, installed, missing_packages
 from baton.deploy.ports import bind, check_grpc_port, check_port
 from baton.engine.host_memory import available_bytes
 from baton.runtime.config import Config, RouterConfig
@@ -66,8 +66,10 @@ def packages() -> list[Finding]:
         if name in missing
         else Finding(name, "ok", _version(name))
         for name in NEEDED
+        if name in missing or name != ON_CPUS
     ]
     others = {
+        "numba": f"{INSTALL}: workers on CPUs need it",
         "ray": "pip install ray, or use --launcher process",
         "triton": "pip install triton: kernels on GPUs need it",
     }
@@ -76,6 +78,7 @@ def packages() -> list[Finding]:
         if installed(name)
         else Finding(name, "warn", "not installed", remedy)
         for name, remedy in others.items()
+        if name not in missing
     ]
 
 

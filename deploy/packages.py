@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from baton.deploy.gpus import built_for_cuda, driver_there
 from baton.runtime.errors import ConfigError
 
 INSTALL = "pip install 'baton-serve[worker]'"
@@ -18,9 +19,17 @@ NEEDED = {  # package -> the modules of which one must be there
 }
 
 
-def missing_packages() -> list[str]:
-    """Those that a worker cannot start without and that are not installed."""
-    return [name for name, modules in NEEDED.items() if not any(map(installed, modules))]
+ON_CPUS = "numba"  # its kernels are Triton's on GPUs
+
+
+def missing_packages(device: str = "auto") -> list[str]:
+    """Those that a worker on `device` cannot start without and that are not installed."""
+    gpu = device.startswith("cuda") or (device == "auto" and built_for_cuda() and driver_there())
+    return [
+        name
+        for name, modules in NEEDED.items()
+        if not any(map(installed, modules)) and not (gpu and name == ON_CPUS)
+    ]
 
 
 def installed(module: str) -> bool:
@@ -28,8 +37,8 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def check_worker_packages() -> None:
-    """Raise ConfigError where this installation can route but not compute."""
-    missing = missing_packages()
+def check_worker_packages(device: str = "auto") -> None:
+    """Raise ConfigError where this installation can route but not compute on `device`."""
+    missing = missing_packages(device)
     if missing:
         raise ConfigError(f"workers need {' and '.join(missing)}: {INSTALL}")

@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
+from baton.deploy.packages import INSTALL
 from baton.engine.pool import KvPool
 from baton.kv_transfer import checksum
 from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool
@@ -19,7 +20,13 @@ def local_pool(pool: KvPool) -> LocalPool:
     """Ready to be summed: its kernel is compiled, or loaded. Raises ConfigError where a GPU's
     kernels compute other sums than the handoff's."""
     if pool.tensor.device.type == "cpu":
-        checksum.warm_up()
+        try:
+            from baton.kv_transfer import checksum_numba
+        except ImportError as error:
+            raise ConfigError(
+                f"a worker on a CPU needs numba for its checksums ({error}): {INSTALL}"
+            ) from error
+        checksum_numba.warm_up()
         return HostPool(pool.bytes_view(), pool.slabs)
     return device_pool(pool.bytes_tensor(), pool.slabs)
 

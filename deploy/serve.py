@@ -85,7 +85,7 @@ class Serving:
         self._options.check()
         check_port(self._options.config.router)
         check_grpc_port(self._options.config.router)
-        check_worker_packages()
+        check_worker_packages(self._options.config.worker.device)
         self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
         if self._stopping:
             return

@@ -13,6 +13,7 @@ import os
 from baton.deploy import gpu_preflight
 from baton.deploy.doctor import Finding, Level
 from baton.deploy.gpus import visible_gpus
+from baton.deploy.packages import INSTALL, ON_CPUS, installed, missing_packages
 from baton.kv_transfer import preflight
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import BatonError, ConfigError
@@ -38,11 +39,22 @@ BROKEN_GPU = (
 def transport(config: HandoffConfig, device: str = "cpu") -> list[Finding]:
     """One finding for UCX's own choice, one for TCP, one for each GPU that `worker.device`
     allows. Takes a few seconds."""
+    return _of_hosts(config, device) + [
+        _measure_gpu(name, config.preflight_floor_gbps) for name in _gpus(device)
+    ]
+
+
+def _of_hosts(config: HandoffConfig, device: str) -> list[Finding]:
+    if not installed(ON_CPUS):  # workers on GPUs alone do without
+        level: Level = "fail" if ON_CPUS in missing_packages(device) else "warn"
+        return [
+            Finding("nixl transport", level, "host memory is not summed without numba", INSTALL)
+        ]
     own = os.environ.get(TRANSPORTS_KEY)
     findings = [_measure("nixl transport", own, config.preflight_floor_gbps)]
     if own is None:
         findings.append(_measure("nixl over tcp", "tcp", config.preflight_floor_gbps))
-    return findings + [_measure_gpu(name, config.preflight_floor_gbps) for name in _gpus(device)]
+    return findings
 
 
 def _gpus(device: str) -> list[str]:

@@ -10,28 +10,25 @@ The sum of a slab of 64-bit words w[0..n) under a seed s is
 `product` is the multilinear family NH of Black et al., UMAC (CRYPTO 1999), with keys from a
 Weyl sequence; `total` changes with every single flipped bit; `mix` is the finaliser of
 SplitMix64 (Steele et al., OOPSLA 2014). Additions commute, so a GPU may sum in any order.
-It guards against wrong, stale and torn blocks, not against a forger. Stateless.
+It guards against wrong, stale and torn blocks, not against a forger. Here is the definition;
+hosts compute it by checksum_numba.py, GPUs by engine/triton_checksum.py. Stateless.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 CHECKSUM_ALGORITHM = "nh64-1"
 WORD_BYTES = 8
 
-_PHI = np.uint64(0x9E3779B97F4A7C15)
-_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_B = np.uint64(0x94D049BB133111EB)
-_LOW = np.uint64(0xFFFFFFFF)
-
-F = TypeVar("F", bound=Callable[..., Any])
+PHI = np.uint64(0x9E3779B97F4A7C15)
+MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+MIX_B = np.uint64(0x94D049BB133111EB)
+LOW = np.uint64(0xFFFFFFFF)
 
 
 def block_seed(boot_id: bytes, block: int, tag: bytes) -> int:
@@ -51,24 +48,6 @@ def partial_tag(handoff_id: bytes, tokens: int) -> bytes:
     return b"partial" + handoff_id + tokens.to_bytes(4, "little")
 
 
-def checksums(
-    blocks_of_pool: NDArray[np.uint8], blocks: Sequence[int], seeds: Sequence[int], slabs: int
-) -> NDArray[np.uint64]:
-    """Sums of some blocks of a pool in one call that holds no GIL.
-
-    `blocks_of_pool` is [pool blocks, block_bytes], C-contiguous; the result is
-    [len(blocks), slabs]. Raises ValueError if a slab is not a whole number of words, IndexError
-    if a block is not in the pool.
-    """
-    words = words_of(blocks_of_pool, slabs)
-    index = np.asarray(blocks, dtype=np.int64)
-    if index.size and (index.min() < 0 or index.max() >= words.shape[0]):
-        raise IndexError(f"a block of {list(blocks)} is not in a pool of {words.shape[0]}")
-    sums = np.empty((len(index), slabs), dtype=np.uint64)
-    _sum_blocks(words, index, np.asarray(seeds, dtype=np.uint64), sums)
-    return sums
-
-
 def words_of(blocks_of_pool: NDArray[np.uint8], slabs: int) -> NDArray[np.uint64]:
     """The pool as words, [pool blocks, words]; shares its memory."""
     width = blocks_of_pool.shape[1]
@@ -80,57 +59,19 @@ def words_of(blocks_of_pool: NDArray[np.uint8], slabs: int) -> NDArray[np.uint64
 def reference(
     blocks_of_pool: NDArray[np.uint8], blocks: Sequence[int], seeds: Sequence[int], slabs: int
 ) -> NDArray[np.uint64]:
-    """The same as `checksums` in plain NumPy: the definition, slow, for tests and GPU ports."""
+    """The same as `checksum_numba.checksums` in plain NumPy: the definition, slow, for tests and
+    GPU ports."""
     words = words_of(blocks_of_pool, slabs)
     picked = words[np.asarray(blocks, dtype=np.int64)]
     parts = picked.reshape(len(blocks), slabs, words.shape[1] // slabs)
     seed = np.asarray(seeds, dtype=np.uint64).reshape(-1, 1, 1)
-    keyed = parts ^ (seed + np.arange(parts.shape[2], dtype=np.uint64) * _PHI)
-    product = ((keyed & _LOW) * (keyed >> np.uint64(32))).sum(axis=2, dtype=np.uint64)
+    keyed = parts ^ (seed + np.arange(parts.shape[2], dtype=np.uint64) * PHI)
+    product = ((keyed & LOW) * (keyed >> np.uint64(32))).sum(axis=2, dtype=np.uint64)
     total = parts.sum(axis=2, dtype=np.uint64)
     return _mix_array(product ^ _mix_array(total + seed[:, :, 0]))
 
 
-def warm_up() -> None:
-    """Compile the kernel, or load it from its cache, before a first request needs it."""
-    checksums(np.zeros((1, WORD_BYTES), dtype=np.uint8), [0], [0], 1)
-
-
 def _mix_array(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    value = (value ^ (value >> np.uint64(30))) * _MIX_A
-    value = (value ^ (value >> np.uint64(27))) * _MIX_B
+    value = (value ^ (value >> np.uint64(30))) * MIX_A
+    value = (value ^ (value >> np.uint64(27))) * MIX_B
     return value ^ (value >> np.uint64(31))
-
-
-def _compiled(function: F) -> F:
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
-
-
-@_compiled
-def _mix(value: np.uint64) -> np.uint64:
-    value = (value ^ (value >> np.uint64(30))) * _MIX_A
-    value = (value ^ (value >> np.uint64(27))) * _MIX_B
-    return value ^ (value >> np.uint64(31))
-
-
-@_compiled
-def _sum_blocks(
-    words: NDArray[np.uint64],
-    blocks: NDArray[np.int64],
-    seeds: NDArray[np.uint64],
-    sums: NDArray[np.uint64],
-) -> None:
-    slabs = sums.shape[1]
-    width = words.shape[1] // slabs
-    for row in range(blocks.shape[0]):
-        block = words[blocks[row]]
-        seed = seeds[row]
-        for slab in range(slabs):
-            part = block[slab * width : (slab + 1) * width]
-            product = np.uint64(0)
-            total = np.uint64(0)
-            for i in range(width):
-                keyed = part[i] ^ (seed + np.uint64(i) * _PHI)
-                product += (keyed & _LOW) * (keyed >> np.uint64(32))
-                total += part[i]
-            sums[row, slab] = _mix(product ^ _mix(total + seed))

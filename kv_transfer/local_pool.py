@@ -20,7 +20,7 @@ from baton.kv_transfer import checksum
 DRAM, VRAM = "DRAM", "VRAM"  # NIXL's names of the kinds of memory
 MEMORY_KINDS = (DRAM, VRAM)
 
-# from blocks and their seeds to uint64 [blocks, slabs], as `checksum.checksums`
+# from blocks and their seeds to uint64 [blocks, slabs], as `checksum_numba.checksums`
 Summing = Callable[[Sequence[int], Sequence[int]], NDArray[np.uint64]]
 
 # UCX reads a GPU's memory over TCP where it sees no NVLink, unless told; a user's own word stays.
@@ -54,7 +54,7 @@ class LocalPool(Protocol):
         ...
 
     def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        """As `checksum.checksums`; several threads may ask at once. Holds no GIL for long."""
+        """As `checksum_numba.checksums`; several threads may ask at once. Holds no GIL for long."""
         ...
 
     def enter_thread(self) -> None:
@@ -76,7 +76,9 @@ class HostPool:
         self.address = int(array.ctypes.data)
 
     def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        return checksum.checksums(self.array, blocks, seeds, self.slabs)
+        from baton.kv_transfer import checksum_numba  # it needs numba, which a GPU worker lacks
+
+        return checksum_numba.checksums(self.array, blocks, seeds, self.slabs)
 
     def enter_thread(self) -> None:
         return  # any thread may

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.deploy import packages
-from baton.deploy.packages import NEEDED, check_worker_packages
+from baton.deploy.packages import NEEDED, check_worker_packages, missing_packages
 from baton.runtime.errors import ConfigError
 
 
@@ -49,8 +49,9 @@ def test_all_that_a_worker_imports_beyond_a_router_is_on_the_list() -> None:
     router, worker = outside("baton.deploy.router_process"), outside("baton.deploy.worker_process")
     assert "grpc" in router and "torch" not in router
     beyond = worker - router - {"numpy"}  # which comes with the router's package too
-    assert beyond == {"torch", "numba"}
-    assert set(NEEDED) == beyond | {"nixl"}  # which is imported by name, later
+    assert beyond == {"torch"}
+    # NIXL is imported by name, and numba where a pool lies in host memory
+    assert set(NEEDED) == beyond | {"nixl", "numba"}
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
@@ -70,6 +71,19 @@ def test_each_package_that_is_missing_is_named(
     lacking(monkeypatch, *NEEDED[package])
     with pytest.raises(ConfigError, match=rf"need {package}: pip install 'baton-serve\[worker\]'"):
         check_worker_packages()
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "enough"),
+    [("cpu", True, False), ("cuda:1", False, True), ("auto", True, True), ("auto", False, False)],
+)
+def test_numba_is_needed_on_cpus_alone(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, enough: bool
+) -> None:
+    lacking(monkeypatch, "numba")
+    monkeypatch.setattr(packages, "built_for_cuda", lambda: gpu)
+    monkeypatch.setattr(packages, "driver_there", lambda: gpu)
+    assert missing_packages(device) == ([] if enough else ["numba"])
 
 
 def test_all_that_is_missing_is_named_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from baton.deploy import worker_process
 from baton.deploy.cli import main
-from baton.kv_transfer.checksum import checksums
+from baton.kv_transfer.checksum_numba import checksums
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 

@@ -6,7 +6,8 @@ import torch
 
 from baton.engine import triton_checksum
 from baton.engine.triton_checksum import ALGORITHM, block_checksums
-from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM, checksums
+from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
+from baton.kv_transfer.checksum_numba import checksums
 
 
 @pytest.mark.parametrize("name", ["of one short slab", "summed in parts"])

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from baton.kv_transfer.checksum import (
     block_seed,
-    checksums,
     partial_tag,
     reference,
-    warm_up,
     words_of,
 )
+from baton.kv_transfer.checksum_numba import checksums, warm_up
 
 SLABS = 4
 WIDTH = 4 * 8 * 6  # bytes of a block

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from baton.kv_transfer import checksum, local_pool, nixl_agent, nixl_mover, pieces
+from baton.kv_transfer import checksum_numba, nixl_agent, nixl_mover, pieces
 from baton.kv_transfer.checksum import reference
+from baton.kv_transfer.checksum_numba import checksums
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
@@ -123,11 +123,9 @@ async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.Monke
         if len(summing) == 2:
             both.set()
         both.wait(0.05)  # 32 times at most, for the other thread to wake
-        return checksum.checksums(*of_blocks)  # type: ignore[arg-type]
+        return checksums(*of_blocks)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(
-        local_pool, "checksum", SimpleNamespace(checksums=noted, words_of=checksum.words_of)
-    )
+    monkeypatch.setattr(checksum_numba, "checksums", noted)
     async with pool_server() as (_, peer), own_mover() as (mover, pool):
         await mover.connect(peer)
         read = mover.read(peer.boot_id, range(32), range(32), list(range(32)))

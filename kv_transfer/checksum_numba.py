@@ -1,0 +1,74 @@
+"""Checksums of KV blocks in host memory, compiled (the definition: checksum.py).
+
+Needs numba, so it is imported where a pool lies in host memory and nowhere else. Stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.kv_transfer.checksum import LOW, MIX_A, MIX_B, PHI, WORD_BYTES, words_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checksums(
+    blocks_of_pool: NDArray[np.uint8], blocks: Sequence[int], seeds: Sequence[int], slabs: int
+) -> NDArray[np.uint64]:
+    """Sums of some blocks of a pool in one call that holds no GIL.
+
+    `blocks_of_pool` is [pool blocks, block_bytes], C-contiguous; the result is
+    [len(blocks), slabs]. Raises ValueError if a slab is not a whole number of words, IndexError
+    if a block is not in the pool.
+    """
+    words = words_of(blocks_of_pool, slabs)
+    index = np.asarray(blocks, dtype=np.int64)
+    if index.size and (index.min() < 0 or index.max() >= words.shape[0]):
+        raise IndexError(f"a block of {list(blocks)} is not in a pool of {words.shape[0]}")
+    sums = np.empty((len(index), slabs), dtype=np.uint64)
+    _sum_blocks(words, index, np.asarray(seeds, dtype=np.uint64), sums)
+    return sums
+
+
+def warm_up() -> None:
+    """Compile the kernel, or load it from its cache, before a first request needs it."""
+    checksums(np.zeros((1, WORD_BYTES), dtype=np.uint8), [0], [0], 1)
+
+
+def _compiled(function: F) -> F:
+    return cast(F, numba.njit(nogil=True, cache=True)(function))
+
+
+@_compiled
+def _mix(value: np.uint64) -> np.uint64:
+    value = (value ^ (value >> np.uint64(30))) * MIX_A
+    value = (value ^ (value >> np.uint64(27))) * MIX_B
+    return value ^ (value >> np.uint64(31))
+
+
+@_compiled
+def _sum_blocks(
+    words: NDArray[np.uint64],
+    blocks: NDArray[np.int64],
+    seeds: NDArray[np.uint64],
+    sums: NDArray[np.uint64],
+) -> None:
+    slabs = sums.shape[1]
+    width = words.shape[1] // slabs
+    for row in range(blocks.shape[0]):
+        block = words[blocks[row]]
+        seed = seeds[row]
+        for slab in range(slabs):
+            part = block[slab * width : (slab + 1) * width]
+            product = np.uint64(0)
+            total = np.uint64(0)
+            for i in range(width):
+                keyed = part[i] ^ (seed + np.uint64(i) * PHI)
+                product += (keyed & LOW) * (keyed >> np.uint64(32))
+                total += part[i]
+            sums[row, slab] = _mix(product ^ _mix(total + seed))

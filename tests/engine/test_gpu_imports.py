@@ -1,0 +1,70 @@
+"""A worker on a GPU loads neither numba nor llvmlite, which weigh more than all else it needs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+STORY = Path(__file__).with_name("device_story.py")
+BLOCKED = """
+import runpy, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numba", "llvmlite"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+for name in ("numba", "llvmlite"):
+    sys.modules[name] = None  # as absent for who asks whether it is there
+sys.meta_path.insert(0, Blocked())
+"""
+PROCESS = """
+import baton.deploy.cli
+import baton.deploy.doctor
+import baton.deploy.gpu_preflight
+import baton.deploy.worker_process
+import baton.engine.cuda_runner
+import baton.engine.device_runner
+import baton.engine.device_sums
+import baton.engine.gpu_loading
+import baton.engine.triton_experts
+import baton.engine.triton_quantized_experts
+import torch
+from baton.deploy.pool_memory import device_pool
+
+pool = device_pool(torch.arange(4096, dtype=torch.uint8).view(4, 1024), 2)
+from baton.kv_transfer.checksum import reference
+wanted = reference(torch.arange(4096, dtype=torch.uint8).view(4, 1024).numpy(), [2, 0], [5, 6], 2)
+assert (pool.sums([2, 0], [5, 6]) == wanted).all()
+print("all")
+"""
+
+
+def run_blocked(program, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BLOCKED + program, *map(str, arguments)],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_gpu_workers_process_starts_without_numba():
+    """Its modules, those of its tools, and the sums of its pool's blocks."""
+    assert run_blocked(PROCESS).endswith("all\n")
+
+
+def test_a_gpu_workers_steps_need_no_numba(references):
+    program = f"sys.argv[1:] = sys.argv[1:]\nrunpy.run_path({str(STORY)!r}, run_name='__main__')"
+    folder = references("qwen3-window").folder
+    assert json.loads(run_blocked(program, folder, "--device=cpu", "--steps=2")) == [True] * 3
+
+
+def test_what_is_blocked_here_is_what_a_cpu_worker_needs():
+    program = "try:\n    import baton.kv_transfer.checksum_numba\n"
+    program += "except ImportError as error:\n    print(error.name)"
+    assert run_blocked(program) == "numba\n"
