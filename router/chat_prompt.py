@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.router.chat_template import ChatTemplate
+from baton.router.control_tokens import ControlTokens
 from baton.router.openai_schema import ChatRequest, Message, Tool
 from baton.router.template_messages import plain_messages, plain_tools
+from baton.router.tokenizer import Text
 from baton.router.tool_calls import FORMS, Calling
 from baton.router.tool_support import support_of
 from baton.router.turns import Turns
@@ -31,6 +33,7 @@ class ChatPrompt:
         template: ChatTemplate | None,
         tool_calls: ToolCalls,
         strict_tools: StrictTools = "refuse",
+        control: ControlTokens | None = None,
     ) -> None:
         self._model = model
         self._template = template
@@ -38,6 +41,7 @@ class ChatPrompt:
         self._form = FORMS.get(tool_calls, self._support.form)
         self._reads_calls = tool_calls != "none"
         self._refuses_strict = strict_tools == "refuse"
+        self._control = control
 
     def tools(self, request: ChatRequest) -> tuple[Sequence[Tool], Calling | None]:
         """The tools that the model is told of, and what it may call. Raises InvalidRequest where
@@ -77,14 +81,29 @@ class ChatPrompt:
         tools: Sequence[Tool],
         variables: Mapping[str, Any] | None,
         turns: Turns,
-    ) -> str:
-        """Return the prompt, open for an answer, of what `plain` gave. Raises InvalidRequest if
-        the template refuses it."""
-        assert self._template is not None
+    ) -> Text:
+        """Return the prompt, open for an answer, of what `plain` gave; in pieces where control
+        tokens in it are text. Raises InvalidRequest if the template refuses it."""
         told = await turns.run(0, plain_tools, tools, self._refuses_strict)
+        if self._control is None:
+            return await self._rendered(plain, told, variables, turns)
+        guarded = await turns.run(0, self._control.guard, plain, told, variables or {})
+        text = await self._rendered(guarded.messages, guarded.tools, guarded.variables, turns)
+        if not guarded.mark:
+            return text
+        return await turns.run(0, self._control.pieces, text, guarded.mark)
+
+    async def _rendered(
+        self,
+        plain: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None,
+        turns: Turns,
+    ) -> str:
+        assert self._template is not None
         if len(plain) + sum(len(message.get("tool_calls", ())) for message in plain) > INLINE:
-            return await self._template.render_apart(plain, told, variables)
-        return await turns.run(0, self._template.render, plain, told, variables=variables)
+            return await self._template.render_apart(plain, tools, variables)
+        return await turns.run(0, self._template.render, plain, tools, variables=variables)
 
     def _check_tools(self) -> None:
         if not self._support.tools:

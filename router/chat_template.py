@@ -33,6 +33,11 @@ class ChatTemplate:
         self._special = special
         self._knows_developer = {name: "developer" in text for name, text in sources.items()}
 
+    @property
+    def literals(self) -> str:
+        """All that the templates can print of their own, with zeros in between."""
+        return self._inline.literals
+
     def render(
         self,
         messages: Sequence[dict[str, Any]],
@@ -91,6 +96,9 @@ class _Compiled:
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._environment = TemplateEnvironment()
         self._templates = {name: self._compile(source) for name, source in sources.items()}
+        self.literals = "\0".join(
+            text for source in sources.values() for text in self._environment.literals(source)
+        )
 
     def _compile(self, source: str) -> jinja2.Template:
         if len(source) > MOST_SOURCE:

@@ -93,6 +93,7 @@ async def serve_router(
                 config.router.tool_calls,
                 sampling_defaults(card.generation if config.router.model_sampling else {}),
                 config.router.strict_tools,
+                config.router.control_tokens,
             ),
             tokenizer=tokenizer,
             serving=Serving(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any, cast
@@ -102,6 +102,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "raise_exception": _refuse,
             "strftime_now": self._now,
         }
+
+    def literals(self, source: str) -> Iterator[str]:
+        """Yield the texts that stand in a template, outside its expressions and in them."""
+        tree = self.parse(source)
+        yield from (node.data for node in tree.find_all(nodes.TemplateData))
+        constants = (node.value for node in tree.find_all(nodes.Const))
+        yield from (value for value in constants if isinstance(value, str))
 
     def join_texts(self, values: Sequence[Any]) -> Any:
         """What `~` does."""

@@ -5,9 +5,9 @@ two threads with a bounded queue (encode_queue.py), so that a long prompt holds 
 request. A prompt whose request has ended leaves the queue at once, and counts for as long as a
 thread is at it. A text that is most likely too long is counted slice by slice before.
 
-Special tokens written in a prompt's or a message's text are read as special tokens, as
-OpenAI-compatible servers do: chat templates and completion clients depend on it. Who serves
-untrusted text strips them before sending. The thread pool is owned here; `close` ends it.
+Special tokens written in a completion's prompt are read as special tokens, as OpenAI-compatible
+servers do: completion clients depend on it. What a chat's messages hold of them is text
+(control_tokens.py). The thread pool is owned here; `close` ends it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Protocol
 
 import tokenizers
 
+from baton.router.control_tokens import ControlToken, ControlTokens, Piece
 from baton.router.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -30,6 +31,7 @@ from baton.router.detokenizer import (
     byte_level_bytes,
 )
 from baton.router.encode_queue import EncodeJob, EncodeQueue
+from baton.router.plain_tokenizer import PlainTokenizer
 from baton.runtime.errors import InvalidRequest, ModelError, Overloaded
 
 ENCODE_THREADS = 2
@@ -38,14 +40,23 @@ SLICE_CHARS = 1 << 16  # counted at once: some 50 ms of a thread
 CUT_TOKENS = 64  # by which a slice may count more than its part of the whole text
 
 
+Text = str | Sequence[Piece]
+
+
 class Tokenizer(Protocol):
     """`vocab_size` counts added tokens too. All methods but `encode` are quick."""
 
     vocab_size: int
     longest_token_bytes: int
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Raises InvalidRequest for text that is not Unicode, Overloaded if too many wait."""
+    async def encode(self, text: Text, *, add_special_tokens: bool) -> list[int]:
+        """Raises InvalidRequest for text that is not Unicode, or that no tokens but control tokens
+        stand for, Overloaded if too many wait."""
+        ...
+
+    def control_tokens(self, printed: str) -> ControlTokens:
+        """Return the special tokens, and those other added ones that stand in `printed`. From then
+        on `encode` takes pieces in which they are text."""
         ...
 
     async def exceeds(self, text: str, most_tokens: int) -> bool:
@@ -92,13 +103,28 @@ class HfTokenizer:
         self.longest_token_bytes = max(
             (len(piece.encode(errors="replace")) for piece in vocabulary), default=1
         )
+        self._plain: PlainTokenizer | None = None
         self._queue = EncodeQueue(queue, ENCODE_THREADS)
         self._running: set[asyncio.Future[list[int]]] = set()
         self._threads = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer")
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: Text, *, add_special_tokens: bool) -> list[int]:
         came_s = asyncio.get_running_loop().time()
-        return await self._do(len(text), came_s, partial(self._encode, text, add_special_tokens))
+        if isinstance(text, str):
+            work = partial(self._encode, text, add_special_tokens)
+        else:
+            work = partial(self._encode_pieces, text)
+        return await self._do(text_length(text), came_s, work)
+
+    def control_tokens(self, printed: str) -> ControlTokens:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        control = ControlTokens(
+            ControlToken(each.content, each.special, each.lstrip, each.rstrip)
+            for each in added
+            if each.special or (each.content in printed and not each.content.isspace())
+        )
+        self._plain = PlainTokenizer(self._tokenizer, control.texts)
+        return control
 
     async def exceeds(self, text: str, most_tokens: int) -> bool:
         if len(text) <= LIKELY_CHARS * most_tokens:
@@ -159,6 +185,16 @@ class HfTokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def _encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
+        assert self._plain is not None  # who has pieces has asked for control tokens
+        tokens: list[int] = []
+        for place, piece in enumerate(pieces):
+            if piece.plain:
+                tokens += self._plain.encode(piece.text, first=place == 0)
+            else:
+                tokens += self._encode(piece.text, False)
+        return tokens
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         return text
@@ -185,6 +221,10 @@ class HfTokenizer:
         for running in [*self._running]:
             running.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def text_length(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(len(piece.text) for piece in text)
 
 
 def _slices(text: str) -> Iterator[str]:

@@ -28,9 +28,9 @@ from baton.router.openai_schema import (
 )
 from baton.router.parsing import counting, decoded, shaped
 from baton.router.sampling_defaults import OPENAI, SamplingDefaults
-from baton.router.tokenizer import Tokenizer
+from baton.router.tokenizer import Text, Tokenizer, text_length
 from baton.router.turns import Turns
-from baton.runtime.config import StrictTools, ToolCalls
+from baton.runtime.config import ControlTokensInChats, StrictTools, ToolCalls
 from baton.runtime.errors import ContextExceeded, InvalidRequest, NotFound
 
 _COUNTED = object()
@@ -67,10 +67,14 @@ class Validator:
         tool_calls: ToolCalls = "auto",
         defaults: SamplingDefaults = OPENAI,
         strict_tools: StrictTools = "refuse",
+        control_tokens: ControlTokensInChats = "text",
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._chat_prompt = ChatPrompt(model, template, tool_calls, strict_tools)
+        control = None
+        if template is not None and control_tokens == "text":
+            control = tokenizer.control_tokens(template.literals)
+        self._chat_prompt = ChatPrompt(model, template, tool_calls, strict_tools, control)
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
@@ -172,14 +176,16 @@ class Validator:
         return [*tokens]
 
     async def text_tokens(
-        self, text: str, add_special_tokens: bool, field: str, limits: Limits
+        self, text: Text, add_special_tokens: bool, field: str, limits: Limits
     ) -> list[int]:
         """Encode, unless the text is so long that no tokenization could fit the context, or a part
         of it has more tokens."""
-        over = len(text) > (limits.max_context + 1) * self._tokenizer.longest_token_bytes
-        if over or await self._tokenizer.exceeds(text, limits.max_context):
+        length = text_length(text)
+        over = length > (limits.max_context + 1) * self._tokenizer.longest_token_bytes
+        whole = text if isinstance(text, str) else "".join(piece.text for piece in text)
+        if over or await self._tokenizer.exceeds(whole, limits.max_context):
             raise ContextExceeded(
-                f"{field}: {len(text)} characters cannot fit the context of "
+                f"{field}: {length} characters cannot fit the context of "
                 f"{limits.max_context} tokens: shorten it",
                 field,
             )

@@ -16,6 +16,7 @@ from baton.runtime.errors import ConfigError
 PlacementMode = Literal["auto", "disaggregated", "local"]
 ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral"]
 StrictTools = Literal["refuse", "ignore"]
+ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
@@ -44,6 +45,7 @@ class RouterConfig:
     index_blocks: int = 4 << 20  # of workers, that it remembers; beyond, it forgets the oldest used
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
+    control_tokens: ControlTokensInChats = "text"  # what clients write of them in chats
     strict_tools: StrictTools = "refuse"  # `strict: true`: no call is held to its schema yet
     model_sampling: bool = True  # temperature and so on as the model's files have them
     stream_buffer_messages: int = 1024  # a slow client's own buffer: tokens, and others' logprobs

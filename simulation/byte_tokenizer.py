@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.router.control_tokens import ControlTokens
 from baton.router.detokenizer import Detokenizer
+from baton.router.tokenizer import Text
 
 
 class ByteTokenizer:
@@ -16,8 +18,12 @@ class ByteTokenizer:
     vocab_size = 256
     longest_token_bytes = 1
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [*([255] if add_special_tokens else []), *text.encode()]
+    async def encode(self, text: Text, *, add_special_tokens: bool) -> list[int]:
+        whole = text if isinstance(text, str) else "".join(piece.text for piece in text)
+        return [*([255] if add_special_tokens else []), *whole.encode()]
+
+    def control_tokens(self, printed: str) -> ControlTokens:
+        return ControlTokens([])  # each byte is text
 
     async def exceeds(self, text: str, most_tokens: int) -> bool:
         return len(text) > most_tokens

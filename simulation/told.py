@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from baton.router.answering import Answering
 from baton.router.choice_text import Piece
+from baton.router.control_tokens import ControlTokens
 from baton.router.detokenizer import Detokenizer
 from baton.router.generation import Generation, OutputToken
+from baton.router.tokenizer import Text
 
 _FIRST = 0x10000  # no surrogates from here on
 
@@ -22,8 +24,12 @@ class CharacterTokenizer:
     vocab_size = 0x100000
     longest_token_bytes = 4
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [ord(character) - _FIRST for character in text]
+    async def encode(self, text: Text, *, add_special_tokens: bool) -> list[int]:
+        whole = text if isinstance(text, str) else "".join(piece.text for piece in text)
+        return [ord(character) - _FIRST for character in whole]
+
+    def control_tokens(self, printed: str) -> ControlTokens:
+        return ControlTokens([])
 
     async def exceeds(self, text: str, most_tokens: int) -> bool:
         return len(text) > most_tokens

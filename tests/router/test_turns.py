@@ -134,4 +134,12 @@ async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
     await generation_of(sent, validator, Limits(max_context=50, vocab_size=200))
     await tokenizing_of(client_pb2.TokenizeRequest(prompt="a"), validator.turns)
     await detokenizing_of(client_pb2.DetokenizeRequest(), validator.turns)
-    assert steps == ["_sent", "shaped", "plain", "plain_tools", "render", *["_sent", "shaped"] * 2]
+    assert steps == [
+        "_sent",
+        "shaped",
+        "plain",
+        "plain_tools",
+        "guard",
+        "render",
+        *["_sent", "shaped"] * 2,
+    ]

@@ -214,7 +214,10 @@ async def test_each_step_has_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(made.turns, "run", note)
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]})
     await made.chat(await made.parsed(body, ChatRequest), LIMITS)
-    begun, printed = ("next", len(body)), [("plain_tools", 0), ("render", 0)]
+    begun, printed = (
+        ("next", len(body)),
+        [*((name, 0) for name in ("plain_tools", "guard", "render"))],
+    )
     assert steps == [begun, ("decoded", 0), ("shaped", 0), ("plain", 0), *printed]
     steps.clear()
     asked = await made.parsed(b'{"model":"m","prompt":[1,2]}', CompletionRequest)
