@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from opentelemetry.context import Context
 
 from baton.engine.batch import Draw, Scores, Scoring, Slice
+from baton.engine.history import History, PromptTokens, Text
 from baton.proto import worker_pb2
 from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams
@@ -64,6 +65,7 @@ class Request:
     batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none
     deadline: asyncio.TimerHandle | None = None
     asked: bytes = b""  # boot id of the prefill worker that its router believes it asks
+    counted: PromptTokens | None = None  # the prompt as penalties count it, for all choices
     alone: bool = False  # in no step with another request
     last_turn: int = 0  # the last step that was planned for it alone
     prompt_logprobs: worker_pb2.PromptLogprobs | None = None  # computed, or on their way
@@ -108,6 +110,7 @@ class Sequence:
     shared: int = 0  # leading blocks that a sibling's credit counts
     counted_by: Sequence | None = None  # that sibling
     ended: bool = False
+    text: Text | None = None  # what penalties count, if it has any
 
     @property
     def length(self) -> int:
@@ -133,9 +136,15 @@ class Sequence:
             choice=self.choice,
             position=self.length + self.under_way,
             params=sampling.at(len(self.output) + self.under_way),
-            history=self.span(0, self.length) if sampling.needs_history else (),
-            prompt_tokens=len(self.request.prompt),
+            history=self._history() if sampling.needs_history else None,
         )
+
+    def _history(self) -> History:
+        if self.text is None:
+            request = self.request
+            request.counted = request.counted or PromptTokens(request.prompt)
+            self.text = Text(request.counted, self.output)
+        return self.text.until(len(self.output))
 
     def next_slice(self) -> Slice:
         """Its next token, which is drawn by a step under way, or known."""

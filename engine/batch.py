@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from baton.engine.history import History
 from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
@@ -43,8 +44,7 @@ class Draw:
     choice: int
     position: int  # absolute position of the token to be drawn
     params: SamplingParams
-    history: Sequence[int] = ()  # prompt and output so far; only where params.needs_history
-    prompt_tokens: int = 0  # how many of `history` are the prompt
+    history: History | None = None  # prompt and output so far; only where params.needs_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,9 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
 
 
 def _continued(draw: Draw, token: int) -> Draw:
-    if not draw.params.needs_history:
+    if draw.history is None:
         return draw
-    return replace(draw, history=(*draw.history, token))
+    return replace(draw, history=draw.history.continued(token))
 
 
 def unfinished(batch: StepBatch) -> StepResult:

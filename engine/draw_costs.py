@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from baton.engine.batch import Draw, StepBatch
+from baton.engine.history import History, history_of
 from baton.runtime.sampling import SamplingParams
 
 _ROWS = 4  # measured at once: a step has few or many, and threads share them
@@ -59,6 +60,9 @@ def measure_draws(draw: Callable[[Sequence[Draw]], object], vocab: int) -> DrawC
     """Costs of `draw`, which draws from any logits of `vocab` tokens: some tens of milliseconds.
     The dearest rules of each kind are taken, as a client may."""
     bias = tuple((token, 0.5) for token in range(min(vocab, _BIASES)))
+    adjusted = replace(
+        _PLAIN, logit_bias=bias, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1
+    )
     greedy_s = _seconds(draw, _PLAIN)
     random_s = _seconds(draw, SamplingParams(temperature=2.0))
     cut = SamplingParams(temperature=2.0, top_k=max(vocab - 1, 1), top_p=0.9999)
@@ -66,14 +70,16 @@ def measure_draws(draw: Callable[[Sequence[Draw]], object], vocab: int) -> DrawC
         greedy_s,
         max(0.0, random_s - greedy_s),
         max(0.0, _seconds(draw, cut) - random_s),
-        max(0.0, _seconds(draw, replace(_PLAIN, logit_bias=bias)) - greedy_s),
+        max(0.0, _seconds(draw, adjusted, history_of(range(vocab), vocab // 2)) - greedy_s),
         max(0.0, _seconds(draw, replace(_PLAIN, top_logprobs=min(vocab, _LOGPROBS))) - greedy_s),
     )
 
 
-def _seconds(draw: Callable[[Sequence[Draw]], object], params: SamplingParams) -> float:
+def _seconds(
+    draw: Callable[[Sequence[Draw]], object], params: SamplingParams, history: History | None = None
+) -> float:
     """The least of some rounds: what came in between is not the draws'."""
-    draws = [Draw(0, row, params) for row in range(_ROWS)]
+    draws = [Draw(0, row, params, history) for row in range(_ROWS)]
     found = float("inf")
     for _ in range(_ROUNDS):
         began = time.perf_counter()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import Draw, Drawn, StepBatch
+from baton.engine.bias import bias_arrays
 from baton.engine.sampling import DrawKinds, kinds_of
 from baton.engine.step_layout import StepLayout
 
@@ -78,7 +79,7 @@ def plan_draws(batch: StepBatch, layout: StepLayout, vocab_size: int) -> DrawPla
         index
         for index, item in enumerate(batch.slices)
         for draw in item.draws
-        if draw.params.logit_bias and not _knows_all(draw, vocab_size)
+        if draw.params.logit_bias and not bias_arrays(draw.params.logit_bias).known(vocab_size)
     }
     drawing = [i for i, item in enumerate(batch.slices) if item.draws and i not in refused]
     draws = [draw for index in drawing for draw in batch.slices[index].draws]
@@ -91,7 +92,3 @@ def plan_draws(batch: StepBatch, layout: StepLayout, vocab_size: int) -> DrawPla
         kinds=kinds_of(draws),
         refused=refused,
     )
-
-
-def _knows_all(draw: Draw, vocab_size: int) -> bool:
-    return all(0 <= token < vocab_size for token, _ in draw.params.logit_bias)

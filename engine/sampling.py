@@ -14,10 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.batch import Draw, Drawn, SamplingParams
+from baton.engine.bias import bias_arrays
+from baton.engine.history import History
 from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key
+
+Floats = NDArray[np.float32]
 
 GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
 _DRAW_NUMBERS = 1 << 16  # of whole rows together: what is made for each stays in a cache
@@ -91,28 +96,24 @@ def adjust(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int] | None = N
 
 
 def _adjust(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
-    params = draw.params
-    if params.needs_history and len(draw.history):
-        _penalize(logits, draw)
+    params, row = draw.params, logits.numpy()
+    if draw.history is not None:
+        _penalize(row, params, draw.history)
     if params.logit_bias:
-        tokens = torch.tensor([token for token, _ in params.logit_bias])
-        amounts = torch.tensor([amount for _, amount in params.logit_bias])
-        logits.index_add_(0, tokens, amounts)
+        bias = bias_arrays(params.logit_bias)
+        np.add.at(row, bias.tokens, bias.amounts)
 
 
-def _penalize(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
-    params = draw.params
-    history = np.asarray(draw.history, dtype=np.int64)
-    if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(history))
-        found = logits[seen]
-        logits[seen] = torch.where(
-            found < 0, found * params.repetition_penalty, found / params.repetition_penalty
-        )
+def _penalize(row: Floats, params: SamplingParams, history: History) -> None:  # row [vocab]
+    """In time that grows with the distinct tokens of prompt and output."""
+    counts, repetition = history.counts(), params.repetition_penalty
+    if repetition != 1.0:
+        for seen in (history.text.prompt.distinct, counts.fresh):
+            found = row[seen]
+            row[seen] = np.where(found < 0, found * repetition, found / repetition)
     if params.frequency_penalty or params.presence_penalty:
-        output, counts = np.unique(history[draw.prompt_tokens :], return_counts=True)
-        amounts = params.frequency_penalty * counts + params.presence_penalty
-        logits[torch.from_numpy(output)] -= torch.from_numpy(amounts).to(torch.float32)
+        amounts = params.frequency_penalty * counts.counts + params.presence_penalty
+        row[counts.tokens] -= amounts.astype(np.float32)
 
 
 def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

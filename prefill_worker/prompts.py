@@ -14,6 +14,7 @@ from typing import TypeAlias
 from opentelemetry.context import Context
 
 from baton.engine.batch import Draw, Drawn, Scoring
+from baton.engine.history import history_of
 from baton.kv_transfer.granter import Computed
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import BatonError
@@ -74,11 +75,11 @@ class Prompt:
     def draws(self) -> tuple[Draw, ...]:
         """The first draw of every choice, all from the prompt's last logits."""
         params = self.params.at(len(self.tokens) - self.prompt_tokens)
-        history: Sequence[int] = self.tokens if self.params.needs_history else ()
-        return tuple(
-            Draw(choice, len(self.tokens), params, history, self.prompt_tokens)
-            for choice in self.choices
-        )
+        history = None
+        if params.needs_history:
+            history = history_of(self.tokens, self.prompt_tokens)
+        position = len(self.tokens)
+        return tuple(Draw(choice, position, params, history) for choice in self.choices)
 
     def first_tokens(self, drawn: Sequence[Drawn], block_size: int) -> handoff_pb2.FirstTokens:
         message = handoff_pb2.FirstTokens(cached_tokens=self.cached * block_size)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.batch import Draw, Drawn, Slice, StepBatch
+from baton.engine.history import history_of
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.virtual_steps import VirtualSteps
 
@@ -112,8 +113,8 @@ def expected_draws(
     ]
     tokens, drawn = list(prompt), list[Drawn]()
     for _ in range(count):
-        history = tokens if params.needs_history else ()
-        draw = Draw(choice, len(tokens), params, history, len(prompt))
+        history = history_of(tokens, len(prompt)) if params.needs_history else None
+        draw = Draw(choice, len(tokens), params, history)
         drawn.append(_drawn(_digest(b"".join(held)), draw, vocab_size))
         token = drawn[-1].token
         for slab, records in enumerate(held):
@@ -146,9 +147,9 @@ def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
     if params.temperature > 0:
         digest = digest.copy()
         digest.update(b"%d,%d,%d" % (params.seed, draw.choice, draw.position))
-    if params.needs_history:
+    if draw.history is not None:
         digest = digest.copy()
-        digest.update(repr((list(draw.history), draw.prompt_tokens)).encode())
+        digest.update(repr((list(draw.history), draw.history.prompt_tokens)).encode())
     number = int.from_bytes(digest.digest(), "little")
     token, asked = number % vocab_size, params.top_logprobs
     if asked is None:

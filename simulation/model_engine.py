@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from baton.engine.batch import Draw, Drawn, Slice, StepBatch
+from baton.engine.history import history_of
 from baton.engine.loading import build_runner
 from baton.engine.runner import ModelRunner
 from baton.runtime.sampling import SamplingParams
@@ -86,8 +87,8 @@ class ModelKind:
         blocks = range(self._reference.pool.blocks)
         computed = 0
         for _ in range(count):
-            history = tuple(tokens) if params.needs_history else ()
-            draw = Draw(choice, len(tokens), params, history, len(prompt))
+            history = history_of(tokens, len(prompt)) if params.needs_history else None
+            draw = Draw(choice, len(tokens), params, history)
             piece = Slice(tokens[computed:], computed, blocks, (draw,))
             ((one,),) = self._reference.run(StepBatch((piece,))).drawn
             drawn.append(one)

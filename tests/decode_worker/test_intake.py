@@ -131,11 +131,11 @@ def test_a_span_crosses_from_the_prompt_into_the_output(
 def test_a_draw_has_all_tokens_only_where_a_penalty_reads_them() -> None:
     accepted = [worker_pb2.Choice(choice=1, accepted=[50])]
     (plain,) = read(choices=accepted).sequences
-    assert (plain.draw().choice, plain.draw().position, plain.draw().history) == (1, 4, ())
+    assert (plain.draw().choice, plain.draw().position, plain.draw().history) == (1, 4, None)
     sampling = worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, presence_penalty=0.5)
     (penalised,) = read(choices=accepted, sampling=sampling).sequences
-    assert list(penalised.draw().history) == [1, 2, 3, 50]
-    assert penalised.draw().prompt_tokens == 3
+    history = penalised.draw().history
+    assert history is not None and list(history) == [1, 2, 3, 50] and history.prompt_tokens == 3
 
 
 def test_a_request_has_ended_with_its_last_choice() -> None:

@@ -16,6 +16,7 @@ from baton.engine.batch import (
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.graph_device import HostDevice
+from baton.engine.history import history_of
 from baton.engine.loading import build_runner
 from baton.engine.noise import gumbel, noise_bits, stream_key, stream_start
 from baton.engine.pool import KvPool
@@ -266,11 +267,11 @@ def test_after_a_step_that_failed_only_its_own_slices_are_lost(told, captured):
 def test_a_fed_draw_has_the_token_in_its_history():
     """So that penalties count it; draws without a history get none."""
     counted = SamplingParams(frequency_penalty=0.5)
-    draws = (Draw(0, 3, counted, [4, 5], 1), Draw(1, 3, SamplingParams()))
+    draws = (Draw(0, 3, counted, history_of([4, 5], 1)), Draw(1, 3, SamplingParams()))
     batch = StepBatch((Slice([0], 2, [0], draws, feed=0),))
     (item,) = fed(batch, StepResult(((Drawn(0, 7),),))).slices
-    assert [tuple(draw.history) for draw in item.draws] == [(4, 5, 7), ()]
-    assert item.draws[0].prompt_tokens == 1 and item.tokens == (7,)
+    assert list(item.draws[0].history) == [4, 5, 7] and item.draws[1].history is None
+    assert item.draws[0].history.prompt_tokens == 1 and item.tokens == (7,)
 
 
 def test_a_step_that_failed_has_nothing_for_anybody():

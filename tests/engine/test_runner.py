@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.history import history_of
 from baton.engine.loading import build_runner
 from baton.runtime.errors import ConfigError, EngineError
 
@@ -147,8 +148,8 @@ def test_penalties_reach_the_draw(told, prompts):
     tokens, blocks = prompts(20), told.blocks(30)
     (first,) = told.draw(Slice(tokens, 0, blocks, (Draw(0, 20, GREEDY),)))
     params = SamplingParams(temperature=0.0, presence_penalty=50.0)
-    history = [*tokens, first]
-    (second,) = told.draw(Slice(tokens[-1:], 19, blocks, (Draw(0, 20, params, history, 20),)))
+    history = history_of([*tokens, first], 20)
+    (second,) = told.draw(Slice(tokens[-1:], 19, blocks, (Draw(0, 20, params, history),)))
     assert second != first
 
 

@@ -8,6 +8,7 @@ import torch
 
 import baton.engine.sampling as sampling
 from baton.engine.batch import Draw, SamplingParams
+from baton.engine.history import history_of
 from baton.engine.noise import gumbel, noise_bits, stream_key
 from baton.engine.sampling import adjust, sample, truncate
 
@@ -106,14 +107,14 @@ def test_repetition_penalty_as_transformers(processors, logits):
     rule = processors.RepetitionPenaltyLogitsProcessor(1.4)
     expected = rule(torch.tensor([history] * 4), logits.clone())
     params = replace(GREEDY, repetition_penalty=1.4)
-    adjust(logits, [Draw(0, 5, params, history, 2)] * 4)
+    adjust(logits, [Draw(0, 5, params, history_of(history, 2))] * 4)
     torch.testing.assert_close(logits, expected)
 
 
 def test_frequency_and_presence_count_the_output_alone(logits):
     before = logits.clone()
     params = replace(GREEDY, frequency_penalty=0.5, presence_penalty=0.25)
-    adjust(logits, [Draw(0, 6, params, [1, 1, 7, 8, 8, 9], 3)] * 4)
+    adjust(logits, [Draw(0, 6, params, history_of([1, 1, 7, 8, 8, 9], 3))] * 4)
     expected = before.clone()
     expected[:, 8] -= 0.5 * 2 + 0.25
     expected[:, 9] -= 0.5 * 1 + 0.25
@@ -123,7 +124,7 @@ def test_frequency_and_presence_count_the_output_alone(logits):
 def test_penalties_without_output_yet(logits):
     before = logits.clone()
     params = replace(GREEDY, frequency_penalty=0.5, presence_penalty=0.25)
-    adjust(logits, [Draw(0, 3, params, [1, 1, 7], 3)] * 4)
+    adjust(logits, [Draw(0, 3, params, history_of([1, 1, 7], 3))] * 4)
     assert torch.equal(logits, before)
 
 

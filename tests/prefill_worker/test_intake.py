@@ -91,12 +91,13 @@ def test_each_full_block_has_the_name_that_the_reader_gives_it() -> None:
 def test_every_choice_draws_from_the_last_position_with_a_history_only_if_needed() -> None:
     draws = read(choices=[4, 1]).draws()
     assert [(draw.choice, draw.position, draw.history) for draw in draws] == [
-        (4, 9, ()),
-        (1, 9, ()),
+        (4, 9, None),
+        (1, 9, None),
     ]
     penalised = worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.3)
     (draw,) = read(sampling=penalised, prompt_tokens=5).draws()
-    assert (list(draw.history), draw.prompt_tokens) == (list(range(9)), 5)
+    assert draw.history is not None and draw.history.prompt_tokens == 5
+    assert list(draw.history) == list(range(9))
 
 
 def test_first_tokens_carry_logprobs_only_where_they_were_asked_for() -> None:

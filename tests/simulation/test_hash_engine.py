@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from baton.engine.batch import Draw, Slice, StepBatch
+from baton.engine.history import history_of
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.hash_engine import HashEngine, block_bytes, expected_output
 
@@ -87,7 +88,7 @@ async def test_with_a_penalty_draws_hang_on_the_history_and_where_the_output_beg
     tokens = [1, 2, 3]
     params = SamplingParams(temperature=0.0, repetition_penalty=1.5)
     draws = tuple(
-        Draw(0, 3, params, history, prompt_tokens)
+        Draw(0, 3, params, history_of(history, prompt_tokens))
         for history, prompt_tokens in (([1, 2, 3], 3), ([1, 2, 3], 2), ([1, 2, 4], 3))
     )
     engine, _ = make()
