@@ -29,7 +29,8 @@ host_us_per_step_256  what a decode step of 256 sequences (each after 512 tokens
                       arrays and set-up of draws (`runner.prepare`), the scheduler's commit, each
                       token appended to its sequence (`benchmarks.host_side`)
 deterministic_cost    step of 8 sequences with 512 tokens each under the `deterministic` setting,
-                      over the same step without it; no limit
+                      over the same step without it; no limit, and left out with a note where this
+                      machine refuses the setting
 prefill_vs_*, decode_bs1_vs_*, decode_bs32_vs_*
                       a peer's time over ours for the same work, in turns within a round, if the
                       interpreter of its environment is given (benchmarks/peers.md); a peer's
@@ -61,6 +62,7 @@ from baton.engine.loading import build_runner
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
 from baton.models.embedded import embedded_model
+from baton.runtime.errors import ConfigError
 from baton.runtime.sampling import SamplingParams
 from benchmarks import peers as peer_engines
 from benchmarks.cached_model import cached_model
@@ -115,18 +117,11 @@ class Bench:
         self._runner = build_runner(
             folder, blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16"
         )
-        self._strict = build_runner(
-            folder,
-            blocks=blocks * STRICT_BATCH // BATCH,
-            block_size=BLOCK_TOKENS,
-            dtype="bfloat16",
-            deterministic=True,
-        )
+        few = blocks * STRICT_BATCH // BATCH
+        self._strict, self.notes = deterministic_runner(folder, few)
         self.spec = self._runner.spec
         self._runner.pool.tensor.normal_()
-        self._strict.pool.tensor.normal_()
         self._order = random.Random(0).sample(range(blocks), blocks)
-        few = self._strict.pool.blocks
         self._strict_order = random.Random(1).sample(range(few), few)
         self._ceilings = Ceilings()
         self._host = HostSide(HOST_BATCH)
@@ -191,6 +186,8 @@ class Bench:
         found.commit.append(best.commit_s)
 
     def _deterministic(self, found: Rounds) -> None:
+        if self._strict is None:
+            return
         batch = self._sequences(STRICT_BATCH, CONTEXT_TOKENS, self._strict_order)
         free, strict = [], []
         for _ in range(STEPS):
@@ -230,6 +227,19 @@ class Bench:
                 for number in range(count)
             )
         )
+
+
+def deterministic_runner(folder: Path, blocks: int) -> tuple[ModelRunner | None, list[str]]:
+    """The runner whose cost is measured, its pool filled. Where this machine refuses the mode,
+    None and a note that says why: the other figures do not need it."""
+    try:
+        made = build_runner(
+            folder, blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16", deterministic=True
+        )
+    except ConfigError as error:
+        return None, [f"deterministic_cost left out: {error}"]
+    made.pool.tensor.normal_()
+    return made, []
 
 
 def matrix_elements(spec: ModelSpec) -> int:
@@ -274,7 +284,6 @@ def figures(rounds: Rounds, threads: int) -> list[Figure]:
         Figure(
             "decode_step_ratio_bound", statistics.median(rounds.bound), "", _spread(rounds.bound)
         ),
-        Figure("deterministic_cost", statistics.median(rounds.strict), "", _spread(rounds.strict)),
         Figure("decode_mbu_bs1_typical", statistics.median(rounds.typical_one)),
         Figure("decode_mbu_bs32_ctx512_typical", statistics.median(rounds.typical_many)),
         _rate("bf16_linear_gflops", rounds.linear, "GF/s", matrix_unit()),
@@ -282,6 +291,9 @@ def figures(rounds: Rounds, threads: int) -> list[Figure]:
         _rate("prefill_tokens_s", [PROMPT_TOKENS / s * 1e9 for s in rounds.prefill], "/s"),
         _rate("decode_tokens_s_bs32", [BATCH / s * 1e9 for s in rounds.many], "/s"),
     ]
+    if rounds.strict:
+        cost = statistics.median(rounds.strict)
+        made.append(Figure("deterministic_cost", cost, "", _spread(rounds.strict)))
     for name in ("one", "many", "one_short", "many_short"):
         values = [value * 1e3 for value in getattr(rounds, name)]
         made.append(Figure(f"step_ms_{name}", statistics.median(values), "ms", _spread(values)))
@@ -320,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             peer.close()
     found = figures(bench.rounds, options.threads)
     found += [each for peer in peers for each in peer_engines.figures(peer)]
-    report(found, options.json, peer_engines.notes(peers))
+    report(found, options.json, [*bench.notes, *peer_engines.notes(peers)])
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

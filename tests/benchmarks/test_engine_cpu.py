@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,22 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reading == decode_bytes(spec, 3, 5) / 2
     computing = least_step_s(spec, 3, 5, flops_s=1.0, bytes_s=1e30)
     assert computing == 2 * 3 * weights
+
+
+def test_a_machine_that_refuses_the_setting_keeps_the_other_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from baton.runtime.errors import ConfigError
+    from benchmarks import engine_cpu
+
+    def refuse(*_given: Any, **_named: Any) -> None:
+        raise ConfigError("worker.deterministic: on this machine rows depend on each other")
+
+    monkeypatch.setattr(engine_cpu, "build_runner", refuse)
+    runner, notes = engine_cpu.deterministic_runner(tmp_path, 8)
+    assert runner is None and notes[0].startswith("deterministic_cost left out: worker.determin")
+    names = [field.name for field in fields(engine_cpu.Rounds)]
+    rounds = engine_cpu.Rounds(**{name: [1.0] for name in names if name != "strict"})
+    found = {figure.name for figure in engine_cpu.figures(rounds, threads=2)}
+    assert "deterministic_cost" not in found and found >= NAMED
