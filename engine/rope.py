@@ -82,9 +82,11 @@ def _frequencies(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
     """Inverse frequencies, fp32 [dim / 2], and the factor on cosines and sines."""
     if rope.kind == "yarn":
         return _yarn(rope, dim)
-    plain = 1.0 / (rope.theta ** _exponents(dim))
+    powers = rope.theta ** _exponents(dim)
     if rope.kind == "longrope":
-        return plain / torch.tensor(rope.stretch), _longrope_attention_factor(rope)
+        # In this order, as transformers: angles at late positions show each rounding.
+        return 1.0 / (torch.tensor(rope.stretch) * powers), _longrope_attention_factor(rope)
+    plain = 1.0 / powers
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
     if rope.kind == "llama3":
@@ -115,7 +117,8 @@ def _yarn(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
     if low == high:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    frequencies = (1.0 / (rope.factor * powers)) * ramp + (1.0 / powers) * (1 - ramp)
+    kept = 1 - ramp
+    frequencies = (1.0 / (rope.factor * powers)) * (1 - kept) + (1.0 / powers) * kept
     return frequencies, _yarn_attention_factor(rope)
 
 

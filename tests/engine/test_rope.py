@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from baton.engine.rope import Rotary, rotate
 from baton.engine.rope_spec import RopeSpec
@@ -97,3 +100,49 @@ def test_scores_depend_on_distance_alone(references):
 
     assert score(17, 5) == pytest.approx(score(212, 200), abs=1e-4)
     assert score(17, 5) != pytest.approx(score(17, 6), abs=1e-3)
+
+
+LONG = [1.0 + pair**1.7 / 9 for pair in range(48)]
+THEIRS = [
+    ({"rope_type": "default"}, 10_000.0),
+    ({"rope_type": "linear", "factor": 3.0}, 10_000.0),
+    (
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        500_000.0,
+    ),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, 1e6),
+    (
+        {
+            "rope_type": "longrope",
+            "long_factor": LONG,
+            "short_factor": [1.0] * 48,
+            "original_max_position_embeddings": 4096,
+        },
+        10_000.0,
+    ),
+]
+
+
+@pytest.mark.parametrize(("scaling", "theta"), THEIRS, ids=lambda each: str(each)[:30])
+def test_frequencies_are_those_of_transformers_bit_for_bit(spec_of, scaling, theta):
+    """At late positions an angle shows every rounding of its frequency."""
+    kind = scaling["rope_type"]
+    shape = {"head_dim": 96, "hidden_size": 96, "num_attention_heads": 1, "num_key_value_heads": 1}
+    shape |= {"max_position_embeddings": 131_072}
+    spec = spec_of(**shape, rope_theta=theta, rope_scaling=scaling)
+    rotary = Rotary(spec.rope, spec.rotary_dim)
+    config = LlamaConfig(**shape, rope_parameters={**scaling, "rope_theta": theta})
+    if kind == "default":
+        wanted, factor = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    else:
+        wanted, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=131_072)
+    positions = torch.tensor([0, 1, 4095, 70_001, 131_071])
+    cos, _ = rotary.angles(positions, torch.float32)
+    assert rotary.attention_factor == factor
+    assert torch.equal(cos[:, 0, :48], (positions.float()[:, None] * wanted).cos() * factor)
