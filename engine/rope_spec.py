@@ -33,6 +33,8 @@ _KEYS = {
     "short_factor",
     "long_factor",
 }
+# In files of yarn models, and read by none of transformers' code: no part of the computation.
+_UNREAD = {"yarn": {"attn_factor", "finetuned"}}
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -96,7 +98,8 @@ class RopeReader:
     def _read(self, rope: ConfigFields, theta: float) -> RopeSpec:
         kind = self._kind(rope)
         for name in rope.values:
-            if name not in _KEYS and rope.get(name) is not None:
+            known = name in _KEYS or name in _UNREAD.get(kind, ())
+            if not known and rope.get(name) is not None:
                 raise rope.error(
                     name, "is not known, and may change what is computed; leave it out"
                 )

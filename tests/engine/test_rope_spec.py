@@ -162,3 +162,13 @@ def test_odd_part_of_a_head_is_refused(spec_of, factor):
 def test_part_of_a_head_is_refused_where_the_family_turns_all(spec_of):
     with pytest.raises(ModelError, match=r"partial_rotary_factor: 0\.5 is not supported"):
         spec_of(rope_parameters={"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5})
+
+
+def test_what_transformers_does_not_read_beside_yarn_changes_nothing(spec_of):
+    """As in the files of DeepSeek-R1-0528-Qwen3-8B, and of older Llama fine-tunes."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    plain = spec_of(rope_scaling=yarn).rope
+    assert spec_of(rope_scaling={**yarn, "attn_factor": 0.8782488562869419}).rope == plain
+    assert spec_of(rope_scaling={**yarn, "finetuned": True}).rope == plain
+    with pytest.raises(ModelError, match=r"rope_scaling\.attn_factor: is not known"):
+        spec_of(rope_scaling={"rope_type": "linear", "factor": 2.0, "attn_factor": 0.9})
