@@ -22,6 +22,7 @@ from baton.engine.mixture_spec import ExpertsSpec, LatentSpec, read_experts, rea
 from baton.engine.quantization import StoredForm, read_form
 from baton.engine.rope_spec import RopeReader, RopeSpec, context_of
 from baton.engine.windows import read_windows
+from baton.runtime.end_tokens import end_tokens
 
 _MOST_LAYERS = 10_000
 
@@ -186,12 +187,4 @@ def _rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
 
 def _eos_ids(folder: Path, fields: ConfigFields) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    source = read_fields(path) if path.exists() else fields
-    if source.get("eos_token_id") is None:
-        source = fields
-    found = source.get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise source.error("eos_token_id", f"{token!r} is not a token id")
-    return tuple(ids)
+    return end_tokens(folder, fields.values, read_fields(path).values if path.exists() else {})

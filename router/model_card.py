@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from baton.runtime.end_tokens import end_tokens
 from baton.runtime.errors import ModelError
 
 _TEXT_SIZES = {"gemma3_text": {"max_position_embeddings": 131_072, "vocab_size": 262_208}}
@@ -47,13 +48,12 @@ def read_card(folder: Path, name: str) -> ModelCard:
             "(save it with transformers' `save_pretrained`)"
         )
     sizes = _sizes(config)
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
     templates = _templates(folder, tokenizer)
     return ModelCard(
         name=name,
         max_context=_count(sizes, "max_position_embeddings", folder),
         vocab_size=_count(sizes, "vocab_size", folder),
-        end_tokens=frozenset([ends] if isinstance(ends, int) else ends or ()),
+        end_tokens=frozenset(end_tokens(folder, config, generation)),
         template=templates.get("default"),
         tool_template=templates.get("tool_use"),
         special=_special(tokenizer),

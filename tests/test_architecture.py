@@ -51,7 +51,8 @@ NEVER_IMPORT = {
     "deploy": set(),
 }
 ENGINE_MAY_USE = {
-    f"baton.runtime.{name}" for name in ("errors", "config", "identity", "sampling", "waits")
+    f"baton.runtime.{name}"
+    for name in ("errors", "config", "end_tokens", "identity", "sampling", "waits")
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 GENERATED_SUFFIXES = tuple(pattern.removeprefix("*") for pattern in GENERATED)
