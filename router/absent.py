@@ -7,7 +7,7 @@ sizes and no links. Pure: time is given. Owned by the fleet.
 
 from __future__ import annotations
 
-from baton.router.placement import Size
+from baton.router.worker_view import Size
 
 
 class Absent:
@@ -27,6 +27,10 @@ class Absent:
     def left(self, worker_id: str, size: Size, now_s: float) -> None:
         """The fleet has let it go."""
         self._sizes[worker_id] = size, now_s + self._keep_s
+
+    def change_s(self) -> float:
+        """Return when the next one is forgotten."""
+        return min((until_s for _, until_s in self._sizes.values()), default=float("inf"))
 
     def sizes(self, now_s: float) -> dict[str, Size]:
         """What is remembered, of workers too that are back."""

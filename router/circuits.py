@@ -54,6 +54,7 @@ class Circuits:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._circuits: dict[bytes, _Circuit] = {}
+        self.version = 0  # another one: other workers may be passed over
 
     # -- what has happened -------------------------------------------------------------------
 
@@ -79,6 +80,7 @@ class Circuits:
         if circuit is None:
             return
         if circuit.probe_s is not None:
+            self.version += 1
             circuit.probation_s = now_s + circuit.until_s - circuit.opened_s
             circuit.reason = circuit.probe_s = circuit.slow_s = None
             circuit.strikes = 0.0
@@ -90,6 +92,7 @@ class Circuits:
         circuit = self._circuits.get(boot_id)
         if circuit is not None and circuit.reason is not None and not circuit.passed_over(now_s):
             circuit.probe_s = now_s
+            self.version += 1
 
     def compare(
         self, step_ms: Mapping[bytes, float], busy: Collection[bytes], now_s: float
@@ -112,6 +115,7 @@ class Circuits:
         """Forget all other workers."""
         for boot_id in self._circuits.keys() - set(boot_ids):
             del self._circuits[boot_id]
+            self.version += 1
 
     # -- what follows ------------------------------------------------------------------------
 
@@ -129,6 +133,16 @@ class Circuits:
             for role, opened in found.items()
             for boot_id in self._longest(sorted(opened), roles.count(role))
         )
+
+    def change_s(self, now_s: float) -> float:
+        """Return when `passed_over` may next change by itself."""
+        moments = [
+            moment
+            for circuit in self._circuits.values()
+            if circuit.reason is not None
+            for moment in (circuit.until_s, (circuit.probe_s or 0.0) + PROBE_S)
+        ]
+        return min((moment for moment in moments if moment > now_s), default=float("inf"))
 
     def counts(self, now_s: float) -> dict[str, int]:
         """Circuits by state."""
@@ -154,6 +168,7 @@ class Circuits:
         circuit.until_s = now_s + open_s * self._rng.uniform(1.0, 1.2)
         circuit.probe_s = circuit.slow_s = None
         circuit.strikes = 0.0
+        self.version += 1
         metrics.CIRCUITS_OPENED.labels(reason).inc()
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from baton.proto import worker_pb2
 from baton.router.absent import Absent
@@ -20,10 +21,11 @@ from baton.router.announced import Announced
 from baton.router.circuits import Circuits
 from baton.router.dialer import Dialer
 from baton.router.misfits import misfits
-from baton.router.placement import Numbers, Shape, Size, WorkerView
-from baton.router.radix_index import RadixIndex
+from baton.router.radix_index import Holders, RadixIndex
+from baton.router.roster import Roster
 from baton.router.validation import Limits
 from baton.router.worker_link import Bearer, WorkerLink
+from baton.router.worker_view import Numbers, Shape, Size, WorkerView
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root
@@ -62,7 +64,13 @@ class Fleet:
         self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
         self._misfits: dict[str, str] = {}  # likewise
         self._rebuilt = False
-        self.index = RadixIndex(config.index_blocks)
+        self._roster = Roster(config.max_waiting)
+        self._changed: dict[str, None] = {}  # workers, since the roster was last asked for
+        self._presence: dict[str, tuple[bool, bool, bytes, Size | None]] = {}
+        # what follows from presence, and until when; None: look again
+        self._passed_over: tuple[frozenset[bytes], int, float] | None = None
+        self._away: tuple[list[Size], float] | None = None
+        self.index = RadixIndex(config.index_blocks, self._note_change)
         self.circuits = Circuits(random.Random(self._boot_id))
 
     async def run(self, bearer: Bearer) -> None:
@@ -97,6 +105,7 @@ class Fleet:
         for worker_id, record in named.items():
             if worker_id not in self._links:
                 self._absent.announced(worker_id, record.role, _now())
+                self._away = None
                 link = WorkerLink(
                     record,
                     self._dialer,
@@ -105,6 +114,7 @@ class Fleet:
                     self._config,
                     self._boot_id,
                     self._limits.vocab_size,
+                    self._note_change,
                 )
                 self._links[worker_id] = link
                 self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
@@ -160,7 +170,12 @@ class Fleet:
         welcome = self._links.pop(worker_id).welcome
         if welcome is not None and welcome.role == "decode":
             self._absent.left(worker_id, _size(welcome), _now())
+        self._away = None
+        self._note_change(worker_id)
         self._tasks.pop(worker_id).cancel()
+
+    def _note_change(self, worker_id: str) -> None:
+        self._changed[worker_id] = None
 
     def link(self, worker_id: str) -> WorkerLink | None:
         return self._links.get(worker_id)
@@ -170,77 +185,81 @@ class Fleet:
 
     def room(self) -> int:
         """How many requests more the lines of the decode workers that take work have room for."""
-        most = self._config.max_waiting
-        return sum(
-            max(0, most - link.load.waiting - link.placed_requests)
-            for link in self._links.values()
-            if link.takes_work and link.record.role == "decode"
-        )
+        return self.roster().room
+
+    def roster(self) -> Roster:
+        """The linked workers as they are now; what has changed is looked at again."""
+        for worker_id in self._changed:
+            link = self._links.get(worker_id)
+            self._note_presence(worker_id, link)
+            if link is None or not link.up:
+                self._roster.remove(worker_id)
+            else:
+                self._roster.put(view_of(link, self.index.bit(worker_id)))
+        self._changed.clear()
+        return self._roster
+
+    def _note_presence(self, worker_id: str, link: WorkerLink | None) -> None:
+        """Look again who is away, and who is passed over, where workers have come or gone."""
+        before = self._presence.pop(worker_id, None)
+        now = None
+        if link is not None:
+            now = self._presence[worker_id] = (
+                link.up,
+                link.refused != "",
+                link.boot_id,
+                None if link.welcome is None else _size(link.welcome),
+            )
+        if now != before:
+            self._away = self._passed_over = None
 
     def views(self) -> list[WorkerView]:
         """Every linked worker."""
-        linked = [(link, link.welcome) for link in self._links.values() if link.up]
-        passed_over = self.circuits.passed_over(
-            {link.boot_id: link.record.role for link, _ in linked},
-            _now(),
-        )
-        views = []
-        for link, welcome in linked:
-            assert welcome is not None  # up means welcomed
-            load = link.load
-            views.append(
-                WorkerView(
-                    worker_id=link.worker_id,
-                    boot_id=link.boot_id,
-                    role=welcome.role,
-                    address=link.record.address,
-                    shape=_shape(welcome),
-                    max_context=welcome.max_context,
-                    running=load.running,
-                    waiting=load.waiting,
-                    free_blocks=load.free_blocks,
-                    total_blocks=load.total_blocks or welcome.total_blocks,
-                    promised_blocks=load.promised_blocks,
-                    queued_tokens=load.queued_tokens,
-                    placed_tokens=link.placed_tokens,
-                    placed_requests=link.placed_requests,
-                    draining=not link.takes_work,
-                    passed_over=link.boot_id in passed_over,
-                )
-            )
-        return views
+        return self.roster().views()
+
+    def passed_over(self) -> frozenset[bytes]:
+        """The boot ids of linked workers that get nothing now, unless there are no others."""
+        self.roster()
+        now_s, version = _now(), self.circuits.version
+        kept = self._passed_over
+        if kept is None or kept[1] != version or now_s >= kept[2]:
+            roles = {e.boot_id: e.record.role for e in self._links.values() if e.up}
+            found = self.circuits.passed_over(roles, now_s)
+            kept = self._passed_over = (found, version, self.circuits.change_s(now_s))
+        return kept[0]
 
     def away(self) -> list[Size]:
         """Of the decode workers that are not linked now and may come back: those that the
         registry names, and those that have left within `router.handed_back_s`. What was refused
         as no worker of this model is none."""
-        sizes = self._absent.sizes(_now())
-        for worker_id, link in self._links.items():
-            welcome = link.welcome
-            if welcome is not None or link.refused:
-                sizes.pop(worker_id, None)
-            if welcome is not None and not (link.up or link.refused) and welcome.role == "decode":
-                sizes[worker_id] = _size(welcome)
-        return list(sizes.values())
+        self.roster()
+        now_s, kept = _now(), self._away
+        if kept is None or now_s >= kept[1]:
+            sizes = self._absent.sizes(now_s)
+            for worker_id, link in self._links.items():
+                welcome = link.welcome
+                if welcome is not None or link.refused:
+                    sizes.pop(worker_id, None)
+                gone = not (link.up or link.refused)
+                if gone and welcome is not None and welcome.role == "decode":
+                    sizes[worker_id] = _size(welcome)
+            kept = self._away = ([*sizes.values()], self._absent.change_s())
+        return kept[0]
 
-    def match(
-        self,
-        views: Sequence[WorkerView],
-        tokens: Sequence[int],
-        salt: bytes,
-        known: dict[Shape, list[bytes]],
-    ) -> None:
-        """Note in the views how many leading blocks of `tokens` each worker holds. `known` keeps
-        their identities for the next call with the same tokens and salt."""
-        held: dict[Shape, Mapping[str, int]] = {}
-        for view in views:
-            shape = view.shape
-            if shape not in held:
-                if shape not in known:
-                    parent = root(self._key, shape[0], shape[1], salt=salt)
-                    known[shape] = chain(self._key, parent, tokens, shape[2])
-                held[shape] = self.index.match(known[shape])
-            view.held_blocks = held[shape].get(view.worker_id, 0)
+    def holders(
+        self, tokens: Sequence[int], salt: bytes, known: dict[Shape, list[bytes]]
+    ) -> Callable[[Shape], Holders]:
+        """Return who holds leading blocks of `tokens`, by the shape of the workers. `known` keeps
+        the blocks' identities for the next call with the same tokens and salt."""
+
+        @cache
+        def of(shape: Shape) -> Holders:
+            if shape not in known:
+                parent = root(self._key, shape[0], shape[1], salt=salt)
+                known[shape] = chain(self._key, parent, tokens, shape[2])
+            return self.index.holders(known[shape])
+
+        return of
 
     def rebuilt(self) -> bool:
         """Whether the blocks are known of all workers that were there when this router began: it
@@ -262,15 +281,14 @@ class Fleet:
     def expected_s(self) -> float:
         """Until the end of a request that is placed now, where it ends first; 0 where nobody
         waits, or no decode worker is there."""
-        decoders = [e for e in self._links.values() if e.takes_work and e.record.role == "decode"]
-        return min((link.expected_s() for link in decoders), default=0.0)
+        return self.roster().expected_s(_now())
 
     def limits(self) -> Limits:
         """What the decode workers can take, at most with those that are away; the model's own
         limits while none is linked."""
-        welcomes = [link.welcome for link in self._links.values() if link.up and link.welcome]
         own = self._limits.max_context
-        contexts = [min(own, e.max_context) for e in welcomes if e.role == "decode"] or [own]
+        kinds = self.roster().kinds("decode")
+        contexts = [min(own, kind.size.max_context) for kind in kinds] or [own]
         largest = max(contexts + [min(own, size.max_context) for size in self.away()])
         return replace(self._limits, max_context=largest, common_context=min(contexts))
 
@@ -288,6 +306,31 @@ class Fleet:
 
 def _shape(welcome: worker_pb2.WorkerWelcome) -> Shape:
     return (welcome.model_fingerprint, welcome.kv_dtype, welcome.block_size)
+
+
+def view_of(link: WorkerLink, bit: int) -> WorkerView:
+    """What placement knows of a linked worker; `bit` is the index's."""
+    welcome, load = link.welcome, link.load
+    assert welcome is not None  # up means welcomed
+    return WorkerView(
+        worker_id=link.worker_id,
+        boot_id=link.boot_id,
+        role=welcome.role,
+        address=link.record.address,
+        shape=_shape(welcome),
+        max_context=welcome.max_context,
+        running=load.running,
+        waiting=load.waiting,
+        free_blocks=load.free_blocks,
+        total_blocks=load.total_blocks or welcome.total_blocks,
+        promised_blocks=load.promised_blocks,
+        queued_tokens=load.queued_tokens,
+        placed_tokens=link.placed_tokens,
+        placed_requests=link.placed_requests,
+        draining=not link.takes_work,
+        line=link.line(),
+        bit=bit,
+    )
 
 
 def _size(welcome: worker_pb2.WorkerWelcome) -> Size:

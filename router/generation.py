@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.router.generation_request import GenerationRequest
-from baton.router.placement import Numbers
+from baton.router.worker_view import Numbers
 from baton.runtime.errors import BatonError
 
 Finish = Literal["stop", "length"]

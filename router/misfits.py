@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.router.placement import Shape
+from baton.router.worker_view import Shape
 
 _FIELDS = ("model fingerprint", "KV dtype", "block size")
 

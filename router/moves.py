@@ -83,7 +83,7 @@ class Moves:
         if isinstance(error, StalePlacement):
             submission.left, boot_id = submission.left | submission.candidates, b""
         elif submission.link is not None and isinstance(error, Draining):
-            submission.link.load.draining = True  # until it says otherwise
+            submission.link.note_draining()
         self._submissions.assign(submission, None)
         if retryable:
             self.again(submission, error, boot_id)

@@ -56,11 +56,18 @@ class Pace:
     def expected_s(self, placed: int, now_s: float) -> float:
         """Until the end of one more request; `placed` were sent there since the last report.
         0 where nobody waits, or too few have ended since somebody does."""
+        line = self.line(placed)
+        return 0.0 if line is None or now_s > line[1] else max(0.0, line[0] - now_s)
+
+    def line(self, placed: int) -> tuple[float, float] | None:
+        """When one more request would end there, and until when that is known; None where nobody
+        waits. Changes with a report, and with `placed` alone."""
         load = self._load
-        if not load.waiting or now_s > self._known_until_s:
-            return 0.0
+        if not load.waiting:
+            return None
         place = load.requests + placed + 1
-        return max(0.0, (place + load.at_once / 2) * self._pace_s - (now_s - self._load_s))
+        ends_s = self._load_s + (place + load.at_once / 2) * self._pace_s
+        return ends_s, self._known_until_s
 
     def _take(self, served: int, now_s: float) -> None:
         """From one report of new ends to another: of a group that ends together, none counts

@@ -1,86 +1,43 @@
 """Placement: pure functions from what is known to (decode worker, prefill candidates | local).
 
-Costs are in tokens of prefill work, so that they can be added and read in a log:
+Costs are in tenths of a prompt token's computation, so that they can be added, and compared
+exactly:
 
     decode worker   moved tokens * MOVE_COST + sequences in its batch * SEQUENCE_COST
                     + tokens that lack KV room * ROOM_COST
-    prefill worker  uncached tokens + tokens queued there
+    prefill worker  (uncached tokens + tokens queued there) * TOKEN_COST
     the prompt's    here: uncached tokens * LOCAL_COST
-    prefill         there: uncached tokens + moved tokens * MOVE_COST
+    prefill         there: uncached tokens * TOKEN_COST + moved tokens * MOVE_COST
 
 The router's view is a hint, some hundred milliseconds old; the decode worker grants the credit.
-Knows no clock, no network and no request but its sizes. Equal costs: the lower worker id.
+Knows no clock, no network and no request but its sizes. Equal costs: the lower worker id. The
+time that a placement takes hardly depends on the number of workers: see roster.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from baton.router.radix_index import Holders
+from baton.router.roster import Kind, Ranking, Roster
+from baton.router.worker_view import ROOM_COST, Numbers, Shape, Size, WorkerView
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
-MOVE_COST = 0.1  # moving a token's KV, in tokens computed
-SEQUENCE_COST = 8.0  # one sequence more in the batch slows every step
-LOCAL_COST = (
-    4.0  # a decode worker's step takes a quarter of the prompt tokens, and delays its batch
-)
-ROOM_COST = 4.0  # a token without room waits for another request's end
+TOKEN_COST = 10
+MOVE_COST = 1  # moving a token's KV
+LOCAL_COST = 40  # a decode worker's step takes a quarter of the prompt tokens, and delays its batch
 MAX_CANDIDATES = 8
 BUSY_RETRY_S = 1.0
 
 
-# Model fingerprint and kind of KV: what workers have in common that compute the same tokens.
-Numbers = tuple[str, str]
-Shape = tuple[str, str, int]  # those, and the tokens in a block
-
-
 @dataclass(frozen=True, slots=True)
-class Size:
-    """What a decode worker can take at most, in tokens of a block, blocks, and tokens. The
-    defaults are those of one that has never said: anything."""
+class FleetView:
+    """The linked workers, and the boot ids of those whose circuit is open: a last resort."""
 
-    block_size: int = 1
-    total_blocks: int = 1 << 31
-    max_context: int = 1 << 24
-
-
-@dataclass(slots=True)
-class WorkerView:
-    """One worker, as the router sees it now. `shape` is what two pools must share for a
-    handoff: fingerprint, dtype, block size. `placed_tokens` were sent there since its last
-    load report, `placed_requests` likewise. `held_blocks` is filled in last, by who has matched
-    the request's tokens; nothing else is changed."""
-
-    worker_id: str
-    boot_id: bytes
-    role: str
-    address: str
-    shape: Shape
-    max_context: int = 1 << 24  # tokens of prompt and output
-    held_blocks: int = 0
-    running: int = 0
-    waiting: int = 0
-    free_blocks: int = 0
-    total_blocks: int = 0
-    promised_blocks: int = 0
-    queued_tokens: int = 0
-    placed_tokens: int = 0
-    placed_requests: int = 0
-    draining: bool = False  # takes nothing new, for whatever reason
-    passed_over: bool = False  # its circuit is open: a last resort
-
-    @property
-    def numbers(self) -> Numbers:
-        return self.shape[:2]
-
-    @property
-    def block_size(self) -> int:
-        return self.shape[2]
-
-    @property
-    def held_tokens(self) -> int:
-        return self.held_blocks * self.block_size
+    roster: Roster
+    passed_over: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,35 +66,32 @@ class Placement:
     local: bool
 
 
-def open_decoders(
-    need: Need,
-    workers: Sequence[WorkerView],
-    max_waiting: int = 512,
-    away: Sequence[Size] = (),
-) -> list[WorkerView] | BatonError:
-    """The decode workers that could take it, or why there is none: Unavailable (none is there, or
-    only one of those that are `away` could), Overloaded (on each of them `max_waiting` requests
-    wait for credit), InvalidRequest (larger than any pool). Errors are values here, not raised.
-    Looks at nothing that they hold."""
-    known = [worker for worker in workers if worker.role == "decode"]
-    decoders = [worker for worker in known if not worker.draining]
-    if not decoders:
+def open_kinds(
+    need: Need, fleet: FleetView, away: Callable[[], Sequence[Size]] = tuple
+) -> list[Kind] | BatonError:
+    """The kinds of decode workers of which some could take it, or why there is none: Unavailable
+    (none is there, or only one of those that are `away` could), Overloaded (the queues of all of
+    them are full), InvalidRequest (larger than any pool). Errors are values here, not raised.
+    Looks at nothing that the workers hold."""
+    known = fleet.roster.kinds("decode")
+    kinds = [kind for kind in known if kind.takers]
+    if not kinds:
         return Unavailable("no decode worker is there: start one, or wait for its start")
     if need.numbers is not None:
-        decoders = [worker for worker in decoders if worker.numbers == need.numbers]
-        if not decoders:
+        kinds = [kind for kind in kinds if kind.numbers == need.numbers]
+        if not kinds:
             return Unavailable(
                 "no decode worker is left that computes as the one that began this answer "
                 f"(fingerprint {need.numbers[0]}, KV in {need.numbers[1]}): ask again, or start one"
             )
-    fitting = [worker for worker in decoders if _holds(need, worker)]
+    fitting = [kind for kind in kinds if _holds(need, kind.size)]
     if not fitting:
-        return _too_large(need, [*known, *away])
-    open_ = [
-        worker
-        for worker in _trusted(fitting)
-        if worker.waiting + worker.placed_requests < max_waiting
-    ]
+        return _too_large(need, [*(kind.size for kind in known), *away()])
+    over = fleet.passed_over
+    if any(_trusts(kind.takers.values(), over) for kind in fitting):
+        open_ = [kind for kind in fitting if _trusts(kind.open.values(), over)]
+    else:
+        open_ = [kind for kind in fitting if kind.open]
     if not open_:
         return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
     return open_
@@ -145,33 +99,94 @@ def open_decoders(
 
 def place(
     need: Need,
-    workers: Sequence[WorkerView],
-    decoders: Sequence[WorkerView],
+    fleet: FleetView,
+    kinds: Sequence[Kind],
+    held: Callable[[Shape], Holders],
     mode: PlacementMode,
     local_prefill_tokens: int,
 ) -> Placement:
-    """The cheapest placement on one of the `decoders`, which are open and of the `workers`."""
-    decode = min(decoders, key=lambda worker: (worker.boot_id in need.avoid, *_cost(need, worker)))
-    there = [e for e in workers if not e.draining and e.boot_id not in need.left]
-    like = [e for e in there if e.role == "prefill" and e.shape == decode.shape]
-    prefills = _trusted([worker for worker in like if _computes(need, worker)])
-    ranked = sorted(
-        prefills,
-        key=lambda worker: (worker.boot_id in need.avoid, _prefill_cost(need, worker)),
-    )
-    if _stays_local(need, decode, ranked, mode, local_prefill_tokens):
+    """The cheapest placement on a decode worker of these `kinds`, which are open."""
+    wanted = need.tokens + need.output_tokens * need.sequences
+    decode = _ranked(
+        _Search(need, fleet.passed_over, held, count=1),
+        kinds,
+        lambda worker, uncached: (
+            uncached * MOVE_COST
+            + worker.batch_cost
+            + max(0, wanted - worker.room_tokens) * ROOM_COST
+        ),
+        lambda uncached: (uncached * MOVE_COST, uncached * MOVE_COST + wanted * ROOM_COST),
+    )[0]
+    if mode == "local":
         return Placement(decode, (), local=True)
-    return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False)
+    like = [
+        kind
+        for kind in fleet.roster.kinds("prefill")
+        if kind.shape == decode.shape and _computes(need, kind.size)
+    ]
+    candidates = _ranked(
+        _Search(need, fleet.passed_over, held, MAX_CANDIDATES, need.left),
+        like,
+        lambda worker, uncached: uncached + worker.queue_tokens,
+        lambda uncached: (uncached,),
+    )
+    holders = held(decode.shape)
+    if _stays_local(need, holders, decode, candidates, mode, local_prefill_tokens):
+        return Placement(decode, (), local=True)
+    return Placement(decode, tuple(candidates), local=False)
 
 
-def _trusted(workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    """Without those that are passed over, unless there are no others. Others that are full are
-    no reason to ask a worker that fails."""
-    return [worker for worker in workers if not worker.passed_over] or workers
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """For the first `count` workers, without those of the boot ids `barred`."""
+
+    need: Need
+    passed_over: frozenset[bytes]
+    held: Callable[[Shape], Holders]
+    count: int
+    barred: frozenset[bytes] = frozenset()
+
+
+def _ranked(
+    search: _Search,
+    kinds: Sequence[Kind],
+    price: Callable[[WorkerView, int], int],
+    floors: Callable[[int], tuple[int, ...]],
+) -> list[WorkerView]:
+    """The cheapest first, those that have failed the request last. Those that are passed over only
+    where there are no others: others that are full are no reason to ask a worker that fails."""
+    need = search.need
+
+    def best(avoided: bool, barred: frozenset[bytes]) -> list[WorkerView]:
+        ranking = Ranking(search.count)
+        for kind in kinds:
+            for workers, others, blocks in search.held(kind.shape).sets():
+                uncached = _uncached(need, blocks, kind.size)
+
+                def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
+                    if (worker.boot_id in need.avoid) != avoided or worker.boot_id in barred:
+                        return None
+                    return price(worker, uncached)
+
+                ranking.search(kind, workers, others, priced, floors(uncached))
+        return ranking.views()
+
+    for barred in (search.barred | search.passed_over, search.barred):
+        found = best(False, barred)
+        if need.avoid and len(found) < search.count:
+            found += best(True, barred)
+        if found:
+            return found[: search.count]
+    return []
+
+
+def _trusts(workers: Iterable[WorkerView], passed_over: frozenset[bytes]) -> bool:
+    return any(worker.boot_id not in passed_over for worker in workers)
 
 
 def _stays_local(
     need: Need,
+    holders: Holders,
     decode: WorkerView,
     ranked: Sequence[WorkerView],
     mode: PlacementMode,
@@ -180,32 +195,33 @@ def _stays_local(
     """`disaggregated` is never local while a prefill worker is there; `auto` keeps a prompt on the
     decode worker that lacks few tokens, or that computes them at less cost than the first of the
     `ranked` prefill workers."""
-    if mode == "local" or not ranked:
+    if not ranked:
         return True
     if mode == "disaggregated":
         return False
-    if _uncached(need, decode) < local_prefill_tokens:
-        return True
-    return local_cost(need, decode) < remote_cost(need, decode, ranked[0])
+    here = _uncached(need, holders.blocks(decode), decode.size)
+    there = _uncached(need, holders.blocks(ranked[0]), ranked[0].size)
+    return here < local_prefill_tokens or local_cost(here) < remote_cost(here, there)
 
 
-def local_cost(need: Need, decode: WorkerView) -> float:
-    """Return what it costs the decode worker to prefill by itself."""
-    return _uncached(need, decode) * LOCAL_COST
+def local_cost(uncached: int) -> int:
+    """Return what it costs the decode worker to prefill these tokens by itself."""
+    return uncached * LOCAL_COST
 
 
-def remote_cost(need: Need, decode: WorkerView, prefill: WorkerView) -> float:
-    """Return what it costs to prefill there and to move what the decode worker lacks. Queues do
-    not count: overload must not turn decode workers into prefill workers."""
-    return _uncached(need, prefill) + _uncached(need, decode) * MOVE_COST
+def remote_cost(moved: int, uncached: int) -> int:
+    """Return what it costs a prefill worker to compute `uncached` tokens, and to move what the
+    decode worker lacks. Queues do not count: overload must not turn decode workers into prefill
+    workers."""
+    return uncached * TOKEN_COST + moved * MOVE_COST
 
 
-def _uncached(need: Need, worker: WorkerView) -> int:
+def _uncached(need: Need, held_blocks: int, worker: Size) -> int:
     """Tokens still to be computed there; the last prompt token always is."""
-    return need.tokens - min(worker.held_tokens, need.tokens - 1)
+    return need.tokens - min(held_blocks * worker.block_size, need.tokens - 1)
 
 
-def _holds(need: Need, worker: WorkerView | Size) -> bool:
+def _holds(need: Need, worker: Size) -> bool:
     """Whether a decode worker takes it, however long it waits: as its own line counts, by the
     longest that one sequence may become, and by the credit of all."""
     size = worker.block_size
@@ -215,7 +231,7 @@ def _holds(need: Need, worker: WorkerView | Size) -> bool:
     return wanted <= worker.total_blocks and need.most_tokens <= worker.max_context
 
 
-def _computes(need: Need, worker: WorkerView) -> bool:
+def _computes(need: Need, worker: Size) -> bool:
     """Whether a prefill worker has room for all of the tokens."""
     blocks = _blocks(need.tokens, worker.block_size)
     return blocks <= worker.total_blocks and need.tokens <= worker.max_context
@@ -225,7 +241,7 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _too_large(need: Need, decoders: Sequence[WorkerView | Size]) -> BatonError:
+def _too_large(need: Need, decoders: Sequence[Size]) -> BatonError:
     if any(_holds(need, worker) for worker in decoders):
         return Unavailable(
             "no decode worker whose KV pool is large enough takes work just now: ask again"
@@ -239,20 +255,3 @@ def _too_large(need: Need, decoders: Sequence[WorkerView | Size]) -> BatonError:
         "prompt, lower max_tokens or n, or start a worker with a larger pool",
         "prompt" if need.tokens >= largest else "max_tokens",
     )
-
-
-def _cost(need: Need, worker: WorkerView) -> tuple[float, str]:
-    sequences = worker.running + worker.waiting + worker.placed_requests
-    room = (worker.free_blocks - worker.promised_blocks) * worker.block_size
-    wanted = need.tokens + need.output_tokens * need.sequences + worker.placed_tokens
-    cost = (
-        _uncached(need, worker) * MOVE_COST
-        + sequences * SEQUENCE_COST
-        + max(0, wanted - room) * ROOM_COST
-    )
-    return cost, worker.worker_id
-
-
-def _prefill_cost(need: Need, worker: WorkerView) -> tuple[int, str]:
-    waiting = worker.queued_tokens + worker.placed_tokens
-    return _uncached(need, worker) + waiting, worker.worker_id

@@ -11,7 +11,7 @@ import time
 
 from baton.proto import worker_pb2
 from baton.router.fleet import UNTOLD, Fleet
-from baton.router.placement import Need, Placement, open_decoders, place
+from baton.router.placement import FleetView, Need, Placement, open_kinds, place
 from baton.router.submission import Submission, build_submit
 from baton.router.submissions import Submissions
 from baton.router.worker_link import WorkerLink
@@ -58,16 +58,15 @@ class Placer:
             return Unavailable(UNTOLD)
         started_s = time.perf_counter()
         need = self._need(submission)
-        views = self._fleet.views()
-        away = self._fleet.away()
-        open_ = open_decoders(need, views, self._config.max_waiting, away)
-        if isinstance(open_, BatonError):
-            return open_
+        fleet = FleetView(self._fleet.roster(), self._fleet.passed_over())
+        kinds = open_kinds(need, fleet, self._fleet.away)
+        if isinstance(kinds, BatonError):
+            return kinds
         salt, known = submission.generation.request.cache_salt, submission.identities
-        self._fleet.match(views, submission.tokens(), salt, known)
+        held = self._fleet.holders(submission.tokens(), salt, known)
         # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
         mode = "local" if submission.alone else self._config.placement
-        placement = place(need, views, open_, mode, self._config.local_prefill_tokens)
+        placement = place(need, fleet, kinds, held, mode, self._config.local_prefill_tokens)
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
         return self._submit(submission, placement, need.tokens)
 

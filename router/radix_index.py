@@ -16,10 +16,11 @@ follows a block that is missing matches nothing. Pure: no I/O, no clock. A worke
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.proto import worker_pb2
+from baton.router.worker_view import WorkerView
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import IDENTITY_BYTES
@@ -36,14 +37,39 @@ class _Watched:
     complete: bool = False  # the snapshot has ended
 
 
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Which workers hold how many leading blocks of a prompt: `groups` of bits, each with its
+    blocks, the most first. To be used before the index changes."""
+
+    groups: Sequence[tuple[int, int]] = ()
+
+    def sets(self) -> Iterator[tuple[int, bool, int]]:
+        """All workers by what they hold: bits, whether all others are meant, and blocks."""
+        holders = 0
+        for bits, blocks in self.groups:
+            holders |= bits
+            yield bits, False, blocks
+        yield holders, True, 0
+
+    def blocks(self, worker: WorkerView) -> int:
+        return next((blocks for bits, blocks in self.groups if bits & worker.bit), 0)
+
+
 class RadixIndex:
     """Block events in, held prefix lengths out. The order of `_holders` is that of their last use,
     once the index is half full: before, none is evicted soon, and a lookup costs less."""
 
-    def __init__(self, capacity_blocks: int = CAPACITY_BLOCKS) -> None:
+    def __init__(
+        self,
+        capacity_blocks: int = CAPACITY_BLOCKS,
+        changed: Callable[[str], None] = lambda worker_id: None,
+    ) -> None:
+        self._changed = changed
         self._capacity = capacity_blocks
         self._holders: OrderedDict[bytes, int] = OrderedDict()
         self._watched: dict[str, _Watched] = {}
+        self._names: dict[int, str] = {}  # by the bit, of those that are watched
         self._live = 0
         self._retired = 0  # bits whose entries are not swept yet
         self._sweeping: list[bytes] = []
@@ -85,34 +111,41 @@ class RadixIndex:
         watched = self._watched.pop(worker_id, None)
         if watched is not None:
             self._live &= ~watched.mask
+            del self._names[watched.mask]
+            self._changed(worker_id)
             self._retired |= watched.mask
 
     def match(self, identities: Sequence[bytes]) -> dict[str, int]:
         """How many leading blocks each worker holds; workers that hold none are left out."""
+        groups = self.holders(identities).groups
+        return {self._names[bit]: blocks for bits, blocks in groups for bit in _single(bits)}
+
+    def bit(self, worker_id: str) -> int:
+        """Return the worker's bit, 0 where nothing is known of it. `changed` hears of another."""
+        watched = self._watched.get(worker_id)
+        return 0 if watched is None else watched.mask
+
+    def holders(self, identities: Sequence[bytes]) -> Holders:
+        """Return who holds leading blocks."""
         holders = self._holders
         alive = self._live
-        counts: dict[int, int] = {}
+        groups: list[tuple[int, int]] = []
         held = 0
         for identity in identities:
             still = holders.get(identity, 0) & alive
             if still != alive:
                 if held:
-                    counts[alive & ~still] = held
+                    groups.append((alive & ~still, held))
                 alive = still
                 if not alive:
                     break
             held += 1
         if alive and held:
-            counts[alive] = held
+            groups.append((alive, held))
         if self._ordered:
             for identity in reversed(identities[:held]):
                 holders.move_to_end(identity)
-        return {
-            worker_id: blocks
-            for worker_id, watched in self._watched.items()
-            for mask, blocks in counts.items()
-            if watched.mask & mask
-        }
+        return Holders(groups[::-1])
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> None:
         """Remove entries of retired bits, looking at no more than `blocks` of them. To be
@@ -134,6 +167,8 @@ class RadixIndex:
         taken = self._live | self._retired
         mask = ~taken & (taken + 1)  # the lowest free bit
         self._live |= mask
+        self._names[mask] = worker_id
+        self._changed(worker_id)
         watched = self._watched[worker_id] = _Watched(events.boot_id, mask, events.sequence)
         return watched
 
@@ -167,3 +202,10 @@ class RadixIndex:
             self._holders[identity] = known & ~mask
         else:
             del self._holders[identity]
+
+
+def _single(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest
+        bits ^= lowest

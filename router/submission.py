@@ -13,8 +13,9 @@ from opentelemetry.context import Context
 from baton.proto import worker_pb2
 from baton.router.generation import Finish, Generation, OutputToken
 from baton.router.move_budget import Move
-from baton.router.placement import Placement, Shape
+from baton.router.placement import Placement
 from baton.router.worker_link import WorkerLink
+from baton.router.worker_view import Shape
 from baton.runtime import logs, metrics
 from baton.runtime.errors import EngineError, Overloaded
 from baton.runtime.links import LinkClosed

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Protocol
 
 from baton.proto import worker_pb2
 from baton.router.backoff import Backoff
 from baton.router.dialer import Connection, Dialer, RouterLink
+from baton.router.observed import Observed
 from baton.router.pace import Pace
 from baton.router.radix_index import RadixIndex
 from baton.router.welcome import BOOT_ID_BYTES, fault
@@ -65,7 +66,18 @@ class WorkerLink:
     """`up` is true while the link is; `quiet`: for long nothing has come on it; `boot_id` and
     `welcome` are those of the last welcome; `refused`: why the last one was not taken, if so.
     `placed_tokens` and `placed_requests` count what was
-    sent since the last load report. `vocab_size` is that of the router's model."""
+    sent since the last load report. `vocab_size` is that of the router's model. `changed` hears of
+    every change of what placement knows of the worker."""
+
+    boot_id = Observed[bytes]()
+    welcome = Observed[worker_pb2.WorkerWelcome | None]()
+    load = Observed[worker_pb2.Load]()
+    up = Observed[bool]()
+    hung = Observed[bool]()
+    quiet = Observed[bool]()
+    refused = Observed[str]()
+    placed_tokens = Observed[int]()
+    placed_requests = Observed[int]()
 
     def __init__(
         self,
@@ -76,10 +88,12 @@ class WorkerLink:
         config: RouterConfig,
         router_boot_id: bytes,
         vocab_size: int,
+        changed: Callable[[str], None] = lambda worker_id: None,
     ) -> None:
         self.record = record
+        self._changed = changed
         self.boot_id = bytes.fromhex(record.boot_id)
-        self.welcome: worker_pb2.WorkerWelcome | None = None
+        self.welcome = None
         self.load = worker_pb2.Load()
         self.up = False
         self.parked = False
@@ -117,9 +131,17 @@ class WorkerLink:
         ill = self.hung or self.quiet or self.load.trouble
         return self.up and not (ill or self.load.draining)
 
-    def expected_s(self) -> float:
-        """Until the end of a request that is placed there now; 0 where nobody waits."""
-        return self._pace.expected_s(self.placed_requests, asyncio.get_running_loop().time())
+    def line(self) -> tuple[float, float] | None:
+        """See `Pace.line`."""
+        return self._pace.line(self.placed_requests)
+
+    def note_change(self) -> None:
+        self._changed(self.worker_id)
+
+    def note_draining(self) -> None:
+        """It takes nothing new, until its next report says otherwise."""
+        self.load.draining = True
+        self.note_change()
 
     def send(self, message: worker_pb2.RouterMessage) -> None:
         """Queue a message. Raises LinkClosed if the link is down, Overloaded if it is stuck."""

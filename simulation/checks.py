@@ -24,6 +24,7 @@ from baton.router.generation import Generation
 from baton.router.worker_link import WorkerLink
 from baton.runtime.errors import BatonError, ReadFailed
 from baton.runtime.registry import Role
+from baton.simulation import rosters
 from baton.simulation.bounds import Bounds
 from baton.simulation.drains import Drains
 from baton.simulation.engine_kind import HASHES, EngineKind
@@ -96,6 +97,7 @@ class Watch:
         self.refusals.over_router(process)
         self._bounds.over_router(process)
         self._hangs.over_router(process)
+        rosters.over_router(process, self.breaches)
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:

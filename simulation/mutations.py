@@ -34,6 +34,7 @@ from baton.router.admission import Admission
 from baton.router.choice_text import ChoiceText
 from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
+from baton.router.fleet import Fleet
 from baton.router.move_budget import HOLD_S, Move, MoveBudget
 from baton.router.moves import Moves
 from baton.router.submission import Submission
@@ -291,6 +292,14 @@ def _closed_too_early(before: Any) -> Any:
     return lambda self, unsettled: before(self, [])
 
 
+def _heard_while_away(before: Any) -> Any:
+    def note(self: Fleet, worker_id: str) -> None:
+        if self._roster.get(worker_id) is None:
+            before(self, worker_id)
+
+    return note
+
+
 MUTATIONS: dict[str, Break] = {
     "skip-checksums": Break("what lands is never compared", Places, "wrong", always([])),
     "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", always(None)),
@@ -358,6 +367,9 @@ MUTATIONS: dict[str, Break] = {
         "all that fails is moved at once", MoveBudget, "take", _always_a_move
     ),
     "moves-beside-the-budget": Break("the budget is not asked", Moves, "_take_turn", _not_asked),
+    "roster-without-changes": Break(
+        "a linked worker's changes are not heard of", Fleet, "_note_change", _heard_while_away
+    ),
     "no-cap-of-ejection": Break(
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,7 +15,9 @@ from baton.router.circuits import Circuits
 from baton.router.dispatch import Dispatcher
 from baton.router.generation import Generation
 from baton.router.generation_request import GenerationRequest
-from baton.router.placement import Size, WorkerView
+from baton.router.radix_index import Holders
+from baton.router.roster import Roster
+from baton.router.worker_view import Shape, Size, WorkerView
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.links import LinkClosed
 
@@ -40,6 +42,9 @@ class FakeLink:
         if not self.up:
             raise LinkClosed("down")
         self.sent.append(message)
+
+    def note_draining(self) -> None:
+        self.load.draining = True
 
     def settle(self, request_id: str) -> None:
         self.settled.append(request_id)
@@ -90,12 +95,23 @@ class FakeFleet:
         takes = [e for e in self.links.values() if e.up and not e.load.draining]
         return sum(_role(link) == "decode" for link in takes) * max(0, 512 - self.waiting)
 
-    def match(self, views: object, tokens: Sequence[int], salt: bytes, known: object) -> None:
-        self.matched += 1  # nobody holds anything
+    def holders(
+        self, tokens: Sequence[int], salt: bytes, known: object
+    ) -> Callable[[Shape], Holders]:
+        self.matched += 1
+        return lambda shape: Holders()  # nobody holds anything
+
+    def roster(self) -> Roster:
+        made = Roster()
+        for view in self.views():
+            made.put(view)
+        return made
+
+    def passed_over(self) -> frozenset[bytes]:
+        roles = {link.boot_id: _role(link) for link in self.links.values() if link.up}
+        return self.circuits.passed_over(roles, asyncio.get_running_loop().time())
 
     def views(self) -> list[WorkerView]:
-        roles = {link.boot_id: _role(link) for link in self.links.values() if link.up}
-        passed_over = self.circuits.passed_over(roles, asyncio.get_running_loop().time())
         return [
             WorkerView(
                 link.worker_id,
@@ -106,7 +122,6 @@ class FakeFleet:
                 total_blocks=self.total_blocks,
                 free_blocks=self.total_blocks,
                 waiting=self.waiting,
-                passed_over=link.boot_id in passed_over,
                 draining=link.load.draining,
             )
             for link in self.links.values()

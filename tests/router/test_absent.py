@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.router.absent import Absent
-from baton.router.placement import Size
+from baton.router.worker_view import Size
 from baton.simulation.scripted_worker import ScriptedWorker
 
 SMALL, LARGE = Size(16, 8, 4096), Size(16, 20, 4096)

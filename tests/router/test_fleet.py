@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
-from baton.router.placement import Size
 from baton.router.validation import Limits
+from baton.router.worker_view import Size
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
@@ -136,9 +136,8 @@ async def test_views_tell_what_each_worker_holds(fleet_scene: Any, eventually: A
         assert scene.fleet.index.apply(name, snapshot)
 
     def held_blocks(salt: bytes) -> dict[str, int]:
-        views = scene.fleet.views()
-        scene.fleet.match(views, tokens, salt, {})
-        return {view.worker_id: view.held_blocks for view in views}
+        held = scene.fleet.holders(tokens, salt, {})
+        return {e.worker_id: held(e.shape).blocks(e) for e in scene.fleet.views()}
 
     assert held_blocks(b"s") == {"decode-0": 2, "decode-1": 1, "decode-2": 0}  # another model's KV
     assert set(held_blocks(b"t").values()) == {0}  # another tenant
@@ -208,7 +207,8 @@ async def test_a_worker_of_slow_steps_is_passed_over(
     await eventually(lambda: len(scene.names()) == 3)
 
     def passed_over() -> list[str]:
-        return [view.worker_id for view in scene.fleet.views() if view.passed_over]
+        over = scene.fleet.passed_over()
+        return [view.worker_id for view in scene.fleet.views() if view.boot_id in over]
 
     for stub, step_ms in zip(stubs, (20.0, 400.0, 25.0), strict=True):
         load = worker_pb2.Load(step_ms=step_ms, running=2)
@@ -328,6 +328,7 @@ async def test_a_new_request_is_expected_to_end_where_it_ends_first(
         pace = scene.fleet._links[name]._pace
         pace.report(worker_pb2.Load(waiting=waiting, requests=waiting, served=1), now_s - 1)
         pace.report(worker_pb2.Load(waiting=waiting, requests=waiting, served=11), now_s)
+        scene.fleet._links[name].note_change()
     assert 49 < scene.fleet.expected_s() < 50.2
     link = scene.fleet.link("decode-1")
     assert link is not None

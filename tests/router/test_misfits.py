@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.router.misfits import misfits
-from baton.router.placement import Shape
+from baton.router.worker_view import Shape
 
 DECODE: Shape = ("f", "bfloat16", 16)
 

@@ -1,33 +1,135 @@
-"""Placement: who is chosen, who never is, and what is said when no one can be."""
+"""Placement: who is chosen, who never is, and what is said when no one can be; and the same by its
+plain form, which looks at all workers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router import placement
-from baton.router.placement import Need, Placement, WorkerView, open_decoders
+from baton.router.placement import (
+    LOCAL_COST,
+    MAX_CANDIDATES,
+    MOVE_COST,
+    TOKEN_COST,
+    FleetView,
+    Need,
+    Placement,
+    open_kinds,
+)
+from baton.router.placement import place as place_on
+from baton.router.radix_index import Holders
+from baton.router.roster import Roster
+from baton.router.worker_order import CHUNK, WorkerOrder
+from baton.router.worker_view import ROOM_COST, SEQUENCE_COST, WorkerView
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
 SHAPE = ("f", "float32", 16)
 
 
-def view(name: str, **fields: Any) -> WorkerView:
-    made = WorkerView(name, name.encode(), name.split("-")[0], "h:1", SHAPE)
+@dataclass(frozen=True, slots=True)
+class Seen(WorkerView):
+    """A worker with what placement knows of it beside its view."""
+
+    held_blocks: int = 0
+    passed_over: bool = False
+
+
+def view(name: str, **fields: Any) -> Seen:
+    made = Seen(name, name.encode(), name.split("-")[0], "h:1", SHAPE)
     return replace(made, **{"free_blocks": 1000, "total_blocks": 1000, **fields})
 
 
 def place(
-    need: Need, workers: list[WorkerView], mode: Any, local_tokens: int
+    need: Need, workers: Sequence[Seen], mode: Any, local_tokens: int
 ) -> Placement | BatonError:
-    found = open_decoders(need, workers)
-    if isinstance(found, BatonError):
-        return found
-    return placement.place(need, workers, found, mode, local_tokens)
+    """The placement, with the workers as the test has them."""
+    roster = Roster()
+    groups: dict[int, int] = {}
+    for number, worker in enumerate(workers):
+        bit = 1 << number if worker.held_blocks or number % 2 else 0
+        roster.put(replace(worker, waiting=worker.waiting + 1, bit=bit))  # then as it is
+        roster.put(replace(worker, bit=bit))
+        if worker.held_blocks:
+            groups[worker.held_blocks] = groups.get(worker.held_blocks, 0) | bit
+    fleet = FleetView(roster, frozenset(e.boot_id for e in workers if e.passed_over))
+    kinds = open_kinds(need, fleet)
+    if isinstance(kinds, BatonError):
+        return kinds
+    holders = Holders([(groups[blocks], blocks) for blocks in sorted(groups, reverse=True)])
+    found = place_on(need, fleet, kinds, lambda shape: holders, mode, local_tokens)
+    own = {worker.worker_id: worker for worker in workers}
+    candidates = tuple(own[worker.worker_id] for worker in found.candidates)
+    return Placement(own[found.decode.worker_id], candidates, found.local)
+
+
+def plainly_placed(
+    need: Need, workers: Sequence[Seen], mode: Any, local_tokens: int
+) -> Placement | None:
+    """The same by the rules, one worker after the other; None where there is none."""
+    decoders = [e for e in workers if e.role == "decode" and not e.draining]
+    if need.numbers is not None:
+        decoders = [worker for worker in decoders if worker.numbers == need.numbers]
+    decoders = [worker for worker in decoders if _holds(need, worker)]
+    decoders = [e for e in _trusted(decoders) if e.waiting + e.placed_requests < 512]
+    if not decoders:
+        return None
+    decode = min(
+        decoders, key=lambda e: (e.boot_id in need.avoid, _decode_cost(need, e), e.worker_id)
+    )
+    prefills = [e for e in workers if e.role == "prefill" and not e.draining]
+    prefills = [e for e in prefills if e.shape == decode.shape and e.boot_id not in need.left]
+    ranked = sorted(
+        _trusted([worker for worker in prefills if _computes(need, worker)]),
+        key=lambda e: (
+            e.boot_id in need.avoid,
+            _uncached(need, e) + e.queued_tokens + e.placed_tokens,
+            e.worker_id,
+        ),
+    )
+    here = _uncached(need, decode)
+    if mode == "local" or not ranked:
+        return Placement(decode, (), local=True)
+    there = TOKEN_COST * _uncached(need, ranked[0]) + MOVE_COST * here
+    if mode == "auto" and (here < local_tokens or LOCAL_COST * here < there):
+        return Placement(decode, (), local=True)
+    return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False)
+
+
+def _trusted(workers: list[Seen]) -> list[Seen]:
+    return [worker for worker in workers if not worker.passed_over] or workers
+
+
+def _uncached(need: Need, worker: Seen) -> int:
+    return need.tokens - min(worker.held_blocks * worker.block_size, need.tokens - 1)
+
+
+def _decode_cost(need: Need, worker: Seen) -> int:
+    sequences = worker.running + worker.waiting + worker.placed_requests
+    room = (worker.free_blocks - worker.promised_blocks) * worker.block_size
+    wanted = need.tokens + need.output_tokens * need.sequences + worker.placed_tokens
+    return (
+        _uncached(need, worker) * MOVE_COST
+        + sequences * SEQUENCE_COST
+        + max(0, wanted - room) * ROOM_COST
+    )
+
+
+def _holds(need: Need, worker: Seen) -> bool:
+    size = worker.block_size
+    grown = -(-(need.tokens + need.output_tokens) // size)
+    credit = grown + (need.sequences - 1) * (grown - need.tokens // size)
+    wanted = max(credit, -(-need.most_tokens // size))
+    return wanted <= worker.total_blocks and need.most_tokens <= worker.max_context
+
+
+def _computes(need: Need, worker: Seen) -> bool:
+    blocks = -(-need.tokens // worker.block_size)
+    return blocks <= worker.total_blocks and need.tokens <= worker.max_context
 
 
 def placed(found: Placement | BatonError) -> Placement:
@@ -185,7 +287,7 @@ VIEWS = st.lists(
 
 
 @given(workers=VIEWS, mode=st.sampled_from(["auto", "disaggregated", "local"]))
-def test_rules_that_always_hold(workers: list[WorkerView], mode: Any) -> None:
+def test_rules_that_always_hold(workers: list[Seen], mode: Any) -> None:
     found = place(NEED, workers, mode, 64)
     alive = [worker for worker in workers if not worker.draining]
     assert found == place(NEED, workers[::-1], mode, 64) or isinstance(found, BatonError)
@@ -197,3 +299,107 @@ def test_rules_that_always_hold(workers: list[WorkerView], mode: Any) -> None:
     assert found.local == (not found.candidates)
     if mode == "disaggregated":
         assert found.local == (not any(worker.role == "prefill" for worker in alive))
+
+
+def views(blocks: int, most: int) -> Any:
+    """Workers of two shapes and three sizes, many of them alike."""
+    shapes = st.sampled_from([SHAPE, SHAPE, SHAPE, ("g", "float32", 16), ("f", "float32", 4)])
+    return st.lists(
+        st.builds(
+            lambda role, number, **fields: view(f"{role}-{number:02}", **fields),
+            st.sampled_from(["prefill", "decode"]),
+            st.integers(0, 99),
+            shape=shapes,
+            held_blocks=st.sampled_from([0, 0, 0, 3, 20, 40, 60]),
+            running=st.integers(0, 4),
+            waiting=st.sampled_from([0, 0, 1, 511, 512]),
+            free_blocks=st.sampled_from([0, 5, 50, 70, 1000]),
+            promised_blocks=st.integers(0, 60),
+            total_blocks=st.sampled_from([blocks, blocks, 60]),
+            max_context=st.sampled_from([1 << 24, 1 << 24, 1050]),
+            queued_tokens=st.sampled_from([0, 0, 100, 300, 1000]),
+            placed_tokens=st.sampled_from([0, 0, 100, 1000]),
+            placed_requests=st.integers(0, 1),
+            draining=st.sampled_from([False, False, False, True]),
+            passed_over=st.sampled_from([False, False, False, True]),
+        ),
+        max_size=most,
+        unique_by=lambda worker: worker.worker_id,
+    )
+
+
+ROLES = st.sampled_from(["prefill", "decode"])
+BOOTS = st.frozensets(
+    st.builds(lambda role, n: f"{role}-{n:02}".encode(), ROLES, st.integers(0, 99)), max_size=12
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    workers=views(1000, 40),
+    mode=st.sampled_from(["auto", "disaggregated", "local"]),
+    avoid=BOOTS,
+    left=BOOTS,
+    numbers=st.sampled_from([None, None, ("f", "float32"), ("g", "float32")]),
+    sequences=st.integers(1, 3),
+)
+def test_placement_is_that_of_its_plain_form(
+    workers: list[Seen],
+    mode: Any,
+    avoid: frozenset[bytes],
+    left: frozenset[bytes],
+    numbers: Any,
+    sequences: int,
+) -> None:
+    need = replace(NEED, avoid=avoid, left=left, numbers=numbers, sequences=sequences)
+    found = place(need, workers, mode, 64)
+    plain = plainly_placed(need, workers, mode, 64)
+    assert (None if isinstance(found, BatonError) else found) == plain
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), max_size=3 * CHUNK),
+    st.integers(0),
+)
+def test_order_is_that_of_a_sorted_list(given_: list[tuple[int, int]], workers: int) -> None:
+    order, plain = WorkerOrder(), {}
+    for cost, number in given_:  # named again: removed
+        bit = 1 << number if number % 3 else 0
+        entry = plain.pop(number, None)
+        if entry is not None:
+            order.remove(entry)
+        else:
+            plain[number] = (cost, f"{number:03}", bit)
+            order.insert(plain[number])
+        listed = sorted(plain.values())
+        assert [*order.among(0, True)] == listed
+    for others in (False, True):
+        found = [entry for entry in sorted(plain.values()) if (entry[2] & workers == 0) == others]
+        assert [*order.among(workers, others)] == found
+
+
+def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half hold the beginning of the prompt, and have that much more to do."""
+    workers = [
+        view(f"{role}-{number:03}", held_blocks=30 * (number % 2), queued_tokens=500 * (number % 2))
+        for role in ("decode", "prefill")
+        for number in range(500)
+    ]
+    looked: list[str] = []
+    cost = WorkerView.batch_cost.fget  # type: ignore[attr-defined]
+
+    def counted(worker: WorkerView) -> int:
+        looked.append(worker.worker_id)
+        return cost(worker)  # type: ignore[no-any-return]
+
+    roster = Roster()
+    for number, worker in enumerate(workers):
+        roster.put(replace(worker, bit=1 << number))
+    bits = sum(1 << number for number, worker in enumerate(workers) if worker.held_blocks)
+    fleet, holders = FleetView(roster), Holders([(bits, 30)])
+    kinds = open_kinds(NEED, fleet)
+    assert not isinstance(kinds, BatonError)
+    monkeypatch.setattr(WorkerView, "batch_cost", property(counted))
+    found = place_on(NEED, fleet, kinds, lambda shape: holders, "auto", 64)
+    assert found.decode.worker_id == "decode-001" and 1 <= len(looked) < 10
+    assert len(found.candidates) == MAX_CANDIDATES

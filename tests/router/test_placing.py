@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from baton.router import fleet
+from baton.router.radix_index import Holders
 from baton.runtime.errors import Overloaded
 from baton.runtime.identity import chain
 from baton.runtime.links import LinkClosed
@@ -72,15 +73,16 @@ async def test_what_was_hashed_is_kept_until_it_is_placed(
     seen: list[dict[str, list[bytes]]] = []
     send = scene.link().send
 
-    def note(views: Any, tokens: Any, salt: bytes, known: dict[str, list[bytes]]) -> None:
+    def note(tokens: Any, salt: bytes, known: dict[str, list[bytes]]) -> Any:
         seen.append(dict(known))
         known["a shape"] = [b"an identity"]
+        return lambda shape: Holders()
 
     def broken(_: object) -> None:
         monkeypatch.setattr(scene.link(), "send", send)
         raise LinkClosed("just now")
 
-    monkeypatch.setattr(scene.fleet, "match", note)
+    monkeypatch.setattr(scene.fleet, "holders", note)
     monkeypatch.setattr(scene.link(), "send", broken)
     generation = await scene.start()
     assert seen == [{}, {"a shape": [b"an identity"]}]

@@ -19,10 +19,14 @@ from baton.engine.blocks import BlockPool
 from baton.proto import worker_pb2
 from baton.router.chat_template import ChatTemplate
 from baton.router.openai_schema import ChatRequest, CompletionRequest
-from baton.router.placement import Need, Size, WorkerView, open_decoders, place
+from baton.router.placement import FleetView, Need, Placement, open_kinds
+from baton.router.placement import place as place_on
+from baton.router.radix_index import Holders
+from baton.router.roster import Roster
 from baton.router.validation import Limits, Validator
+from baton.router.worker_view import Size, WorkerView
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
+from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.byte_tokenizer import ByteTokenizer
 from baton.simulation.virtual_time import on_virtual_time
@@ -34,6 +38,29 @@ def view(name: str, blocks: int, **fields: Any) -> WorkerView:
     shape = ("f", "float32", SIZE)
     made = WorkerView(name, name.encode(), name.split("-")[0], "h:1", shape, total_blocks=blocks)
     return replace(made, free_blocks=blocks, **fields)
+
+
+def fleet_of(workers: list[WorkerView]) -> FleetView:
+    roster = Roster()
+    for worker in workers:
+        roster.put(worker)
+    return FleetView(roster)
+
+
+def open_decoders(
+    wanted: Need, workers: list[WorkerView], away: tuple[Size, ...] | list[Size] = ()
+) -> list[WorkerView] | BatonError:
+    found = open_kinds(wanted, fleet_of(workers), lambda: away)
+    if isinstance(found, BatonError):
+        return found
+    return [worker for worker in workers if any(worker.worker_id in kind.open for kind in found)]
+
+
+def place(wanted: Need, workers: list[WorkerView]) -> Placement:
+    fleet = fleet_of(workers)
+    kinds = open_kinds(wanted, fleet)
+    assert not isinstance(kinds, BatonError)
+    return place_on(wanted, fleet, kinds, lambda shape: Holders(), "disaggregated", 0)
 
 
 def taken_by_a_worker(
@@ -160,9 +187,9 @@ def test_a_prefill_worker_that_cannot_hold_the_prompt_is_no_candidate() -> None:
         (need(20, 8), ["prefill-0", "prefill-1", "prefill-2"]),
         (need(21, 8), ["prefill-2"]),
     ):
-        found = place(wanted, [LARGE, tiny, short, roomy], [LARGE], "disaggregated", 0)
+        found = place(wanted, [LARGE, tiny, short, roomy])
         assert [worker.worker_id for worker in found.candidates] == names
-    alone = place(need(21, 8), [LARGE, tiny, short], [LARGE], "disaggregated", 0)
+    alone = place(need(21, 8), [LARGE, tiny, short])
     assert alone.local and not alone.candidates
 
 

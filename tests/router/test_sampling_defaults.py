@@ -55,6 +55,9 @@ async def test_a_request_that_says_so_wins(
         async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
             return list(text.encode())
 
+        async def exceeds(self, text: str, most_tokens: int) -> bool:
+            return len(text) > most_tokens
+
     validator = Validator(
         "m",
         Tokens(),  # type: ignore[arg-type]

@@ -46,6 +46,7 @@ CAUGHT_BY = {
     "refuse-with-room": 4,
     "no-budget-of-moves": 13,
     "moves-beside-the-budget": 13,
+    "roster-without-changes": 0,
     "no-cap-of-ejection": 13,
     "forget-a-cancel": 8,
     "forget-a-stop-string": 182,

@@ -59,8 +59,8 @@ class Load:
         self.world.start_router("r0")
 
     def passed_over(self) -> set[str]:
-        views = self.world.routers["r0"].fleet.views()
-        found = {view.worker_id for view in views if view.passed_over}
+        fleet = self.world.routers["r0"].fleet
+        found = {e.worker_id for e in fleet.views() if e.boot_id in fleet.passed_over()}
         self.over = max(self.over, len(found))
         return found
 

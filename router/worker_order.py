@@ -1,0 +1,85 @@
+"""Workers sorted by a cost, searched by sets of workers.
+
+    [ chunk of up to CHUNK entries, and the bits of its workers ] [ chunk ] ...
+
+A set is a mask of the radix index's bits. The workers of a set come in order, and chunks without
+any of them are passed with one operation each: so the first few cost O(sqrt n) at most, however
+the set and the order lie to each other. Pure. Owned by the roster.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+CHUNK = 64
+
+Entry = tuple[int, str, int]  # cost, worker id, its bit; 0 where the index knows nothing of it
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """`bits` are those of all entries, of which `blank` have none."""
+
+    entries: list[Entry] = field(default_factory=list)
+    bits: int = 0
+    blank: int = 0
+
+    @property
+    def last(self) -> Entry:
+        return self.entries[-1]
+
+    def take(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        self.bits, self.blank = 0, 0
+        for _, _, bit in entries:
+            self.bits |= bit
+            self.blank += not bit
+
+
+class WorkerOrder:
+    def __init__(self) -> None:
+        self._chunks: list[_Chunk] = []
+
+    def insert(self, entry: Entry) -> None:
+        at = min(self._place(entry), len(self._chunks) - 1)
+        if at < 0:
+            self._chunks.append(_Chunk())
+            at = 0
+        chunk = self._chunks[at]
+        insort(chunk.entries, entry)
+        chunk.bits |= entry[2]
+        chunk.blank += not entry[2]
+        if len(chunk.entries) > CHUNK:
+            upper = _Chunk()
+            upper.take(chunk.entries[CHUNK // 2 :])
+            chunk.take(chunk.entries[: CHUNK // 2])
+            self._chunks.insert(at + 1, upper)
+
+    def remove(self, entry: Entry) -> None:
+        """Remove an entry that was inserted."""
+        at = self._place(entry)
+        chunk = self._chunks[at]
+        del chunk.entries[bisect_left(chunk.entries, entry)]
+        chunk.bits ^= entry[2]
+        chunk.blank -= not entry[2]
+        if at + 1 < len(self._chunks):
+            joined = chunk.entries + self._chunks[at + 1].entries
+            if len(joined) <= CHUNK // 2:
+                chunk.take(joined)
+                del self._chunks[at + 1]
+        if not chunk.entries:
+            del self._chunks[at]
+
+    def among(self, workers: int, others: bool) -> Iterator[Entry]:
+        """The entries of the set `workers`, or of all `others`, the least cost first. Nothing may
+        change meanwhile."""
+        for chunk in self._chunks:
+            if chunk.blank or chunk.bits & ~workers if others else chunk.bits & workers:
+                for entry in chunk.entries:
+                    if (entry[2] & workers == 0) == others:
+                        yield entry
+
+    def _place(self, entry: Entry) -> int:
+        return bisect_left(self._chunks, entry, key=lambda chunk: chunk.last)
