@@ -28,6 +28,7 @@ from baton.router.fleet import Fleet
 from baton.router.generation import Generation
 from baton.router.generation_request import GenerationRequest
 from baton.router.validation import Limits
+from baton.runtime import garbage
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.links import LinkClosed
@@ -143,6 +144,7 @@ async def measure(workers: int, streams: int) -> dict[str, float]:
     """All figures, times in the unit of their names."""
     _, dispatcher, following = await start_fleet(workers)
     draws, loop = random.Random(1), asyncio.get_running_loop()
+    garbage.set_apart()  # as a router does before it serves
     generations: list[Generation] = []
     starts_s: list[float] = []
     for number in range(streams):

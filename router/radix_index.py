@@ -26,6 +26,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.identity import IDENTITY_BYTES
 
 CAPACITY_BLOCKS = RouterConfig().index_blocks  # some 200 bytes each
+SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
 SWEEP_BLOCKS = 20_000  # looked at by one call of `sweep`: a few milliseconds
 
 
@@ -209,3 +210,19 @@ def _single(bits: int) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest
         bits ^= lowest
+
+
+def snapshot_slices(events: worker_pb2.BlockEvents) -> list[worker_pb2.BlockEvents]:
+    """A part of a snapshot as parts of up to SLICE_BYTES; other events as they are."""
+    if not events.snapshot or len(events.stored) <= SLICE_BYTES:
+        return [events]
+    return [
+        worker_pb2.BlockEvents(
+            boot_id=events.boot_id,
+            sequence=events.sequence,
+            snapshot=True,
+            snapshot_end=events.snapshot_end and start + SLICE_BYTES >= len(events.stored),
+            stored=events.stored[start : start + SLICE_BYTES],
+        )
+        for start in range(0, len(events.stored), SLICE_BYTES)
+    ]

@@ -24,18 +24,16 @@ from baton.router.backoff import Backoff
 from baton.router.dialer import Connection, Dialer, RouterLink
 from baton.router.observed import Observed
 from baton.router.pace import Pace
-from baton.router.radix_index import RadixIndex
+from baton.router.radix_index import RadixIndex, snapshot_slices
 from baton.router.welcome import BOOT_ID_BYTES, fault
 from baton.runtime import logs, metrics, waits
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded
-from baton.runtime.identity import IDENTITY_BYTES
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.silence import Silence
 
 WATCH_RETRY_S = 0.5
-SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
 RETRY_S = (0.05, 1.0)  # first and longest wait between attempts to connect
 QUIET_SHARE = 0.6  # of the silence that ends a link: what may be frozen takes no new work
 QUIET_BEATS = 2  # but a single heartbeat may be late
@@ -65,9 +63,9 @@ class Bearer(Protocol):
 class WorkerLink:
     """`up` is true while the link is; `quiet`: for long nothing has come on it; `boot_id` and
     `welcome` are those of the last welcome; `refused`: why the last one was not taken, if so.
-    `placed_tokens` and `placed_requests` count what was
-    sent since the last load report. `vocab_size` is that of the router's model. `changed` hears of
-    every change of what placement knows of the worker."""
+    `placed_tokens` and `placed_requests` count what was sent since the last load report.
+    `vocab_size` is that of the router's model. `changed` hears of every change of what placement
+    knows of the worker."""
 
     boot_id = Observed[bytes]()
     welcome = Observed[worker_pb2.WorkerWelcome | None]()
@@ -390,18 +388,10 @@ class WorkerLink:
 
     async def _apply(self, events: worker_pb2.BlockEvents) -> bool:
         """Into the index; a large part of a snapshot in slices, between which tokens pass."""
-        if not events.snapshot or len(events.stored) <= SLICE_BYTES:
-            return self._index.apply(self.worker_id, events)
-        for start in range(0, len(events.stored), SLICE_BYTES):
-            end = start + SLICE_BYTES
-            part = worker_pb2.BlockEvents(
-                boot_id=events.boot_id,
-                sequence=events.sequence,
-                snapshot=True,
-                snapshot_end=events.snapshot_end and end >= len(events.stored),
-                stored=events.stored[start:end],
-            )
+        parts = snapshot_slices(events)
+        for part in parts:
             if not self._index.apply(self.worker_id, part):
                 return False
-            await asyncio.sleep(0)
+            if len(parts) > 1:
+                await asyncio.sleep(0)
         return True
