@@ -127,8 +127,9 @@ class DecodeScheduler:
         take what a grant gives back.
         """
         admitted = []
-        while (group := self._line.next()) is not None and not self.starved:
-            if not self._line.has_credit(group, self._running, self._granted):
+        beside = self._running, self._granted
+        while (group := self._line.next(*beside)) is not None and not self.starved:
+            if not self._line.has_credit(group, *beside):
                 break
             if not self.holdings.reserve(group):
                 break

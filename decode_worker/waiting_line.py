@@ -10,7 +10,8 @@ decode scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection
 
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group, Sequence
@@ -18,6 +19,7 @@ from baton.engine.blocks import BlockPool
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
 
+KNOWN = 32  # grants: whether only requests of several choices come
 SHUT_OUT_S = 30.0  # a quarantine that lasts for so long may last for ever
 
 
@@ -26,6 +28,7 @@ class WaitingLine:
         self._pool = pool
         self._config = config
         self._groups: list[Group] = []  # oldest first
+        self._singles: deque[bool] = deque([True], maxlen=KNOWN)  # of the last grants, which
         self._shut_out: dict[Group, float] = {}  # by the quarantine, since when
 
     def __len__(self) -> int:
@@ -61,19 +64,38 @@ class WaitingLine:
     def leave(self, group: Group) -> None:
         """It has been granted."""
         self._groups.remove(group)
+        self._singles.append(len(group.request.sequences) == 1)
 
     def forget_ended(self) -> None:
         """Those that nobody wants any more."""
         self._groups = [group for group in self._groups if group.live]
 
-    def next(self) -> Group | None:
+    def next(self, running: Collection[Sequence], granted: Collection[Group]) -> Group | None:
         """The oldest; but one that even an empty pool could not hold beside its quarantine,
-        which may last, keeps nobody else waiting."""
-        usable = self._usable_blocks
+        which may last, keeps no other waiting, nor does one of several choices that have their
+        share of the batch."""
+        usable, fits = self._usable_blocks, None
         for group in self._groups:
-            if group.promised <= usable:
-                return group
+            if group.promised > usable:
+                continue
+            if len(group.sequences) > 1:
+                fits = fits or self._room_for_choices(running, granted)
+                if not fits(len(group.sequences)):
+                    continue
+            return group
         return None
+
+    def _room_for_choices(
+        self, running: Collection[Sequence], granted: Collection[Group]
+    ) -> Callable[[int], bool]:
+        """Whether a request of so many choices may be granted. One client asks for many of them at
+        the price of one prompt: unless the last requests were all of several choices, such
+        requests share a part of the batch; there is always room for one of them."""
+        living = _living(running, granted)
+        held = sum(len(sequence.request.sequences) > 1 for sequence in living)
+        share = int(self._config.choices_share * self._config.max_sequences)
+        all_several = not any(self._singles)
+        return lambda count: all_several or held == 0 or held + count <= share
 
     def shut_out(self, now_s: float) -> list[Group]:
         """Those that an empty pool could not have held beside its quarantine for SHUT_OUT_S;
@@ -91,8 +113,7 @@ class WaitingLine:
         self, group: Group, running: Collection[Sequence], granted: Collection[Group]
     ) -> bool:
         """Whether it may be granted beside what runs and what has been granted before."""
-        sequences = [*running, *(s for before in granted for s in before.sequences)]
-        living = sum(not sequence.ended for sequence in sequences)
+        living = len(_living(running, granted))
         if living and living + len(group.sequences) > self._config.max_sequences:
             return False
         return credit.may_grant(
@@ -106,3 +127,8 @@ class WaitingLine:
     @property
     def _usable_blocks(self) -> int:
         return self._pool.total - self._pool.quarantined
+
+
+def _living(running: Collection[Sequence], granted: Collection[Group]) -> list[Sequence]:
+    sequences = [*running, *(s for before in granted for s in before.sequences)]
+    return [sequence for sequence in sequences if not sequence.ended]

@@ -83,6 +83,7 @@ class StepConfig:
     max_queue: int = 512  # prompts or requests waiting; one more is refused as busy
     expected_growth_tokens: int = 128  # of output, in a decode credit
     waiting_share: float = 0.5  # of the pool, for grants that do not decode yet
+    choices_share: float = 0.25  # of the batch, for requests with n > 1 beside others
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "step.max_queue": (1, 1 << 20),
     "step.expected_growth_tokens": (1, 1 << 20),
     "step.waiting_share": (0.05, 1),
+    "step.choices_share": (0.05, 1),
     "handoff.lease_s": (0.1, 60),
     "handoff.renewals_per_lease": (2, 100),
     "handoff.window_reads": (1, 256),

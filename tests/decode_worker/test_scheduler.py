@@ -417,3 +417,36 @@ def test_requests_that_are_alone_share_no_step_and_take_turns() -> None:
     for request in requests:
         bench.end(request)
     bench.pool.check()
+
+
+def test_requests_of_several_choices_leave_others_room_in_the_batch() -> None:
+    bench = Bench(blocks=200, max_sequences=16, choices_share=0.5, waiting_share=1.0)
+    many = [bench.submit([number] * 4, n=6) for number in range(3)]
+    bench.step()
+    single = bench.submit([9] * 4)
+    for _ in range(4):
+        bench.step()
+    running = {sequence.request for sequence in bench.step().decoding}
+    assert running == {many[0], single}  # the second would be twelve of sixteen
+    bench.end(many[0])
+    bench.step()
+    bench.step()
+    assert many[1] in {sequence.request for sequence in bench.step().decoding}
+    for request in [*many[1:], single]:
+        bench.end(request)
+    bench.pool.check()
+
+
+def test_where_all_ask_for_several_choices_they_fill_the_batch() -> None:
+    bench = Bench(blocks=400, max_sequences=16, choices_share=0.25, waiting_share=1.0)
+    for _ in range(40):
+        request = bench.submit([2] * 4, n=4)
+        bench.step()
+        bench.end(request)
+    requests = [bench.submit([number] * 4, n=4) for number in range(6)]
+    for _ in range(6):
+        bench.step()
+    assert len(bench.step().decoding) == 16
+    for request in requests:
+        bench.end(request)
+    bench.pool.check()

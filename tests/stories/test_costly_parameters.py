@@ -1,0 +1,216 @@
+"""Requests that are valid and as dear as can be, beside those of other clients: whose 99th of 100
+takes at most twice as long, and whom nothing else happens to.
+
+On virtual time: routers, schedulers and links are the production code. A step takes what a model
+of half a billion parameters takes on two cores of a CPU, and its draws what `benchmarks.sampling`
+measured there for 152k tokens of vocabulary, each drawn by one core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import structlog
+from opentelemetry.context import Context
+
+from baton.decode_worker.waiting_line import WaitingLine
+from baton.engine.batch import StepBatch
+from baton.engine.draw_costs import DrawCosts
+from baton.proto import worker_pb2
+from baton.router.generation_request import GenerationRequest
+from baton.runtime import logs, metrics
+from baton.runtime.config import Config, PoolConfig
+from baton.runtime.errors import BatonError
+from baton.simulation.breaks import Break, applied
+from baton.simulation.engine_kind import HashKind
+from baton.simulation.virtual_loop import run
+from baton.simulation.world import World
+
+STEP_S = 0.045  # reading the weights
+PROMPT_TOKEN_S, ROW_S = 0.0014, 0.0007  # what a token adds, of a prompt and of a sequence
+COSTS = DrawCosts(
+    greedy_s=0.0003, random_s=0.0003, cut_s=0.0018, adjusted_s=0.0014, logprobs_s=0.0006
+)
+BY_SORT = replace(COSTS, cut_s=0.04)  # as long as a draw took when rows were sorted together
+BLOCK, VOCAB = 16, 1000
+RATE, FOR_S, TOKENS = 4.0, 20.0, 16
+COSTLY = 8  # under way at every moment
+WARM_S = 3.0
+
+
+def sampling(**fields: Any) -> worker_pb2.Sampling:
+    neutral = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
+    return worker_pb2.Sampling(**{**neutral, **fields})
+
+
+@dataclass(frozen=True, slots=True)
+class Costly:
+    sampling: worker_pb2.Sampling
+    choices: int = 1
+    prompt_tokens: int = 20
+    stop_token_ids: tuple[int, ...] = ()
+
+
+KINDS = {
+    "choices": Costly(sampling(temperature=1.0), choices=16),
+    "bias": Costly(sampling(logit_bias=dict.fromkeys(range(VOCAB), 0.5))),
+    "stop tokens": Costly(sampling(), stop_token_ids=tuple(range(VOCAB, VOCAB + 64))),
+    "logprobs": Costly(sampling(top_logprobs=20)),
+    "penalties over a long context": Costly(
+        sampling(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
+        prompt_tokens=1500,
+    ),
+    "top-p near one": Costly(sampling(temperature=2.0, top_p=0.9999)),
+    "top-k of nearly all": Costly(sampling(temperature=1.0, top_k=VOCAB - 1)),
+    "all at once": Costly(
+        sampling(
+            temperature=2.0, top_p=0.9999, top_k=VOCAB - 1, top_logprobs=20, presence_penalty=1
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("router", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+class Priced(HashKind):
+    """Hashes, of which a step takes what a model's would."""
+
+    def __init__(self, costs: DrawCosts) -> None:
+        self.costs = costs
+
+    def make(self, blocks: int, block_size: int, step_s: Callable[[StepBatch], float]) -> Any:
+        def priced(batch: StepBatch) -> float:
+            counts = [len(piece.tokens) for piece in batch.slices]
+            tokens_s = sum(ROW_S if count == 1 else PROMPT_TOKEN_S * count for count in counts)
+            return STEP_S + tokens_s + self.costs.of_batch(batch)
+
+        engine, array = super().make(blocks, block_size, priced)
+        engine.draw_costs = COSTS  # type: ignore[attr-defined] # as if they had been measured
+        return engine, array
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of other clients: how long each took, and what else came of them."""
+
+    took_s: list[float] = field(default_factory=list)
+    failed: list[BatonError] = field(default_factory=list)
+    migrations: int = 0
+    costly: int = 0  # answers of the costly ones
+
+    def percentile_s(self, part: float) -> float:
+        return sorted(self.took_s)[int(part * (len(self.took_s) - 1))]
+
+
+class Site:
+    def __init__(self, costs: DrawCosts) -> None:
+        self.loop: Any = asyncio.get_running_loop()
+        config = Config(pool=PoolConfig(block_size=BLOCK))
+        world = World(self.loop, config, random.Random(5), kind=Priced(costs))
+        for name, role in {"d0": "decode", "d1": "decode", "p0": "prefill"}.items():
+            world.start_worker(name, role, 4000)  # type: ignore[arg-type]  # a Role as it is
+        self.process = world.start_router("r0")
+        self.seen = Seen()
+        self._count = 0
+
+    def spawn(self, work: Any) -> asyncio.Task[None]:
+        self._count += 1
+        task: asyncio.Task[None] = self.process.machine.spawn(work, f"client {self._count}")
+        return task
+
+    async def ask(self, request: GenerationRequest) -> int:
+        """Its migrations. Raises what it ended with."""
+        self._count += 1
+        deadline_s = asyncio.get_running_loop().time() + 300
+        generation = await self.process.dispatcher.start(
+            request, f"request-{self._count}", Context(), deadline_s
+        )
+        while await generation.next():
+            pass
+        return generation.migrations
+
+    async def other(self) -> None:
+        prompt = tuple((self._count * 7 + place) % VOCAB for place in range(20))
+        began_s = self.loop.world_s
+        try:
+            self.seen.migrations += await self.ask(GenerationRequest(prompt, sampling(), TOKENS))
+        except BatonError as error:
+            self.seen.failed.append(error)
+            return
+        self.seen.took_s.append(self.loop.world_s - began_s)
+
+    async def costly(self, kind: Costly, until_s: float) -> None:
+        while self.loop.world_s < until_s:
+            prompt = tuple(
+                (self._count * 11 + place) % VOCAB for place in range(kind.prompt_tokens)
+            )
+            request = GenerationRequest(
+                prompt, kind.sampling, 48, kind.choices, stop_token_ids=kind.stop_token_ids
+            )
+            await self.ask(request)
+            self.seen.costly += 1
+
+
+async def served(kind: Costly | None, costs: DrawCosts) -> Seen:
+    site, dice = Site(costs), random.Random(4)
+    await asyncio.sleep(WARM_S)
+    until_s = site.loop.world_s + FOR_S
+    clients = [site.spawn(site.costly(kind, until_s)) for _ in range(COSTLY)] if kind else []
+    others = []
+    while site.loop.world_s < until_s:
+        others.append(site.spawn(site.other()))
+        await asyncio.sleep(dice.expovariate(RATE))
+    await asyncio.wait([*clients, *others])
+    for task in [*clients, *others]:
+        task.result()
+    return site.seen
+
+
+def hangs() -> float:
+    return sum(metrics.HANGS.labels(role)._value.get() for role in ("prefill", "decode"))
+
+
+def broken_promises(kind: Costly, costs: DrawCosts) -> list[str]:
+    alone = run(served(None, costs), 600.0)
+    before = hangs()
+    beside = run(served(kind, costs), 600.0)
+    found = []
+    ratio = beside.percentile_s(0.99) / alone.percentile_s(0.99)
+    if ratio > 2:
+        found.append(f"others take {ratio:.2f} times as long")
+    if beside.failed or beside.migrations:
+        found.append(f"{len(beside.failed)} others failed, {beside.migrations} moved")
+    if hangs() > before:
+        found.append(f"{hangs() - before} workers were taken for hung")
+    if beside.costly < COSTLY:
+        found.append(f"{beside.costly} costly requests were answered")
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_others_take_at_most_twice_as_long(kind: Costly) -> None:
+    assert broken_promises(kind, COSTS) == []
+
+
+def test_draws_by_a_sort_would_break_it() -> None:
+    assert broken_promises(KINDS["top-p near one"], BY_SORT) != []
+
+
+def test_choices_without_a_share_of_the_batch_would_break_it() -> None:
+    whole = Break("all may be taken", WaitingLine, "_room_for_choices", lambda _: _any_number)
+    with applied(whole):
+        assert broken_promises(KINDS["choices"], COSTS) != []
+
+
+def _any_number(self: WaitingLine, running: object, granted: object) -> Callable[[int], bool]:
+    return lambda count: True
