@@ -36,6 +36,7 @@ from baton.router.openai_schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from baton.router.openapi import OPENAPI_PATH, openapi_document
 from baton.router.routes import CHAT_PATH, COMPLETION_PATH, GENERATION_PATHS, no_route
 from baton.router.tokenizer import Tokenizer
 from baton.router.validation import Validator
@@ -104,6 +105,8 @@ def build_app(router: Router) -> FastAPI:
     _add_generation(app, router)
     _add_tokenizer(app, router)
     _add_operation(app, router)
+    if router.config.publishes_openapi:
+        _add_openapi(app, router)
     return app
 
 
@@ -188,6 +191,16 @@ def _add_operation(app: FastAPI, router: Router) -> None:
     @_readable(app, "/version")
     async def told_version() -> Response:
         return _json({"version": _version()})
+
+
+def _add_openapi(app: FastAPI, router: Router) -> None:
+    document = orjson.dumps(
+        openapi_document(router.model, _version(), bool(router.config.api_keys))
+    )
+
+    @_readable(app, OPENAPI_PATH)
+    async def openapi() -> Response:
+        return Response(document, media_type="application/json")
 
 
 def _add_errors(app: FastAPI) -> None:

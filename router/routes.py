@@ -24,6 +24,7 @@ ROUTES = (
     "/readyz",
     "/metrics",
     "/version",
+    "/openapi.json",
 )
 _INSTEAD = {  # routes of other APIs, and the one that serves the same purpose
     "/v1/responses": CHAT_PATH,

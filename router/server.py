@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import math
 import signal
 import socket
@@ -242,13 +241,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
 
 def check_exposure(config: RouterConfig) -> None:
     """Raises ConfigError if others than this machine could use the router without a key."""
-    if config.api_keys:
-        return
-    try:
-        loopback = ipaddress.ip_address(config.host).is_loopback
-    except ValueError:
-        loopback = config.host == "localhost"
-    if not loopback:
+    if not config.api_keys and not config.on_loopback:
         raise ConfigError(
             f"router.host is {config.host!r}, which others can reach, and router.api_keys is "
             "empty: set router.api_keys, or use 127.0.0.1"

@@ -6,6 +6,7 @@ is the commented default file, held against these classes by a test. Pure standa
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,7 @@ from baton.runtime.errors import ConfigError
 PlacementMode = Literal["auto", "disaggregated", "local"]
 ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral"]
 StrictTools = Literal["refuse", "ignore"]
+OpenApi = Literal["auto", "on", "off"]
 ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
@@ -45,6 +47,7 @@ class RouterConfig:
     index_blocks: int = 4 << 20  # of workers, that it remembers; beyond, it forgets the oldest used
     max_choices: int = 16  # `n`
     tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
+    openapi: OpenApi = "auto"  # /openapi.json; auto: on the loopback alone
     control_tokens: ControlTokensInChats = "text"  # what clients write of them in chats
     strict_tools: StrictTools = "refuse"  # `strict: true`: no call is held to its schema yet
     model_sampling: bool = True  # temperature and so on as the model's files have them
@@ -61,6 +64,18 @@ class RouterConfig:
     link_silence_s: float = 2.5  # silence ends a link
     hang_s: float = 1.5  # so long a worker may be overdue with a step, before it is left
     link_grace_s: float = 1.0  # a broken link may come back before requests are placed again
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether this machine alone can reach the router."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def publishes_openapi(self) -> bool:
+        return self.openapi == "on" or (self.openapi == "auto" and self.on_loopback)
 
 
 @dataclass(frozen=True, slots=True)
