@@ -44,25 +44,29 @@ class GraphDevice(Protocol):
 
 
 class CudaDevice:
-    """One CUDA device; its graphs share one pool of memory, since they never run at once."""
+    """One CUDA device; its graphs share one pool of memory, since they never run at once, and one
+    stream for warm-up and capture: libraries keep memory for each stream that they have seen."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
 
     def host_room(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros((rows, columns), dtype=dtype, pin_memory=True)
 
     def capture(self, work: Callable[[], None]) -> Replay:
-        side = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.torch_device))
-        with torch.cuda.stream(side):
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+        with torch.cuda.stream(stream):
             work()  # compiles kernels, and makes the libraries' own memory
-        torch.cuda.current_stream(self.torch_device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads (movers) may call CUDA meanwhile: only this thread's calls are captured.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+        ):
             work()
+        torch.cuda.current_stream(self.torch_device).wait_stream(stream)
         return graph.replay
 
     def mark(self) -> Mark:
