@@ -1,0 +1,108 @@
+"""Capture of decode steps on tensors without numbers: what would read one on the host raises.
+
+    python -P tests/engine/capture_story.py FOLDER [--quantization int8]
+
+FOLDER holds a model. Kernels are recorded, not launched; everything else of a step runs as on a
+GPU, over meta tensors, for pools of plain numbers and of codes, ordinary and deterministic.
+Prints a JSON object: for each, the kernels that its graphs would hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from baton.engine import device_runner as device_runners
+from baton.engine.graph_device import HostDevice
+from baton.engine.kv_codes import CODES
+from baton.engine.pool import KvPool
+from baton.engine.spec import read_spec
+from baton.engine.weights import load_weights
+
+META = torch.device("meta")
+
+
+class MetaDevice(HostDevice):
+    """Runs what is captured once, and notes that it was a capture."""
+
+    def __init__(self) -> None:
+        self.torch_device = META
+
+
+def on_meta(found: Any) -> Any:
+    """The same weights without their numbers."""
+    if isinstance(found, torch.Tensor):
+        return found.to(META)
+    if isinstance(found, (tuple, list)):
+        return type(found)(on_meta(each) for each in found)
+    if dataclasses.is_dataclass(found) and not isinstance(found, type):
+        values = {
+            each.name: on_meta(getattr(found, each.name)) for each in dataclasses.fields(found)
+        }
+        return dataclasses.replace(found, **values)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--host-read", action="store_true", help="with a fault: it must raise")
+    given = parser.parse_args()
+    launched: list[str] = []
+
+    def record(kernel: Any, *_: Any, **__: Any) -> None:
+        launched.append(kernel.fn.__name__)
+
+    JITFunction.run = record
+    target = GPUTarget("cuda", 90, 32)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target))
+    device_runners._graph_device = lambda device: MetaDevice()
+    if given.host_read:
+        _plant_host_read()
+    spec = read_spec(given.folder)
+    made = given.quantization
+    loaded = load_weights(given.folder, spec, torch.bfloat16, None, made, torch.device("cpu"))
+    weights = on_meta(loaded)
+    found = {}
+    for kv_dtype in ("auto", "int8"):
+        for deterministic in (False, True):
+            launched.clear()
+            pool = KvPool(spec, 64, 16, torch.bfloat16, META, CODES.get(kv_dtype))
+            runner = device_runners.device_runner(
+                spec,
+                weights,
+                pool,
+                max_context=128,
+                most_rows=8,
+                buckets=(1, 8),
+                deterministic=deterministic,
+            )
+            assert runner.graphs.buckets == (1, 8)
+            name = f"{kv_dtype}{' deterministic' if deterministic else ''}"
+            found[name] = sorted(set(launched))
+    print(json.dumps(found))
+
+
+def _plant_host_read() -> None:
+    """A draw that asks on the host whether the logits are finite."""
+    draw = device_runners.draw_tokens
+
+    def reading(logits: torch.Tensor, *rest: Any) -> None:
+        if bool(logits.isfinite().all()):
+            draw(logits, *rest)
+
+    device_runners.draw_tokens = reading
+
+
+if __name__ == "__main__":
+    main()
