@@ -25,6 +25,7 @@ SEEDS ?= 100000
 JOBS ?= $(shell nproc)
 ONLY ?=
 PARTS ?=
+RESULTS ?= results
 RUNS ?= 3
 HOURS ?= 0.5
 
@@ -136,12 +137,12 @@ bench: $(STAMP) ## a benchmark, as JSON in results/ (BENCH=handoff)
 	@mkdir -p results
 	$(BIN)/python -m benchmarks.$(BENCH) --json results/$(BENCH).json
 
-gpu: $(LINKS) ## parity and speed on a CUDA device (PYTHON=any with torch, REFERENCE=, PARTS=)
-	@$(PYTHON) -c 'import torch, sys; \
-	    sys.exit(None if torch.cuda.is_available() else "torch sees no CUDA device here")'
-	@mkdir -p results
-	PYTHONPATH=build/typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu --json results/gpu.json \
-	    --table results/gpu.md $(if $(REFERENCE),--reference $(REFERENCE)) \
+gpu: $(LINKS) ## parity and speed on a CUDA device (PYTHON=any with torch, RESULTS=, REFERENCE=, PARTS=)
+	@begun=$$(date +%s.%N); \
+	$(PYTHON) -c 'import torch, sys; \
+	    sys.exit(None if torch.cuda.is_available() else "torch sees no CUDA device here")'; \
+	PYTHONUNBUFFERED=1 PYTHONPATH=build/typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu \
+	    --begun $$begun --results $(RESULTS) $(if $(REFERENCE),--reference $(REFERENCE)) \
 	    $(if $(PARTS),--only $(PARTS))
 
 $(LINKS):

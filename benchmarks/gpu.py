@@ -1,12 +1,14 @@
 """All that is to be known of the engine on this GPU, in one run of at most nine minutes.
 
-    python -m benchmarks.gpu --json FILE [--table FILE] [--reference FOLDER] [--only PART ...]
+    python -m benchmarks.gpu --results FOLDER [--reference FOLDER] [--only PART ...]
     TRITON_INTERPRET=1 python -m benchmarks.gpu --dry-run      the same code, tiny, on a CPU
 
-First parity: every kernel against its reference and whole models against the CPU, side by side.
+First a smoke test: a launch, a capture, a READ. Then parity: every kernel against its reference
+and whole models against the CPU, side by side.
 Then speed, beside the ceilings of the same run, and real workers on this GPU. Each part is a
 process of its own, and has what time those after it do not need: one that fails, hangs or breaks
 the device's context stops no other, keeps the figures that it had, and is told by the exit code.
+After each part FOLDER holds all that is known: gpu.json, gpu.md and gpu.log.
 Needs torch, triton, numpy and safetensors; what else is absent is skipped by name.
 """
 
@@ -40,6 +42,8 @@ SCRIPTS = {  # file and arguments
 }
 # Side by side, since most of their time goes to compiling, one kernel after another on one core.
 PARITY = (*SCRIPTS, "engine_parity")  # they have what the others leave: over two minutes
+SMOKE = "smoke"  # before all others
+SMOKE_S = 15.0
 LIMITS = {  # seconds; in the order in which they run, each alone on the device
     "ceilings": 22.0,
     "llama_prefill": 42.0,
@@ -50,11 +54,12 @@ LIMITS = {  # seconds; in the order in which they run, each alone on the device
     "deterministic": 55.0,
     "handoff": 23.0,
     "checksum": 18.0,
-    "workers": 55.0,
-    "transformers_floor": 30.0,
+    "workers": 50.0,
+    "transformers_floor": 20.0,
 }
-ORDER = (*PARITY, *LIMITS)
-TOTAL_S = 538.0
+ORDER = (SMOKE, *PARITY, *LIMITS)
+TOTAL_S = 528.0  # the last part may take KILL_S more to be gone
+KILL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +81,19 @@ def main() -> int:
     if given.dry_run and os.environ.get("TRITON_INTERPRET") != "1":
         print("a dry run is for Triton's interpreter: set TRITON_INTERPRET=1")
         return 2
-    begun = time.monotonic()
+    begun = time.monotonic() - max(0.0, time.time() - given.begun if given.begun else 0.0)
     outcomes: list[Outcome] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends its parts, too
     with TemporaryDirectory() as folder:
+        results = given.results or Path(folder)
+        results.mkdir(parents=True, exist_ok=True)
+        log = results / "gpu.log"
+        log.write_bytes(b"")
         for parts in _groups(given.only or ORDER):
             left = TOTAL_S - (time.monotonic() - begun) - _needed_after(parts, given.only or ORDER)
-            limit = 600.0 if given.dry_run else left
-            outcomes += _run(parts, limit, device, Path(folder), given, outcomes)
-            _write(given, outcomes, time.monotonic() - begun)
+            limit = 600.0 if given.dry_run else min(left, SMOKE_S if parts == (SMOKE,) else left)
+            outcomes += _run(parts, limit, device, Path(folder), given, outcomes, log)
+            _write(results, outcomes, time.monotonic() - begun)
     print(_table(outcomes))
     bad = [x.part for x in outcomes if x.state in ("failed", "timed out")]
     print(f"{time.monotonic() - begun:.0f} s; " + (f"failed: {', '.join(bad)}" if bad else "done"))
@@ -93,7 +103,8 @@ def main() -> int:
 def _groups(wanted: Sequence[str]) -> list[tuple[str, ...]]:
     """Parts that run side by side, in order."""
     parity = tuple(part for part in PARITY if part in wanted)
-    return [*([parity] if parity else []), *((part,) for part in LIMITS if part in wanted)]
+    first = [(SMOKE,)] if SMOKE in wanted else []
+    return [*first, *([parity] if parity else []), *((part,) for part in LIMITS if part in wanted)]
 
 
 def _needed_after(parts: tuple[str, ...], wanted: Sequence[str]) -> float:
@@ -102,7 +113,7 @@ def _needed_after(parts: tuple[str, ...], wanted: Sequence[str]) -> float:
     return sum(LIMITS[part] for part in later if part in wanted)
 
 
-def _write(given: argparse.Namespace, outcomes: list[Outcome], seconds: float) -> None:
+def _write(results: Path, outcomes: list[Outcome], seconds: float) -> None:
     """After each part, so that whatever ends this run leaves what is known."""
     content = {
         "command": command(),
@@ -110,16 +121,21 @@ def _write(given: argparse.Namespace, outcomes: list[Outcome], seconds: float) -
         "seconds": round(seconds, 1),
         "parts": [asdict(outcome) for outcome in outcomes],
     }
-    if given.json is not None:
-        given.json.write_text(json.dumps(content, indent=2) + "\n")
-    if given.table is not None:
-        given.table.write_text(_table(outcomes))
+    for name, text in (
+        ("gpu.json", json.dumps(content, indent=2) + "\n"),
+        ("gpu.md", _table(outcomes)),
+    ):
+        made = results / f"{name}.new"
+        made.write_text(text)
+        made.replace(results / name)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="write the table there")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="figures, table and log")
+    parser.add_argument(
+        "--begun", type=float, default=0.0, metavar="SECONDS", help="since 1970: the run's start"
+    )
     parser.add_argument("--reference", type=Path, metavar="FOLDER", help="others' figures")
     parser.add_argument("--only", nargs="*", choices=ORDER, metavar="PART", help=", ".join(ORDER))
     parser.add_argument("--dry-run", action="store_true", help="tiny, on the CPU")
@@ -136,12 +152,18 @@ def _run(
     folder: Path,
     given: argparse.Namespace,
     before: list[Outcome],
+    log: Path,
 ) -> list[Outcome]:
-    """`parts` side by side. What has not ended by then is killed; its figures so far stay."""
+    """`parts` side by side. What has not ended by then is killed; its figures so far stay. What
+    they say goes to `log`: of one alone as it comes, else of each when it has ended."""
     print(f"== {', '.join(parts)} (at most {limit_s:.0f} s)", flush=True)
     begun = time.monotonic()
     aside = len(parts) > 1
-    running = {part: _begun(part, aside, device, folder, given, before) for part in parts}
+    with log.open("ab") as file:
+        file.write(f"== {', '.join(parts)}\n".encode())
+    logs = {part: folder / f"{part}.log" if aside else log for part in parts}
+    read_from = 0 if aside else log.stat().st_size
+    running = {part: _begun(part, device, folder, given, before, logs[part]) for part in parts}
     outcomes = []
     try:
         while running:
@@ -149,32 +171,38 @@ def _run(
             for part, child in list(running.items()):
                 if child.poll() is not None or seconds >= max(limit_s, 1.0):
                     outcomes.append(_outcome(part, child, seconds, limit_s, folder))
-                    _tell(outcomes[-1])
+                    _tell(outcomes[-1], _said(logs[part], read_from, log))
                     del running[part]
             time.sleep(0.02)
     finally:  # where this run is interrupted
-        for child in running.values():
+        for part, child in running.items():
             _state(child, limit_s)
+            _said(logs[part], read_from, log)
     return outcomes
 
 
 def _begun(
     part: str,
-    aside: bool,
     device: str,
     folder: Path,
     given: argparse.Namespace,
     before: list[Outcome],
+    log: Path,
 ) -> subprocess.Popen[bytes]:
-    """`aside`: what it says goes to a file first, so that those side by side do not mix."""
     line = _line(part, device, folder, given, before)
-    with _log(folder, part).open("wb") as log:
-        said: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT} if aside else {}
-        return subprocess.Popen(line, cwd=FOLDER, start_new_session=True, **said)
+    with log.open("ab") as said:
+        return subprocess.Popen(
+            line, cwd=FOLDER, start_new_session=True, stdout=said, stderr=subprocess.STDOUT
+        )
 
 
-def _log(folder: Path, part: str) -> Path:
-    return folder / f"{part}.log"
+def _said(own: Path, read_from: int, log: Path) -> str:
+    """What a part has said; one that had a file of its own is added to the log of all."""
+    text = own.read_bytes()[read_from:]
+    if own != log:
+        with log.open("ab") as file:
+            file.write(text)
+    return text.decode(errors="replace")
 
 
 def _outcome(
@@ -186,7 +214,6 @@ def _outcome(
     found = json.loads(out.read_text()) if out.exists() else {}
     if "skipped" in found:
         state, said = "skipped", found["skipped"]
-    print(_log(folder, part).read_text(errors="replace"), end="")
     return Outcome(part, state, round(seconds, 1), found.get("figures", []), said)
 
 
@@ -209,7 +236,7 @@ def _state(child: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str]:
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)  # its own children too
         try:
-            child.wait(10)
+            child.wait(KILL_S)
         except subprocess.TimeoutExpired:  # it hangs in the driver; the others may not
             return "timed out", f"after {limit_s:.0f} s, and cannot be ended"
         return "timed out", f"after {limit_s:.0f} s"
@@ -246,6 +273,10 @@ def _keep(out: Path, found: dict[str, Any]) -> None:
 
 def _function(part: str) -> Callable[[Any], Iterable[Figure]]:
     """It may yield figures as they come."""
+    if part == SMOKE:  # it loads little
+        from benchmarks import gpu_smoke
+
+        return gpu_smoke.smoke
     from benchmarks import gpu_deterministic, gpu_draws, gpu_handoff, gpu_speed, gpu_workers
 
     if part == "engine_parity":
@@ -281,7 +312,8 @@ def _engine_parity(given: Any) -> Iterable[Figure]:
     return [Figure("sequences_equal_to_the_cpu", float(sum(equal)), "", f"of {len(equal)}")]
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: Outcome, said: str) -> None:
+    print(said, end="")
     print(f"-- {outcome.part}: {outcome.state} {outcome.said} ({outcome.seconds} s)")
     for each in outcome.figures:
         print(f"   {each['name']} {each['value']:.4g} {each['unit']} {each['beside']}", flush=True)

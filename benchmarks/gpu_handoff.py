@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -26,7 +28,9 @@ from benchmarks.report import Figure, at_least, at_most
 
 BLOCK_BYTES = 2 << 20  # of an 8B model: 16 tokens of 128 KiB
 SLABS = 8
-TARGET_GBPS = 1500.0
+READ_OVER_LINK = 0.8
+CHECKSUM_SHARE = 0.02
+NETWORK_GB_PER_S = 50.0
 
 
 def _sizes(dry: bool) -> tuple[int, int]:
@@ -51,9 +55,12 @@ def _agent(name: str) -> Any:
     return agent
 
 
-def grant(device: str, dry: bool) -> None:
+def nixl_installed() -> bool:
+    return find_spec("nixl") is not None or find_spec("nixl_cu13") is not None
+
+
+def grant(device: str, blocks: int, size: int) -> None:
     """The child process."""
-    blocks, size = _sizes(dry)
     pool = torch.empty(blocks * size, dtype=torch.uint8, device=device)
     pool.copy_(torch.arange(blocks, device=device).to(torch.uint8).repeat_interleave(size))
     agent = _agent("granter")
@@ -61,27 +68,47 @@ def grant(device: str, dry: bool) -> None:
     if device != "cpu":
         torch.cuda.synchronize()
     metadata = base64.b64encode(agent.get_agent_metadata()).decode()
-    print(json.dumps({"metadata": metadata, "address": pool.data_ptr()}), flush=True)
+    told = {"metadata": metadata, "address": pool.data_ptr(), "ipc": _exported(pool)}
+    print(json.dumps(told), flush=True)
     os.set_blocking(sys.stdin.fileno(), False)
     while sys.stdin.buffer.read(1) != b"":  # None while it is open
         agent.get_new_notifs()
         time.sleep(0.0005)
 
 
-def handoff(given: Given) -> list[Figure]:
-    """READs of all blocks of a pool into another, payload over time from post to done."""
-    if find_spec("nixl") is None and find_spec("nixl_cu13") is None:
+def handoff(given: Given) -> Iterator[Figure]:
+    """READs of all blocks of a pool into another, payload over time from post to done, beside
+    what a plain copy makes of the link that is present."""
+    if not nixl_installed():
         raise Skipped("nixl is not installed")
+    blocks, size = _sizes(given.dry)
+    link, rates = read_all(given.device, blocks, size, 3 if given.dry else 12)
+    yield Figure("link_gbps", link.gbps, "GB/s", link.name)
+    rate = median(rates[1:])  # the first one sets the connection up
+    yield Figure("handoff_read_gbps", rate, "GB/s")
+    yield at_least("handoff_read_over_link", rate / link.gbps, READ_OVER_LINK)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How memory of another process on this device is reached, and how fast a copy is."""
+
+    name: str
+    gbps: float
+
+
+def read_all(device: torch.device, blocks: int, size: int, reads: int) -> tuple[Link, list[float]]:
+    """The link to a granter on `device`, and the GB/s of each of `reads` READs of its pool. Raises
+    RuntimeError where one fails, or brings other bytes."""
     # UCX serves a GET between devices' memory over TCP where it sees no NVLink, unless told.
-    environment = os.environ | {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
     os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
-    command = [sys.executable, "-m", "benchmarks.gpu_handoff", given.device.type]
-    command += ["dry"] if given.dry else []
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    ) as child:
+    command = [sys.executable, "-m", "benchmarks.gpu_handoff", device.type, str(blocks), str(size)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
-            return _read(given, json.loads(_line(child)))
+            theirs = json.loads(_line(child))
+            pool = torch.zeros(blocks * size, dtype=torch.uint8, device=device)
+            rates = _read(pool, blocks, size, reads, theirs)
+            return _link(pool, theirs["ipc"]), rates
         finally:
             assert child.stdin is not None
             child.stdin.close()
@@ -100,10 +127,10 @@ def _line(child: subprocess.Popen[bytes]) -> bytes:
     raise RuntimeError("the granter ended without granting")
 
 
-def _read(given: Given, theirs: dict[str, Any]) -> list[Figure]:
-    blocks, size = _sizes(given.dry)
-    memory = "DRAM" if given.device.type == "cpu" else "VRAM"
-    pool = torch.zeros(blocks * size, dtype=torch.uint8, device=given.device)
+def _read(
+    pool: torch.Tensor, blocks: int, size: int, reads: int, theirs: dict[str, Any]
+) -> list[float]:
+    memory = "DRAM" if pool.device.type == "cpu" else "VRAM"
     agent = _agent("reader")
     agent.register_memory(pool)
     peer = agent.add_remote_agent(base64.b64decode(theirs["metadata"]))
@@ -117,37 +144,76 @@ def _read(given: Given, theirs: dict[str, Any]) -> list[Figure]:
     transfer = agent.initialize_xfer(
         "READ", rows(pool.data_ptr()), rows(theirs["address"]), peer, b""
     )
-    times = []
-    for _ in range(3 if given.dry else 12):
+    rates = []
+    for _ in range(reads):
         begun = time.perf_counter()
         state = agent.transfer(transfer)
         while state == "PROC":
             state = agent.check_xfer_state(transfer)
         if state != "DONE":
             raise RuntimeError(f"the READ ended as {state}")
-        times.append(time.perf_counter() - begun)
-    wanted = torch.arange(blocks, device=given.device).to(torch.uint8)
+        rates.append(blocks * size / (time.perf_counter() - begun) / 1e9)
+    wanted = torch.arange(blocks, device=pool.device).to(torch.uint8)
     if not bool((pool.view(blocks, size) == wanted[:, None]).all()):
         raise RuntimeError("a READ is done, and its bytes are not those of the granter")
     agent.release_xfer_handle(transfer)
-    rate = blocks * size / median(times[1:]) / 1e9  # the first one sets the connection up
-    return [at_least("handoff_read_gbps", rate, TARGET_GBPS, "GB/s")]
+    return rates
 
 
-def checksum(given: Given) -> list[Figure]:
-    """What sums of all blocks cost, against their transfer: as measured, else at its target."""
+def _exported(pool: torch.Tensor) -> list[Any] | None:
+    """What another process opens `pool` with; None where CUDA cannot share it."""
+    if pool.device.type != "cuda":
+        return None
+    try:
+        parts = pool.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        print(f"CUDA cannot share memory here: {error}", file=sys.stderr)
+        return None
+    return [
+        {"bytes": base64.b64encode(part).decode()} if isinstance(part, bytes) else part
+        for part in parts
+    ]
+
+
+def _link(pool: torch.Tensor, exported: list[Any] | None) -> Link:
+    """The best that there is between two processes: the peer's memory itself (CUDA IPC), else by
+    way of the host, where a byte is copied off the device and on to it again."""
+    if exported is not None:
+        parts = [base64.b64decode(e["bytes"]) if isinstance(e, dict) else e for e in exported]
+        try:
+            storage = torch.UntypedStorage._new_shared_cuda(*parts)
+            theirs = torch.empty(0, dtype=torch.uint8, device=pool.device)
+            theirs.set_(storage)
+            seconds = seconds_of(lambda: pool.copy_(theirs[: len(pool)]), pool.device)
+            return Link("a copy by CUDA IPC", len(pool) / seconds / 1e9)
+        except RuntimeError as error:
+            print(f"no CUDA IPC here: {error}", file=sys.stderr)
+    on_gpu = pool.device.type == "cuda"
+    host = torch.empty(len(pool), dtype=torch.uint8, pin_memory=on_gpu)
+
+    def through_host() -> None:
+        host.copy_(pool, non_blocking=True)
+        pool.copy_(host, non_blocking=True)
+
+    seconds = seconds_of(through_host, pool.device)
+    return Link("two copies through host memory", len(pool) / seconds / 1e9)
+
+
+def checksum(given: Given) -> Iterator[Figure]:
+    """What sums of all blocks cost, against their transfer by the link that is present. A sum
+    reads each byte once: where the link is nearly as fast as the memory, that is its bound."""
     blocks, size = _sizes(given.dry)
     pool = torch.empty((blocks, size), dtype=torch.uint8, device=given.device).random_(0, 256)
     index = torch.arange(blocks, device=given.device)
     seeds = torch.randint(-(1 << 62), 1 << 62, (blocks,), device=given.device)
     seconds = seconds_of(lambda: block_checksums(pool, index, seeds, SLABS), given.device)
-    rate = given.ceilings.get("handoff_read_gbps", TARGET_GBPS)
-    share = seconds / (blocks * size / rate / 1e9)
-    return [
-        Figure("checksum_gbps", blocks * size / seconds / 1e9, "GB/s"),
-        at_most("checksum_share_of_transfer", share, 0.02),
-    ]
+    rate = blocks * size / seconds / 1e9
+    yield Figure("checksum_gbps", rate, "GB/s")
+    yield at_most("checksum_share_at_400_gbit_s", NETWORK_GB_PER_S / rate, CHECKSUM_SHARE)
+    link = given.ceiling("link_gbps")
+    bound = link / given.ceiling("copy_gbps")  # of a sum at the rate of the memory
+    yield at_most("checksum_share_of_link", link / rate, max(CHECKSUM_SHARE, 1.25 * bound))
 
 
 if __name__ == "__main__":
-    grant(sys.argv[1], "dry" in sys.argv)
+    grant(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -16,6 +16,7 @@ from torch import Tensor
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.device_runner import device_runner
+from baton.engine.graph_device import CudaDevice
 from baton.engine.linear import PlainMatrix
 from baton.engine.pool import KvPool
 from baton.engine.rope_spec import RopeSpec
@@ -211,3 +212,10 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeat: int = 2
             work()
             times.append(time.perf_counter() - begun)
     return median(times)
+
+
+def replay_seconds(work: Callable[[], None], device: torch.device, repeat: int = 20) -> float:
+    """Median device time of `work` as a graph that is replayed, so that no launch is waited for.
+    Raises RuntimeError where `work` cannot be captured."""
+    replay = CudaDevice(device).capture(work) if device.type == "cuda" else work
+    return seconds_of(replay, device, repeat)

@@ -33,6 +33,7 @@ from benchmarks.gpu_models import (
     decode_seconds,
     decode_step,
     prompt_step,
+    replay_seconds,
     seconds_of,
     sized_runner,
     spec_of,
@@ -161,8 +162,8 @@ def _bare_seconds(runner: CudaRunner, bucket: int, count: int, device: torch.dev
 
 
 def attention(given: Given) -> Iterator[Figure]:
-    """Kernels on the paged pool against torch's best on contiguous tensors, and others' figures
-    on the same chip."""
+    """Kernels on the paged pool against torch's best on contiguous tensors, both as graphs that are
+    replayed, and others' figures on the same chip."""
     cases = ((1, 1, 40), (3, 1, 40), (1, 32, 0)) if given.dry else _ATTENTION_CASES
     shape = given.shape("llama-8b")
     for rows, tokens, past in cases:
@@ -195,7 +196,7 @@ def _paged_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int
         for layer in range(shape.layers):
             backend.attend(layer, queries, layout)
 
-    return seconds_of(all_layers, given.device) / shape.layers
+    return replay_seconds(all_layers, given.device) / shape.layers
 
 
 def _sdpa_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int) -> float:
@@ -227,7 +228,7 @@ def _sdpa_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int)
                     )
 
         try:
-            found.append(seconds_of(attend, given.device, 10) / copies)
+            found.append(replay_seconds(attend, given.device, 10) / copies)
         except RuntimeError as refusal:  # a backend that does not take these shapes
             print(f"SDPA {backend.name} refuses: {str(refusal).splitlines()[0]}")
     return min(found)

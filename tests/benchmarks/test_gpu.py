@@ -6,9 +6,11 @@ import argparse
 import importlib
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -33,11 +35,11 @@ def gpu(load) -> ModuleType:
     return load("gpu")
 
 
-def test_a_dry_run_writes_figures_and_table(tmp_path):
+def test_a_dry_run_writes_figures_table_and_log(tmp_path):
     file, table = tmp_path / "gpu.json", tmp_path / "gpu.md"
     line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "ceilings", "draws"]
     done = subprocess.run(
-        [*line, f"--json={file}", f"--table={table}"],
+        [*line, f"--results={tmp_path}"],
         cwd=FOLDER,
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -50,6 +52,101 @@ def test_a_dry_run_writes_figures_and_table(tmp_path):
     assert [each["name"] for each in part["figures"]] == ["copy_gbps", "matrix_tflops"]
     assert draws["figures"][-1]["name"] == "draw_us_3x199_over_sort"
     assert "| ceilings | copy_gbps |" in table.read_text()
+    assert (tmp_path / "gpu.log").read_text() == "== ceilings\n== draws\n"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_is_known_is_written_before_the_next_part_begins(gpu, monkeypatch, tmp_path):
+    """So that whatever ends the run, at whatever moment, leaves it."""
+    results, seen = tmp_path / "results", []
+
+    def run(parts, limit_s, device, folder, given, before, log):
+        if seen:
+            known = json.loads((results / "gpu.json").read_text())["parts"]
+            assert [each["part"] for each in known] == seen
+            assert all(f"| {part} |" in (results / "gpu.md").read_text() for part in seen)
+        seen.extend(parts)
+        return [gpu.Outcome(part, "passed", 1.0, []) for part in parts]
+
+    monkeypatch.setattr(gpu, "_run", run)
+    monkeypatch.setattr(sys, "argv", ["gpu", f"--results={results}"])
+    assert gpu.main() == 0 and seen == [*gpu.ORDER]
+
+
+def test_the_time_before_the_run_counts(gpu, monkeypatch):
+    limits = []
+
+    def run(parts, limit_s, *_):
+        limits.append(limit_s)
+        return []
+
+    monkeypatch.setattr(gpu, "_run", run)
+    for ago_s in (0.0, 100.0):
+        monkeypatch.setattr(sys, "argv", ["gpu", f"--begun={time.time() - ago_s}"])
+        assert gpu.main() == 0
+    first, later = limits[: len(gpu._groups(gpu.ORDER))], limits[len(gpu._groups(gpu.ORDER)) :]
+    assert first[0] == later[0] == gpu.SMOKE_S
+    assert all(
+        0 < a - b - 100 < 5 or a - b == pytest.approx(100, abs=5)
+        for a, b in zip(first[1:], later[1:], strict=True)
+    )
+
+
+def test_a_run_that_is_told_to_end_leaves_its_log_and_no_process(tmp_path):
+    (tmp_path / "part.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
+    code = (
+        "import sys; from pathlib import Path; from benchmarks import gpu\n"
+        f"gpu.TESTS, gpu.SCRIPTS = Path({str(tmp_path)!r}), "
+        "{'kernel_parity': ['part.py'], 'fixed_parity': ['part.py']}\n"
+        "sys.argv[1:] = ['--results', sys.argv[1], '--only', 'kernel_parity', 'fixed_parity']\n"
+        "gpu.main()"
+    )
+    line = [sys.executable, "-c", code, tmp_path / "results"]
+    with subprocess.Popen(line, cwd=FOLDER, stderr=subprocess.DEVNULL) as run:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        until_s = time.monotonic() + 60
+        while len(pids := children.read_text().split()) < 2 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        run.terminate()
+        run.wait(60)
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert (tmp_path / "results" / "gpu.log").read_text().count("begun") == 2
+
+
+def test_a_smoke_test_launches_captures_and_reads(load):
+    given = load("gpu_speed").Given(torch.device("cpu"), True)
+    line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "smoke"]
+    assert given.dry and load("gpu")._groups(["draws", "smoke"])[0] == ("smoke",)
+    done = subprocess.run(
+        line,
+        cwd=FOLDER,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("smoke_launch_s", "smoke_capture_s", "smoke_read_s"):
+        assert f"| smoke | {name} |" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("link_gbps", "rate", "holds"),
+    [(60.0, 3000.0, True), (60.0, 2500.0, False), (2000.0, 3500.0, True), (2000.0, 2000.0, False)],
+)
+def test_sums_are_judged_by_the_link_that_is_present(load, monkeypatch, link_gbps, rate, holds):
+    """By a fiftieth of a slow link's time, and by the memory's own rate where the link is as fast:
+    there a sum that reads each byte once cannot cost a fiftieth."""
+    handoff, speed = load("gpu_handoff"), load("gpu_speed")
+    size = math.prod(handoff._sizes(True))
+    monkeypatch.setattr(handoff, "seconds_of", lambda *_: size / rate / 1e9)
+    ceilings = {"link_gbps": link_gbps, "copy_gbps": 4000.0}
+    given = speed.Given(torch.device("cpu"), True, ceilings=ceilings)
+    figures = {each.name: each for each in handoff.checksum(given)}
+    assert figures["checksum_share_of_link"].holds is holds
+    assert figures["checksum_share_of_link"].value == pytest.approx(link_gbps / rate)
+    assert figures["checksum_share_at_400_gbit_s"].holds is (50.0 / rate <= 0.02)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +163,7 @@ def test_what_became_of_a_part_is_told(gpu, monkeypatch, tmp_path, code, state, 
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
     monkeypatch.setattr(gpu, "SCRIPTS", {"kernel_parity": ["part.py"]})
     limit_s = 2.0 if state == "timed out" else 60.0
-    (found,) = gpu._run(("kernel_parity",), limit_s, "cpu", tmp_path, GIVEN, [])
+    (found,) = gpu._run(("kernel_parity",), limit_s, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
     assert (found.state, found.said) == (state, said)
     assert found.seconds < 50
 
@@ -77,7 +174,10 @@ def test_parts_side_by_side_are_told_each_by_itself(gpu, monkeypatch, tmp_path, 
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
     monkeypatch.setattr(gpu, "SCRIPTS", {name: [f"{name}.py"] for name in "abc"})
-    found = {each.part: each for each in gpu._run(tuple("abc"), 4.0, "cpu", tmp_path, GIVEN, [])}
+    found = {
+        each.part: each
+        for each in gpu._run(tuple("abc"), 4.0, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
+    }
     states = {name: each.state for name, each in found.items()}
     assert states == {"a": "passed", "b": "failed", "c": "timed out"}
     assert found["a"].seconds < found["c"].seconds
@@ -91,7 +191,7 @@ def test_figures_of_a_part_that_is_killed_are_kept(gpu, monkeypatch, tmp_path):
     (tmp_path / "a.py").write_text(f"open({str(out)!r}, 'w').write({made!r})\nwhile True: ...")
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
     monkeypatch.setattr(gpu, "SCRIPTS", {"a": ["a.py"]})
-    (found,) = gpu._run(("a",), 4.0, "cpu", tmp_path, GIVEN, [])
+    (found,) = gpu._run(("a",), 4.0, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
     assert (found.state, found.figures[0]["name"]) == ("timed out", "n")
     assert "| a | | timed out | after 4 s | |" in gpu._table([found])
     assert "| a | n | 1 |" in gpu._table([found])
@@ -144,14 +244,15 @@ def test_every_small_model_goes_through_its_story(gpu, load, monkeypatch, good):
 
 
 def test_limits_leave_room_within_nine_minutes(gpu):
-    assert gpu.TOTAL_S < 540
-    assert gpu.TOTAL_S - gpu._needed_after(gpu.PARITY, gpu.ORDER) >= 120
+    assert gpu.TOTAL_S + gpu.KILL_S < 540
+    assert gpu.TOTAL_S - gpu.SMOKE_S - gpu._needed_after(gpu.PARITY, gpu.ORDER) >= 120
 
 
 def test_each_part_may_take_what_those_after_it_leave(gpu):
     groups = gpu._groups(gpu.ORDER)
-    assert groups[0] == gpu.PARITY and [part for group in groups for part in group] == [*gpu.ORDER]
-    for group, after in itertools.pairwise(groups[1:]):
+    assert groups[0] == ("smoke",) and groups[1] == gpu.PARITY
+    assert [part for group in groups for part in group] == [*gpu.ORDER]
+    for group, after in itertools.pairwise(groups[2:]):
         needed = gpu._needed_after(group, gpu.ORDER) - gpu._needed_after(after, gpu.ORDER)
         assert needed == gpu.LIMITS[after[0]]
     assert gpu._needed_after(groups[-1], gpu.ORDER) == 0
