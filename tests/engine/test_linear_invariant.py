@@ -61,6 +61,21 @@ def test_a_row_does_not_depend_on_the_others(dtype, shape):
         assert torch.equal(linear(x[-count:]), whole[-count:])
 
 
+def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
+    """oneDNN on AMX splits such sums among threads, also of a fixed number of rows."""
+    monkeypatch.setattr(linear_invariant, "_ROWS", 128)  # measured in a tenth of the time
+    weight = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(5))
+    matrix = Matrix(weight.to(torch.bfloat16), batch_invariant=True)
+    linear, x = InvariantLinear(matrix, Ways()), rows(128, 2048, torch.bfloat16)
+    whole = linear(x)
+    torch.set_num_threads(2)
+    try:
+        for count in (1, 33, 64, 128):
+            assert torch.equal(linear(x[:count]), whole[:count])
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated")
 def test_no_number_of_rows_costs_memory_once_the_rows_are_measured(own_process):
     """A worker meets its last number of rows after hours: oneDNN would keep a kernel for it."""
