@@ -310,10 +310,11 @@ def _worker(options: argparse.Namespace) -> None:
 
     config = _config(options)
     check_worker_packages(config.worker.device)
+    from baton.deploy.device_defaults import worker_config
     from baton.deploy.worker_process import run_worker
 
     run_worker(
-        config,
+        worker_config(config, options.config, flags_of(options)),
         role=options.role,
         worker_id=options.worker_id,
         model_folder=options.model,

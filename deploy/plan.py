@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from baton.deploy.authority import files_of
+from baton.deploy.device_defaults import on_gpu
 from baton.deploy.flag_values import MOST_WORKERS
 from baton.deploy.instance import TOKEN_KEY, Job
 from baton.deploy.model_source import ModelSource
-from baton.runtime.config import Config
+from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings import given_names
 
 LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
@@ -153,10 +155,19 @@ def environment(
     if options.config.pool.blocks == 0 and options.model is None:
         added.setdefault("BATON_POOL__BLOCKS", str(EMBEDDED_BLOCKS))
     elif options.config.pool.blocks == 0:
-        sharing = workers_per_gpu(options, gpus) or workers
-        fraction = options.config.pool.memory_fraction / sharing
+        on_gpus = workers_per_gpu(options, gpus)
+        fraction = _memory_fraction(options, inherited, bool(on_gpus)) / (on_gpus or workers)
         added["BATON_POOL__MEMORY_FRACTION"] = str(max(fraction, MEMORY_FRACTION_LEAST))
     return added
+
+
+def _memory_fraction(options: ServeOptions, inherited: Mapping[str, str], gpus: bool) -> float:
+    """Of the host, or of each GPU, where the workers are to run there."""
+    fraction = options.config.pool.memory_fraction
+    if not gpus or fraction != PoolConfig().memory_fraction:
+        return fraction
+    given = given_names(options.config_file, inherited, options.flags or {})
+    return on_gpu(options.config, given).pool.memory_fraction
 
 
 def _workers(options: ServeOptions) -> int:

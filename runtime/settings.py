@@ -43,11 +43,28 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     bounds or a contradiction.
     """
     config = Config()
-    sources = (_from_file(file), _from_environment(environ), _from_flags(flags))
-    for given in (given for source in sources for given in source):
+    for given in _all_given(file, environ, flags):
         config = _with(config, given)
     validate(config)
     return config
+
+
+def given_names(
+    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
+) -> frozenset[str]:
+    """The settings that `load` would not leave at their defaults, as "section.key". Raises
+    ConfigError for an unreadable file."""
+    given = _all_given(file, environ, flags)
+    return frozenset(f"{each.section}.{each.key}" for each in given)
+
+
+def _all_given(
+    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
+) -> Iterator[_Given]:
+    """The weakest first."""
+    yield from _from_file(file)
+    yield from _from_environment(environ)
+    yield from _from_flags(flags)
 
 
 def check(name: str, text: str) -> None:

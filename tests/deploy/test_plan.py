@@ -177,6 +177,24 @@ def test_memory_is_divided_among_those_that_share_it(
     assert float(added["BATON_POOL__MEMORY_FRACTION"]) == pytest.approx(fraction)
 
 
+@pytest.mark.parametrize(
+    ("device", "flags", "inherited", "fraction"),
+    [
+        ("auto", {}, {}, 0.9),
+        ("cpu", {}, {}, 0.5),
+        ("auto", {"pool.memory_fraction": "0.5"}, {}, 0.5),
+        ("auto", {}, {"BATON_POOL__MEMORY_FRACTION": "0.5"}, 0.5),
+    ],
+)
+def test_memory_fraction_defaults_to_the_devices_own(
+    device: str, flags: dict[str, str], inherited: dict[str, str], fraction: float
+) -> None:
+    config = Config(worker=WorkerConfig(device=device))
+    options = ServeOptions(config, prefill=1, decode=1, model="m", flags=flags)
+    added = environment(options, "t", 2, inherited, gpus=1)
+    assert float(added["BATON_POOL__MEMORY_FRACTION"]) == pytest.approx(fraction / 2)
+
+
 def test_a_worker_is_not_killed_in_its_drain_nor_in_a_lease_that_it_granted(tmp_path: Path) -> None:
     config = Config(worker=WorkerConfig(drain_s=100.0), handoff=HandoffConfig(lease_s=7.0))
     router, *workers = jobs(ServeOptions(config), MODEL, tmp_path)

@@ -1,0 +1,66 @@
+"""On a GPU, what is not given has a GPU's default; what is given stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.deploy.device_defaults import on_gpu, worker_config
+from baton.runtime.config import Config
+from baton.runtime.errors import ConfigError
+from baton.runtime.settings import given_names, load
+
+NAMES = {
+    "pool.memory_fraction",
+    "step.prefill_tokens",
+    "step.chunk_tokens",
+    "step.max_sequences",
+}
+
+
+def values(config: Config) -> tuple[float, int, int, int]:
+    step = config.step
+    return (
+        config.pool.memory_fraction,
+        step.prefill_tokens,
+        step.chunk_tokens,
+        step.max_sequences,
+    )
+
+
+def test_a_gpu_has_larger_steps_and_its_memory() -> None:
+    assert values(on_gpu(Config(), set())) == (0.9, 8192, 8192, 256)
+    assert on_gpu(Config(), NAMES) == Config()
+
+
+@pytest.mark.parametrize("place", ["file", "environment", "flag"])
+def test_what_is_given_stays_even_at_the_cpus_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    file, flags = tmp_path / "baton.toml", {}
+    file.write_text("[step]\nmax_sequences = 64\n" if place == "file" else "")
+    if place == "environment":
+        monkeypatch.setenv("BATON_STEP__MAX_SEQUENCES", "64")
+    if place == "flag":
+        flags = {"step.max_sequences": "64"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    environ = {"BATON_STEP__MAX_SEQUENCES": "64"} if place == "environment" else {}
+    config = load(file, environ, flags)
+    assert given_names(file, environ, flags) == {"step.max_sequences"}
+    assert values(worker_config(config, file, flags)) == (0.9, 8192, 8192, 64)
+
+
+def test_a_cpu_keeps_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert worker_config(Config(), None, {}) == Config()
+    with pytest.raises(ConfigError, match=r"worker\.device is cuda"):
+        worker_config(load(None, {}, {"worker.device": "cuda"}), None, {})
+
+
+def test_chunks_are_whole_blocks() -> None:
+    config = load(None, {}, {"pool.block_size": "48", "step.chunk_tokens": "96"})
+    assert on_gpu(config, {"pool.block_size"}).step.chunk_tokens == 8160
+    assert on_gpu(config, {"pool.block_size", "step.chunk_tokens"}).step.chunk_tokens == 96
