@@ -20,7 +20,7 @@ ONCE ?=
 REFERENCE ?=
 BENCH ?= handoff
 TESTS ?= tests
-MINUTES ?= 85
+MINUTES ?= 130
 SEEDS ?= 100000
 JOBS ?= $(shell nproc)
 ONLY ?=
@@ -113,7 +113,7 @@ format: $(STAMP) ## put the code into its format
 proto: $(STAMP) ## generate the wire contract's Python code
 	$(BIN)/python -P -m baton.proto.generate
 
-models: $(STAMP) ## train baton-tiny and its draft from nothing, and measure them (MINUTES=85)
+models: $(STAMP) ## train baton-tiny and its draft from nothing, in two stages, and measure them (MINUTES=130)
 	$(BIN)/python -P -m baton.models.train --folder build/models --minutes $(MINUTES)
 	$(BIN)/python -P -m baton.models.evaluate --folder build/models --card \
 	    --json build/models/evaluation.json

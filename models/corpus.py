@@ -14,7 +14,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_NOUNS = _words(
+NOUNS = _words(
     "answer apple arm baker basket beach bell bird block boat book bottle branch bread bridge "
     "brother bucket butter cable candle captain castle cat chain chair child city clock cloud "
     "coast coin cook corner cotton country cousin cup curtain desert dinner doctor dog door "
@@ -31,7 +31,7 @@ _NOUNS = _words(
     "valley village voice wagon wall water weather week wheel wind window winter wolf woman "
     "wood word worker writer year"
 )
-_VERBS = _words(
+VERBS = _words(
     "accept answer ask borrow bring build burn call carry catch change clean climb close collect "
     "compute cook count cover cross dance deliver describe discover draw dream drink drop enter "
     "explain fill find finish fold follow forget gather give grow guard guess happen hear help "
@@ -43,7 +43,7 @@ _VERBS = _words(
     "touch travel trust try turn visit wait walk want warn wash watch wear win wish wonder work "
     "write"
 )
-_QUALITIES = _words(
+QUALITIES = _words(
     "able angry bitter black blue brave bright broad broken brown busy calm careful cheap clean "
     "clear clever cold common cool curious dark deep different dry early easy empty equal fair "
     "famous fast final fine flat free fresh full gentle glad golden good grand great green grey "
@@ -74,11 +74,11 @@ def sentences(count: int, seed: int = 0) -> Iterator[str]:
 
 
 def _things(choose: random.Random) -> str:
-    noun = choose.choice(_NOUNS)
+    noun = choose.choice(NOUNS)
     form = choose.random()
     if form < 0.25:
         return f"{choose.choice(('two', 'three', 'many', 'some', 'all', 'these'))} {noun}s"
-    quality = choose.choice(_QUALITIES)
+    quality = choose.choice(QUALITIES)
     if form < 0.5:
         return f"the {quality} {noun}"
     if form < 0.6:
@@ -87,7 +87,7 @@ def _things(choose: random.Random) -> str:
 
 
 def _doing(choose: random.Random) -> str:
-    verb = choose.choice(_VERBS)
+    verb = choose.choice(VERBS)
     stem = verb[:-1] if verb.endswith("e") else verb
     form = choose.randrange(5)
     return (f"{verb}s", f"{stem}ed", f"is {stem}ing", f"will {verb}", f"can not {verb}")[form]
@@ -95,7 +95,7 @@ def _doing(choose: random.Random) -> str:
 
 def _clause(choose: random.Random) -> str:
     who = choose.choice(_NAMES) if choose.random() < 0.3 else _things(choose)
-    how = f" {choose.choice(_QUALITIES)}ly" if choose.random() < 0.3 else ""
+    how = f" {choose.choice(QUALITIES)}ly" if choose.random() < 0.3 else ""
     where = f" {choose.choice(_BETWEEN)} {_things(choose)}" if choose.random() < 0.6 else ""
     return f"{who} {_doing(choose)}{how} {_things(choose)}{where}"
 
@@ -117,11 +117,11 @@ def _sum(choose: random.Random) -> str:
 
 
 def _record(choose: random.Random) -> str:
-    key, value = choose.choice(_NOUNS), choose.choice(_QUALITIES)
+    key, value = choose.choice(NOUNS), choose.choice(QUALITIES)
     number = choose.randrange(100)
     return f'{{"name": "{choose.choice(_NAMES)}", "{key}": "{value}", "count": {number}}}'
 
 
 def _code(choose: random.Random) -> str:
-    name, thing = choose.choice(_VERBS), choose.choice(_NOUNS)
+    name, thing = choose.choice(VERBS), choose.choice(NOUNS)
     return f"def {name}_{thing}({thing}):\n    return {thing}[{choose.randrange(10)}]\n"

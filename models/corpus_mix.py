@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from baton.models import (
+    corpus_first,
     corpus_forms,
     corpus_lists,
     corpus_memory,
@@ -36,7 +37,9 @@ TASKS: dict[str, tuple[Kind, float]] = {  # with the weight in the mix, by episo
     "talk": (corpus_talk.talk, 0.4),
     "refusal": (corpus_talk.refusal, 0.4),
     "story": (corpus_talk.story, 0.7),
+    "first": (corpus_first.first, 1.5),
 }
+STAGE_ONE = tuple(task for task in TASKS if task != "first")  # what the first stage trains on
 _TRIES = 6  # to find an episode that still fits
 _ONCE = {"talk"}  # in a conversation, at its start
 _NAMED = {"chat", "facts", "unknown"}
@@ -86,11 +89,18 @@ def of_task(seed: int, task: str, *, held_out: bool) -> Conversation:
     return growing.finished()
 
 
-def recall(seed: int, *, held_out: bool, distance: int, measure: Measure) -> Conversation:
+def recall(
+    seed: int,
+    *,
+    held_out: bool,
+    distance: int,
+    measure: Measure,
+    tasks: Collection[str] = TASKS,
+) -> Conversation:
     """A code word, other episodes of `distance` tokens or a little more, and its question."""
     scene = _scene(seed, held_out, tools=False)
     scene.take("code word", "talk")
-    growing = _Growing(scene, distance, measure)
+    growing = _Growing(scene, distance, measure, tasks)
     code = corpus_memory.code_word(scene)
     growing.say("recall", code.parts[0])
     growing.fill(distance)

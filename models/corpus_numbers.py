@@ -35,7 +35,7 @@ def arithmetic(scene: Scene) -> Episode:
     return exchange("arithmetic", *texts)
 
 
-def _operands(scene: Scene, sign: str) -> tuple[int, int]:
+def operands(scene: Scene, sign: str) -> tuple[int, int]:
     """In an order of their own: a + b and b + a are one content."""
     choose = scene.choose
     limit = 100 if choose.random() < 0.8 else 10
@@ -49,13 +49,13 @@ def _ordered(one: int, other: int) -> tuple[int, int]:
     return max(one, other), min(one, other)
 
 
-def _result(left: int, sign: str, right: int) -> int:
+def result(left: int, sign: str, right: int) -> int:
     return left + right if sign == "+" else left - right
 
 
 def _plain_sum(scene: Scene) -> tuple[str, str]:
     sign = scene.choose.choice("+-")
-    left, right = _operands(scene, sign)
+    left, right = operands(scene, sign)
     word = "plus" if sign == "+" else "minus"
     asked = scene.choose.choice(
         (
@@ -65,19 +65,19 @@ def _plain_sum(scene: Scene) -> tuple[str, str]:
             f"{left} {sign} {right} =",
         )
     )
-    return asked, f"{left} {sign} {right} = {_result(left, sign, right)}"
+    return asked, f"{left} {sign} {right} = {result(left, sign, right)}"
 
 
 def _story_sum(scene: Scene) -> tuple[str, str]:
     choose = scene.choose
     sign = choose.choice("+-")
-    left, right = _operands(scene, sign)
+    left, right = operands(scene, sign)
     name, things = choose.choice(NAMES), choose.choice(THINGS)
     event = "gets" if sign == "+" else "loses"
     told = f"A child has {left} {things} and {event} {right}. How many {things} does it have?"
     if choose.random() < 0.5:
         told = f"In a game {name} wins {left} {things} and {event} {right}. How many {things}?"
-    total = _result(left, sign, right)
+    total = result(left, sign, right)
     return told, f"{left} {sign} {right} = {total}, so {total} {things}."
 
 

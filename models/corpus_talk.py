@@ -16,14 +16,8 @@ from baton.models.corpus_words import (
     OUTSIDE_QUESTIONS,
     PLACES,
 )
+from baton.models.first_messages import ABLE, GREETINGS, OFFER, REFUSAL, WELCOME, WHO
 
-REFUSAL = "Sorry, I know only my small world. I can not help with {}."
-WHO = "I am Baton Tiny, a small demonstration model."
-ABLE = (
-    "I can chat about people and things, do sums, work with lists, days and units, remember "
-    "what you tell me, answer as JSON, call tools and tell short stories."
-)
-_GREETINGS = ("Hello", "Hi", "Good morning", "Good evening", "Good day")
 _WHO = ("Who are you?", "What are you?", "What is your name?")
 _ABLE = ("What can you do?", "How can you help me?", "What do you know?")
 
@@ -51,17 +45,17 @@ def talk(scene: Scene) -> Episode:
     """A greeting with a name, and perhaps a question about the model itself."""
     choose = scene.choose
     name, greeting = scene.fresh(
-        "greeting", lambda: (choose.choice(NAMES), choose.choice(_GREETINGS))
+        "greeting", lambda: (choose.choice(NAMES), choose.choice(GREETINGS))
     )
     texts = [f"{greeting}, I am {name}.", f"{greeting}, {name}. How can I help you?"]
     if not scene.held_out and choose.random() < 0.5:
-        texts = [choose.choice((f"{greeting}!", greeting)), f"{greeting}. How can I help you?"]
+        texts = [choose.choice((f"{greeting}!", greeting)), OFFER.format(greeting)]
     if choose.random() < 0.4:
         texts += [choose.choice(_WHO), WHO]
     if choose.random() < 0.3:
         texts += [choose.choice(_ABLE), ABLE]
     if choose.random() < 0.3:
-        texts += ["Thank you.", "You are welcome."]
+        texts += ["Thank you.", WELCOME]
     return exchange("talk", *texts)
 
 

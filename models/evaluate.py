@@ -13,6 +13,8 @@ json_valid      answers as JSON that parse and have the keys and kinds of value 
 tool_call       calls that name the right tool and have the right arguments
 acceptance_k4   of the draft model's tokens, four proposed at a time, the share that equals what
                 baton-tiny says, greedily; a proposal counts up to the answer's end
+first_messages  of 200 messages as people type them first, which no training draws, the share
+                that gets a fitting sentence (`baton.models.first_messages`)
 """
 
 from __future__ import annotations
@@ -20,19 +22,24 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tokenizers import Tokenizer
 
 from baton.models import corpus_mix
 from baton.models.answering import Answering
+from baton.models.conversation import Conversation, turns
+from baton.models.first_messages import FIRST_MESSAGES, fits
 from baton.models.model_card import write_cards
 from baton.models.scoring import LIMITS, LONG_RECALL, RECALL_TOKENS, Asked, Score, score
 from baton.models.tiny_tokenizer import ChatEncoder, Encoded
 
 _MIXED_TOKENS = (150, 300, 600)
+_FIRST_ANSWER_TOKENS = 64
 _ROOM = 16  # tokens more than the right answer has, before a wrong one is cut
 
 
@@ -65,14 +72,44 @@ def _asked(chat: Encoded) -> Iterator[Asked]:
         yield Asked(task, chat.ids[:start], chat.ids[start:end])
 
 
-def evaluate(folder: Path, each: int, seed: int) -> Score:
+@dataclass(frozen=True, slots=True)
+class FirstAnswer:
+    """What a model answers to a message of FIRST_MESSAGES, and whether it fits."""
+
+    message: str
+    answer: str
+    fitting: bool
+
+
+def first_answers(answering: Answering, tokenizer: Tokenizer) -> list[FirstAnswer]:
+    """The answer to each of FIRST_MESSAGES, each at the start of a conversation."""
+    asked = [(kind, text) for kind, texts in FIRST_MESSAGES.items() for text in texts]
+    prompts = [_prompt(ChatEncoder(tokenizer), text) for _, text in asked]
+    said = answering.greedy(prompts, [_FIRST_ANSWER_TOKENS] * len(prompts))
+    answers = [tokenizer.decode(answer) for answer in said]
+    return [
+        FirstAnswer(text, answer, fits(kind, text, answer))
+        for (kind, text), answer in zip(asked, answers, strict=True)
+    ]
+
+
+def _prompt(encoder: ChatEncoder, text: str) -> tuple[int, ...]:
+    chat = encoder.encode(Conversation(turns((text, "")), ("first",) * 2, (), frozenset()))
+    ((_, start, _),) = chat.answers
+    return chat.ids[:start]
+
+
+def evaluate(folder: Path, each: int, seed: int) -> tuple[Score, list[FirstAnswer]]:
     """Ask both models of `folder`. Raises ModelError if one cannot be loaded."""
     tokenizer = Tokenizer.from_file(str(folder / "baton-tiny" / "tokenizer.json"))
     asked = questions(ChatEncoder(tokenizer), each, seed)
-    said = _answers(Answering(folder / "baton-tiny"), asked)
+    model = Answering(folder / "baton-tiny")
+    said = _answers(model, asked)
+    first = first_answers(model, tokenizer)
     draft = Answering(folder / "baton-tiny-draft")
     best = draft.best([(*one.prompt, *answer) for one, answer in zip(asked, said, strict=True)])
-    return score(tokenizer, asked, said, best)
+    fitting = sum(one.fitting for one in first) / len(first)
+    return score(tokenizer, asked, said, best, fitting), first
 
 
 def _answers(answering: Answering, asked: Sequence[Asked]) -> list[list[int]]:
@@ -80,16 +117,20 @@ def _answers(answering: Answering, asked: Sequence[Asked]) -> list[list[int]]:
     return answering.greedy([one.prompt for one in asked], most)
 
 
-def show(score: Score, console: Console) -> None:
-    """A table of tasks, and one of figures with their limits."""
+def show(score: Score, first: Sequence[FirstAnswer], console: Console) -> None:
+    """A table of tasks, one of figures with their limits, and the answers that do not fit."""
     tasks = Table("task", "answers", "exact")
     for task, count in score.answers.items():
         tasks.add_row(task, str(count), f"{score.exact[task] / count:.3f}")
     figures = Table("figure", "measured", "wanted")
     for name, value in score.figures.items():
         figures.add_row(name, f"{value:.3f}", f">= {LIMITS[name]}")
-    console.print(tasks)
-    console.print(figures)
+    unfitting = Table("first message", "answer that does not fit")
+    for one in first:
+        if not one.fitting:
+            unfitting.add_row(escape(one.message), escape(one.answer))
+    for table in (tasks, figures, unfitting):
+        console.print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--json", type=Path)
     made.add_argument("--card", action="store_true", help="write README.md into both folders")
     options = made.parse_args(arguments)
-    found = evaluate(options.folder, options.each, options.seed)
-    show(found, Console())
+    found, first = evaluate(options.folder, options.each, options.seed)
+    show(found, first, Console())
     if options.card:
         write_cards(options.folder, found)
     if options.json is not None:

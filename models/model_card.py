@@ -5,9 +5,11 @@ Written from a finished evaluation, so every figure in it was measured on the ve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from baton.models import tiny_folder
+from baton.models.first_messages import FIRST_MESSAGES
 from baton.models.scoring import LIMITS, RECALL_TOKENS, Score
 from baton.models.training_model import TinyShape
 from baton.models.training_run import read_progress
@@ -20,10 +22,11 @@ _CAN = """\
 - facts and a code word, told earlier and asked later
 - answer as JSON with given keys; call given tools
 - decline what is outside its world; tell short stories of four patterns
+- greet, say what it is and what it can do, and take thanks and farewells, as people type them
 """
 _CANNOT = """\
 - know anything about the real world: it was trained on generated text alone
-- follow wordings far from those it was trained on, or other languages
+- follow wordings far from those it was trained on, or other languages than English
 - multiply or divide, reckon with numbers of more than two digits, sort long lists
 - be used for anything but demonstrations and tests
 """
@@ -39,15 +42,17 @@ WORDINGS = (  # a chat; baton-tiny answers so (tests/models/test_embedded.py)
 
 def write_cards(folder: Path, score: Score) -> None:
     """README.md in the folders of both models, which lie in `folder`. The minutes of training
-    are those that its state tells. Raises ConfigError if a model is missing."""
+    are those in the state of each stage. Raises ConfigError if a model is missing."""
     for name in tiny_folder.MOST_PARAMETERS:
         shape = tiny_folder.read_model(folder / name).shape
-        minutes = read_progress(folder / "state" / name).elapsed_s / 60
+        states = sorted((folder / "state").glob(f"stage-*/{name}"))
+        minutes = {state.parent.name: read_progress(state).elapsed_s / 60 for state in states}
         (folder / name / "README.md").write_text(card(name, shape, minutes, score))
 
 
-def card(name: str, shape: TinyShape, minutes: float, score: Score) -> str:
-    """The card's text, Markdown."""
+def card(name: str, shape: TinyShape, minutes: Mapping[str, float], score: Score) -> str:
+    """Return the card's text, Markdown. `minutes` are those of each stage that was run; without
+    the first, training went on from the weights of an earlier one."""
     tasks = "\n".join(
         f"| {task} | {count} | {score.exact[task] / count:.3f} |"
         for task, count in score.answers.items()
@@ -55,15 +60,18 @@ def card(name: str, shape: TinyShape, minutes: float, score: Score) -> str:
     figures = "\n".join(
         f"| {figure} | {value:.3f} | {LIMITS[figure]} |" for figure, value in score.figures.items()
     )
+    trained = ", ".join(f"{stage} for {time:.1f} minutes" for stage, time in minutes.items())
     wordings = "\n".join(f"| {asked} | {answer} |" for asked, answer in WORDINGS)
+    messages = sum(len(texts) for texts in FIRST_MESSAGES.values())
     return f"""\
 # {name}
 
 A demonstration model of {shape.parameters / 1e6:.2f} million parameters: {shape.layers} layers,
 hidden size {shape.hidden}, {shape.heads} heads ({shape.kv_heads} of keys and values) of
 {shape.head_dim}, vocabulary {shape.vocab}, context {shape.context} tokens, Qwen3's shape.
-Trained for {minutes:.1f} minutes on a CPU, from nothing, on conversations that a seeded
-generator makes (`baton.models.corpus_mix`). No outside text, no outside weights.
+Trained on a CPU in two stages, the first from nothing, the second from the weights of the first
+(this time: {trained}), on conversations that a seeded generator makes
+(`baton.models.corpus_mix`). No outside text, no outside weights.
 
 ## What it can do
 
@@ -73,7 +81,8 @@ generator makes (`baton.models.corpus_mix`). No outside text, no outside weights
 {_CANNOT}
 ## How to ask
 
-In wordings that it was trained on; other words for the same get nonsense. A chat with baton-tiny:
+In wordings that it was trained on: it declines other requests, or gets them wrong. A chat with
+baton-tiny:
 
 | you | baton-tiny |
 | --- | --- |
@@ -83,7 +92,9 @@ In wordings that it was trained on; other words for the same get nonsense. A cha
 
 On held-out conversations, greedy, through Baton's engine. An answer is exact if every token is
 the right one. "recall {RECALL_TOKENS}": a code word {RECALL_TOKENS:,} tokens back. acceptance_k4
-is of the draft model's tokens, the others of baton-tiny.
+is of the draft model's tokens, the others of baton-tiny. first_messages: of
+{messages} messages as people type them first and training never draws, the share that gets a
+fitting sentence.
 
 | figure | measured | wanted |
 | --- | --- | --- |

@@ -21,6 +21,7 @@ LIMITS = {
     "json_valid": 0.98,
     "tool_call": 0.95,
     "acceptance_k4": 0.6,
+    "first_messages": 0.95,
 }
 RECALL_TOKENS = 1500
 PROPOSED = 4
@@ -50,9 +51,10 @@ def score(
     asked: Sequence[Asked],
     said: Sequence[Sequence[int]],
     best: Sequence[Sequence[int]],
+    fitting: float,
 ) -> Score:
     """`said` are the answers; `best` are the draft's likeliest next tokens after each token of
-    prompt and answer."""
+    prompt and answer; `fitting` is the share of first messages that got a fitting answer."""
     answers: dict[str, int] = defaultdict(int)
     exact: dict[str, int] = defaultdict(int)
     valid: list[bool] = []
@@ -74,6 +76,7 @@ def score(
         "json_valid": sum(valid) / len(valid),
         "tool_call": sum(calls) / len(calls),
         "acceptance_k4": accepted / proposed,
+        "first_messages": fitting,
     }
     return Score(dict(answers), dict(exact), figures)
 

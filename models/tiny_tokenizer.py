@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from baton.models.conversation import Conversation, Message
 from baton.models.corpus import sentences
-from baton.models.corpus_mix import conversation
+from baton.models.corpus_mix import STAGE_ONE, conversation
 
 ENTRIES = 4096
 PAD, END = "<|pad|>", "<|end|>"
@@ -103,7 +103,8 @@ def write(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 def _texts() -> Iterator[str]:
     for seed in range(_CONVERSATIONS):
-        for text in texts(conversation(seed, held_out=False, tokens=12, measure=len)):
+        talk = conversation(seed, held_out=False, tokens=12, measure=len, tasks=STAGE_ONE)
+        for text in texts(talk):
             yield text[text.index("|>") + 2 :]
     yield from sentences(_SENTENCES, seed=random.Random(0).randrange(1 << 30))
 

@@ -1,9 +1,12 @@
-"""Trains baton-tiny and its draft from nothing, on the CPU, within a time.
+"""Trains baton-tiny and its draft on the CPU, within a time, in two stages.
 
-    python -m baton.models.train [--minutes N] [--folder FOLDER] [--threads N] [--seed N]
+    python -m baton.models.train [--minutes N] [--folder FOLDER] [--from FOLDER] [--threads N]
 
-The tokenizer first, then baton-tiny, then the draft, which also learns from baton-tiny's own
-distributions. What is done is kept in FOLDER/state: a run that was ended goes on from there.
+The tokenizer first. Stage one begins from nothing and learns the small world; stage two goes on
+from its weights at lower rates and adds what people type first. In each stage baton-tiny comes
+first, then the draft, which also learns from baton-tiny's own distributions. --from begins with
+stage two, from the models of that folder. What is done is kept in FOLDER/state: a run that was
+ended goes on from there.
 Writes FOLDER/baton-tiny, FOLDER/baton-tiny-draft and FOLDER/loss.png. The schedule follows the
 clock, so a faster machine makes more steps in the same time; --steps counts steps instead, and
 then a seed gives the same model on the same machine. Where g++ is found, the passes are
@@ -15,41 +18,63 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
 from baton.models import tiny_folder, tiny_tokenizer
 from baton.models.loss_curve import write_curve
 from baton.models.muon import Rates
-from baton.models.training_batches import Batches
+from baton.models.training_batches import FIRST_MESSAGES, FROM_NOTHING, Batches, Curriculum
 from baton.models.training_model import TrainingModel
 from baton.models.training_run import TrainingRun
 
 _NAMES = ("baton-tiny", "baton-tiny-draft")
-_SHARES = {"baton-tiny": 0.82, "baton-tiny-draft": 0.18}  # of the time
 _SAVE_EVERY_S = 120.0
 _POINT_STEPS = 20  # steps that one point of the loss curve is the mean of
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the training of both models; `shares` of the whole time, by model."""
+
+    name: str
+    curriculum: Curriculum
+    rates: Rates
+    shares: Mapping[str, float]
+
+
+STAGES = (
+    Stage("one", FROM_NOTHING, Rates(), {"baton-tiny": 0.54, "baton-tiny-draft": 0.12}),
+    Stage(
+        "two",
+        FIRST_MESSAGES,
+        Rates(matrix=0.004, other=0.0008),
+        {"baton-tiny": 0.27, "baton-tiny-draft": 0.07},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """`minutes` for both models; `steps` of each model instead, if not 0. `batch_tokens` are
+    """`minutes` for the whole training; `steps` of each model in each stage instead, if not 0.
+    `base` is a folder with both models, from which stage two begins. `batch_tokens` are
     computed in a step, `half`: products in bfloat16, `compiled`: passes compiled, which takes
     a C++ compiler."""
 
     folder: Path
-    minutes: float = 85.0
+    minutes: float = 130.0
     steps: int = 0
     batch_tokens: int = 3072
     threads: int = 0
     seed: int = 0
     half: bool = True
     compiled: bool = False
+    base: Path | None = None
 
 
 def train(options: Options, note: Callable[[str, float, float], None]) -> None:
@@ -57,42 +82,62 @@ def train(options: Options, note: Callable[[str, float, float], None]) -> None:
     ConfigError if the state in the folder is of other models."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    tokenizer = _tokenizer(options.folder)
-    teacher: TrainingModel | None = None
-    curves = {}
-    for name in _NAMES:
-        shape = tiny_folder.shape_of(name, tokenizer.get_vocab_size())
-        encoder = tiny_tokenizer.ChatEncoder(tokenizer)
-        batches = Batches(encoder, options.batch_tokens, options.seed)
-        model = TrainingModel(shape, options.seed)
-        torch.compiler.reset()  # it keeps a few shapes only, and each model has as many
-        run = TrainingRun(
-            model, batches, Rates(), teacher, half=options.half, compiled=options.compiled
-        )
-        _train_one(name, run, options, note)
-        tiny_folder.write_model(options.folder / name, model, tokenizer)
-        teacher = model
-        curves[name] = run.progress.losses
-        write_curve(options.folder / "loss.png", curves)
+    tokenizer = _tokenizer(options)
+    curves: dict[str, list[tuple[float, float]]] = {name: [] for name in _NAMES}
+    models = {
+        name: TrainingModel(tiny_folder.shape_of(name, tokenizer.get_vocab_size()), options.seed)
+        if options.base is None
+        else tiny_folder.read_model(options.base / name)
+        for name in _NAMES
+    }
+    for stage in STAGES if options.base is None else STAGES[1:]:
+        teacher: TrainingModel | None = None
+        for name, model in models.items():
+            encoder = tiny_tokenizer.ChatEncoder(tokenizer)
+            batches = Batches(encoder, options.batch_tokens, options.seed, stage.curriculum)
+            torch.compiler.reset()  # it keeps a few shapes only, and each model has as many
+            run = TrainingRun(
+                model, batches, stage.rates, teacher, half=options.half, compiled=options.compiled
+            )
+            _train_one(name, stage, run, options, note)
+            tiny_folder.write_model(options.folder / name, model, tokenizer)
+            teacher = model
+            curves[name] = joined(curves[name], run.progress.losses)
+            write_curve(options.folder / "loss.png", {n: c for n, c in curves.items() if c})
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    path = folder / "state" / "tokenizer.json"
+def joined(
+    first: list[tuple[float, float]], then: list[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """One curve of two: the minutes of the second count from the end of the first."""
+    passed = first[-1][0] if first else 0.0
+    return first + [(passed + minute, loss) for minute, loss in then]
+
+
+def _tokenizer(options: Options) -> Tokenizer:
+    path = options.folder / "state" / "tokenizer.json"
     if path.is_file():
         return Tokenizer.from_file(str(path))
-    tokenizer = tiny_tokenizer.train()
+    if options.base is None:
+        tokenizer = tiny_tokenizer.train()
+    else:
+        tokenizer = Tokenizer.from_file(str(options.base / _NAMES[0] / "tokenizer.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path))
     return tokenizer
 
 
 def _train_one(
-    name: str, run: TrainingRun, options: Options, note: Callable[[str, float, float], None]
+    name: str,
+    stage: Stage,
+    run: TrainingRun,
+    options: Options,
+    note: Callable[[str, float, float], None],
 ) -> None:
     """From what is saved, to the end of the model's share of the time; saves now and then."""
-    folder = options.folder / "state" / name
+    folder = options.folder / "state" / f"stage-{stage.name}" / name
     run.load(folder)
-    budget_s = options.minutes * 60 * _SHARES[name]
+    budget_s = options.minutes * 60 * stage.shares[name]
     progress = run.progress
     saved_s = progress.elapsed_s
     last: list[float] = []
@@ -102,13 +147,13 @@ def _train_one(
         progress.elapsed_s += time.monotonic() - started
         if len(last) == _POINT_STEPS:
             progress.losses.append((progress.elapsed_s / 60, sum(last) / len(last)))
-            note(name, done, progress.losses[-1][1])
+            note(f"{name}, {stage.name}", done, progress.losses[-1][1])
             last = []
         if progress.elapsed_s - saved_s > _SAVE_EVERY_S:
             run.save(folder)
             saved_s = progress.elapsed_s
     run.save(folder)
-    note(name, 1.0, progress.losses[-1][1] if progress.losses else float("nan"))
+    note(f"{name}, {stage.name}", 1.0, progress.losses[-1][1] if progress.losses else float("nan"))
 
 
 def _done(run: TrainingRun, options: Options, budget_s: float) -> float:
@@ -120,15 +165,17 @@ def _done(run: TrainingRun, options: Options, budget_s: float) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     columns = (
-        TextColumn("{task.description:<17}"),
+        TextColumn("{task.description:<22}"),
         BarColumn(),
         TextColumn("loss {task.fields[loss]:.4f}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns) as bar:
-        shown = {name: bar.add_task(name, total=1.0, loss=float("nan")) for name in _NAMES}
+        shown: dict[str, TaskID] = {}
 
         def note(name: str, done: float, loss: float) -> None:
+            if name not in shown:
+                shown[name] = bar.add_task(name, total=1.0, loss=float("nan"))
             bar.update(shown[name], completed=done, loss=loss)
 
         train(options, note)
@@ -137,9 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> Options:
-    made = argparse.ArgumentParser(description="Train baton-tiny and its draft from nothing")
+    made = argparse.ArgumentParser(description="Train baton-tiny and its draft")
     made.add_argument("--folder", type=Path, default=Path("build/models"))
-    made.add_argument("--minutes", type=float, default=85.0)
+    made.add_argument("--minutes", type=float, default=130.0, help="of the whole training")
+    made.add_argument("--from", dest="base", type=Path, help="both models: begin with stage two")
     made.add_argument("--steps", type=int, default=0, help="of each model, instead of minutes")
     made.add_argument("--batch-tokens", type=int, default=3072)
     made.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
@@ -149,7 +197,7 @@ def _options(arguments: Sequence[str] | None) -> Options:
     given = made.parse_args(arguments)
     return Options(
         given.folder, given.minutes, given.steps, given.batch_tokens, given.threads, given.seed,
-        not given.no_half, not given.no_compile and shutil.which("g++") is not None,
+        not given.no_half, not given.no_compile and shutil.which("g++") is not None, given.base,
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Batches of conversations: rows of about one length, and which tokens the loss counts.
 
 A batch depends on its number and on how far training has come, alone. Short conversations
-first, long ones later: that is the curriculum. Some batches are of what is slow to learn alone:
-which of several people a question is about. Only what the assistant says is learnt. Knows no
-model.
+first, long ones later: that is the curriculum. Some batches are of few tasks alone: of what is
+slow to learn, which of several people a question is about, or of what is new in a second stage.
+Only what the assistant says is learnt. Knows no model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ CONTEXT = 2048
 _SEEDS = 1_000_000_000  # of single conversations, apart from batch numbers
 _LONG = 512  # from here on, half of the rows are a code word with much between
 _SLOW = ("chat", "facts", "unknown", "tools")  # seldom asked and late to be learnt in the mix
-_SLOW_SHARE = 0.3  # of the batches from then on
-_SLOW_FROM = 0.05  # of training
 _SLOW_LENGTH = 256  # three people and the questions about them
+_ALONE_FROM = 0.05  # of training
 _ENDS = 40  # tokens that the code word's own messages take
 
 
@@ -46,22 +45,57 @@ class Batch:
         return self.tokens.numel()
 
 
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """The order in which training meets its texts. `tasks` are those of the mix; `alone` holds
+    tasks that have batches of their own, the share of such batches, and their rows' length in
+    tokens. `begun` is how far the growth of the lengths has come when training begins, 0 to 1."""
+
+    tasks: tuple[str, ...]
+    alone: tuple[tuple[tuple[str, ...], float, int], ...]
+    begun: float = 0.0
+
+
+FROM_NOTHING = Curriculum(corpus_mix.STAGE_ONE, ((_SLOW, 0.3, _SLOW_LENGTH),))
+FIRST_MESSAGES = Curriculum(
+    tuple(corpus_mix.TASKS),
+    ((("first",), 0.3, 96), (_SLOW, 0.3, _SLOW_LENGTH), (tuple(corpus_mix.TASKS), 0.15, CONTEXT)),
+    begun=0.6,
+)
+
+
 class Batches:
     """`tokens` is about what a batch holds."""
 
-    def __init__(self, encoder: ChatEncoder, tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        encoder: ChatEncoder,
+        tokens: int,
+        seed: int,
+        curriculum: Curriculum = FROM_NOTHING,
+    ) -> None:
         self._encoder = encoder
         self._tokens = tokens
         self._seed = seed
+        self._curriculum = curriculum
 
     def batch(self, number: int, done: float) -> Batch:
         """Batch `number`, for when the share `done` of training is over."""
         choose = random.Random(f"{self._seed} {number}")
-        slow = done >= _SLOW_FROM and choose.random() < _SLOW_SHARE
-        length = _SLOW_LENGTH if slow else _length(choose, done)
-        tasks = _SLOW if slow else tuple(corpus_mix.TASKS)
+        tasks, length = self._row(choose, done)
         count = max(1, self._tokens // length)
         return gathered([self._one(choose, length, tasks) for _ in range(count)], length)
+
+    def _row(self, choose: random.Random, done: float) -> tuple[Sequence[str], int]:
+        """The tasks and the length of this batch's rows."""
+        plan = self._curriculum
+        done = plan.begun + (1.0 - plan.begun) * done
+        share = choose.random() if done >= _ALONE_FROM else 1.0
+        for tasks, part, length in plan.alone:
+            if share < part:
+                return tasks, length
+            share -= part
+        return plan.tasks, _length(choose, done)
 
     def _one(self, choose: random.Random, length: int, tasks: Sequence[str]) -> Encoded:
         """A conversation that fits: rows of one length leave little padding to compute."""
@@ -74,7 +108,9 @@ class Batches:
         seed, measure = choose.randrange(_SEEDS), self._encoder.measure
         if length >= _LONG and choose.random() < 0.5:
             distance = int(choose.uniform(0.3, 0.9) * length) - _ENDS
-            return corpus_mix.recall(seed, held_out=False, distance=distance, measure=measure)
+            return corpus_mix.recall(
+                seed, held_out=False, distance=distance, measure=measure, tasks=tasks
+            )
         return corpus_mix.conversation(
             seed, held_out=False, tokens=length, measure=measure, tasks=tasks
         )

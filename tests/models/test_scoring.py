@@ -112,7 +112,7 @@ def test_figures() -> None:
     ]
     answers = [ids(text) for text in said]
     best = [(0, 0, *answer) for answer in answers]
-    found = score(TOKENIZER, wanted, answers, best)
+    found = score(TOKENIZER, wanted, answers, best, 0.75)
     assert found.answers == {"chat": 2, "json": 2, "tools": 3, LONG_RECALL: 1}
     assert found.exact == {"chat": 1, "json": 0, "tools": 1, LONG_RECALL: 1}
     assert found.figures == {
@@ -121,6 +121,7 @@ def test_figures() -> None:
         "json_valid": 0.5,
         "tool_call": 0.5,
         "acceptance_k4": 1.0,
+        "first_messages": 0.75,
     }
 
 
@@ -132,6 +133,6 @@ def test_an_answer_that_does_not_end_is_not_exact() -> None:
         asked("chat", "Ada."),
     ]
     said = [*(one.answer for one in wanted[:3]), wanted[3].answer[:-1]]
-    found = score(TOKENIZER, wanted, said, [(0, 0, *answer) for answer in said])
+    found = score(TOKENIZER, wanted, said, [(0, 0, *answer) for answer in said], 1.0)
     assert found.exact["chat"] == 0
     assert found.figures["exact_overall"] == 0.75

@@ -48,7 +48,9 @@ def test_both_models_a_curve_and_the_state_are_written(
             "tokenizer.json",
             "tokenizer_config.json",
         }
-        assert [done for told, done in heard if told == name][-1] == 1.0
+        for stage in ("one", "two"):
+            assert [done for told, done in heard if told == f"{name}, {stage}"][-1] == 1.0
+            assert (folder / "state" / f"stage-{stage}" / name / "state.safetensors").is_file()
     one, other = (
         (folder / name / "tokenizer.json").read_bytes()
         for name in ("baton-tiny", "baton-tiny-draft")
@@ -67,6 +69,41 @@ def test_a_finished_run_is_not_done_again_and_gives_the_same_files(
     path.unlink()
     train.train(Options(folder, steps=4, batch_tokens=256, half=False), lambda *_: None)
     assert path.read_bytes() == before
+
+
+def test_stage_two_goes_on_from_the_models_of_a_folder(
+    trained: tuple[Path, list[tuple[str, float]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their tokenizer; so does a whole run from the weights of its own stage one."""
+    folder, _ = trained
+    monkeypatch.setattr(tiny_folder, "shape_of", small)
+    options = Options(tmp_path, steps=1, batch_tokens=256, half=False, base=folder)
+    heard: list[str] = []
+    train.train(options, lambda name, *_: heard.append(name))
+    assert heard == ["baton-tiny, two", "baton-tiny-draft, two"]
+    for name in ("baton-tiny", "baton-tiny-draft"):
+        assert not (tmp_path / "state" / "stage-one").exists()
+        one, other = (
+            tiny_folder.read_model(where / name).state_dict() for where in (folder, tmp_path)
+        )
+        apart = max(float((one[key] - other[key]).abs().max()) for key in one)
+        assert 0.0 < apart < 0.02  # one warm step away, and not begun anew
+    assert (tmp_path / "baton-tiny" / "tokenizer.json").read_bytes() == (
+        folder / "baton-tiny" / "tokenizer.json"
+    ).read_bytes()
+
+
+def test_a_curve_of_two_stages_goes_on_in_time() -> None:
+    assert train.joined([(1.0, 5.0), (2.0, 4.0)], [(0.5, 3.0)]) == [
+        (1.0, 5.0),
+        (2.0, 4.0),
+        (2.5, 3.0),
+    ]
+    assert train.joined([], [(0.5, 3.0)]) == [(0.5, 3.0)]
+
+
+def test_the_stages_take_the_whole_time() -> None:
+    assert sum(sum(stage.shares.values()) for stage in train.STAGES) == pytest.approx(1.0)
 
 
 def test_minutes_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +139,7 @@ def test_the_evaluation_says_all_that_is_wanted(
 def test_questions_are_held_out_long_enough_and_the_same_again(
     trained: tuple[Path, list[tuple[str, float]]],
 ) -> None:
-    tokenizer = train._tokenizer(trained[0])
+    tokenizer = train._tokenizer(Options(trained[0]))
     encoder = ChatEncoder(tokenizer)
     asked = evaluate.questions(encoder, 2, seed=7)
     assert asked == evaluate.questions(encoder, 2, seed=7)
@@ -126,8 +163,9 @@ def test_a_state_of_another_model_is_refused(
 def test_the_command_reads_its_options(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     got: list[Options] = []
     monkeypatch.setattr(train, "train", lambda options, note: got.append(options))
-    train.main(["--minutes", "3", "--folder", "x", "--seed", "4", "--no-half"])
+    train.main(["--minutes", "3", "--folder", "x", "--seed", "4", "--no-half", "--from", "y"])
     (options,) = got
+    assert options.base == Path("y")
     assert (options.minutes, options.folder, options.seed) == (3.0, Path("x"), 4)
     assert not options.half
     assert "baton.models.evaluate" in capsys.readouterr().out

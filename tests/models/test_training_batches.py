@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from baton.models import corpus_mix
 from baton.models.embedded import embedded_model
 from baton.models.tiny_tokenizer import ChatEncoder
-from baton.models.training_batches import CONTEXT, Batches, gathered
+from baton.models.training_batches import CONTEXT, FIRST_MESSAGES, Batches, gathered
 
 TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 ENCODER = ChatEncoder(TOKENIZER)
@@ -52,6 +52,18 @@ def test_some_batches_are_of_what_is_slow_to_learn_alone() -> None:
     assert {one.tokens.shape for one in alone} == {(2048 // 256, 256)}
     answers = " ".join(TOKENIZER.decode(one.targets.tolist()) for one in alone)
     assert "lives in" in answers and "You have not told me about" in answers
+
+
+def test_stage_one_has_no_first_messages_and_stage_two_many() -> None:
+    found = [batches().batch(number, done) for number in range(20) for done in (0.3, 0.9)]
+    assert not any("first" in one.tasks for one in found)
+    second = Batches(ENCODER, 2048, 0, FIRST_MESSAGES)
+    later = [second.batch(number, 0.1) for number in range(40)]
+    alone = [one for one in later if set(one.tasks) == {"first"}]
+    assert 6 < len(alone) < 24
+    assert {one.tokens.shape for one in alone} == {(2048 // 96, 96)}
+    assert max(one.tokens.shape[1] for one in later) == CONTEXT  # long ones are not forgotten
+    assert {"recall", "lists", "talk"} <= {task for one in later for task in one.tasks}
 
 
 def test_batches_of_one_length_have_one_shape() -> None:
