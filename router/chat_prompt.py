@@ -6,11 +6,12 @@ the template and what it does with tools; knows no tokens. Stateless.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.router.chat_template import ChatTemplate
-from baton.router.control_tokens import ControlTokens
+from baton.router.control_tokens import ControlTokens, Guarded
 from baton.router.openai_schema import ChatRequest, Message, Tool
 from baton.router.template_messages import plain_messages, plain_tools
 from baton.router.tokenizer import Text
@@ -20,7 +21,7 @@ from baton.router.turns import Turns
 from baton.runtime.config import StrictTools, ToolCalls
 from baton.runtime.errors import InvalidRequest
 
-INLINE = 64  # messages and calls that are rendered in a turn of the loop: a few milliseconds
+INLINE = 512  # values and KiB of text that are rendered in a turn of the loop: milliseconds
 
 
 class ChatPrompt:
@@ -84,26 +85,26 @@ class ChatPrompt:
     ) -> Text:
         """Return the prompt, open for an answer, of what `plain` gave; in pieces where control
         tokens in it are text. Raises InvalidRequest if the template refuses it."""
-        told = await turns.run(0, plain_tools, tools, self._refuses_strict)
-        if self._control is None:
-            return await self._rendered(plain, told, variables, turns)
-        guarded = await turns.run(0, self._control.guard, plain, told, variables or {})
-        text = await self._rendered(guarded.messages, guarded.tools, guarded.variables, turns)
-        if not guarded.mark:
-            return text
-        return await turns.run(0, self._control.pieces, text, guarded.mark)
-
-    async def _rendered(
-        self,
-        plain: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        variables: Mapping[str, Any] | None,
-        turns: Turns,
-    ) -> str:
         assert self._template is not None
-        if len(plain) + sum(len(message.get("tool_calls", ())) for message in plain) > INLINE:
-            return await self._template.render_apart(plain, tools, variables)
-        return await turns.run(0, self._template.render, plain, tools, variables=variables)
+        told = await turns.run(0, plain_tools, tools, self._refuses_strict)
+        given = Guarded([*plain], told, dict(variables or {}))
+        long = _is_long([given.messages, given.tools, given.variables])
+        if self._control is not None:
+            guard = self._control.guard
+            guarding = asyncio.to_thread(guard, given) if long else turns.run(0, guard, given)
+            given = await guarding
+        chat = (given.messages, given.tools)
+        if long:
+            text = await self._template.render_apart(*chat, given.variables)
+        else:
+            render = self._template.render
+            text = await turns.run(0, render, *chat, variables=given.variables)
+        if self._control is None or not given.mark:
+            return text
+        pieces = self._control.pieces
+        if long:
+            return await asyncio.to_thread(pieces, text, given.mark)
+        return await turns.run(0, pieces, text, given.mark)
 
     def _check_tools(self) -> None:
         if not self._support.tools:
@@ -124,3 +125,18 @@ class ChatPrompt:
                     "leave it out, or use a model that is made for tools",
                     field,
                 )
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a template would hold up the loop with it; looks at no more than it has to."""
+    left, layer = INLINE, [value]
+    while layer and left >= 0:
+        each = layer.pop()
+        left -= 1
+        if isinstance(each, str):
+            left -= len(each) >> 10
+        elif isinstance(each, dict):
+            layer += [*each, *each.values()]
+        elif isinstance(each, list):
+            layer += each
+    return left < 0

@@ -59,12 +59,16 @@ class ChatTemplate:
     ) -> str:
         """Same as `render` for a long chat: it is done in a thread, one after the other."""
         given = self._given(messages, tools, True, variables)
-        async with self._thread_is_free:  # bounded by the caller's deadline
-            running = asyncio.ensure_future(asyncio.to_thread(self._apart.render, *given))
-            try:
-                return await asyncio.shield(running)
-            finally:
-                await asyncio.wait([running])  # a thread cannot be stopped; its bounds end it
+        await self._thread_is_free.acquire()  # bounded by the caller's deadline
+        running = asyncio.ensure_future(asyncio.to_thread(self._apart.render, *given))
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)  # a thread cannot be stopped; its bounds end it
+
+    def _ended(self, running: asyncio.Task[str]) -> None:
+        """The thread is free, also of a chat whose request has ended before."""
+        self._thread_is_free.release()
+        if not running.cancelled():
+            running.exception()
 
     def _given(
         self,

@@ -14,7 +14,7 @@ tokens are not touched. Knows no tokenizer. Stateless.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """`mark` is empty where nothing had to be broken."""
+    """What a template is given. `mark` is empty where nothing is broken."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -68,30 +68,25 @@ class ControlTokens:
     def texts(self) -> frozenset[str]:
         return frozenset(self._tokens)
 
-    def guard(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        variables: Mapping[str, Any],
-    ) -> Guarded:
+    def guard(self, given: Guarded) -> Guarded:
         """Break the control tokens in all texts. An assistant's and a system's content keep those
         that are not special, such as <think>. Raises InvalidRequest for very many of them, and
         where no mark is left."""
-        plain = Guarded([*messages], [*tools], dict(variables))
-        found = chain.from_iterable(map(self._found, (*messages, *tools, variables)))
+        values = (*given.messages, *given.tools, given.variables)
+        found = chain.from_iterable(map(self._found, values))
         count = sum(1 for _ in islice(found, MOST_BROKEN + 1))
         if not count:
-            return plain
+            return given
         if count > MOST_BROKEN:
             raise InvalidRequest(
                 f"messages: over {MOST_BROKEN} control tokens stand in them as text: send fewer",
                 "messages",
             )
-        mark = self._mark(plain)
+        mark = self._mark(given)
         return Guarded(
-            [self._message(message, mark) for message in messages],
-            [self._broken(tool, mark) for tool in tools],
-            self._broken(dict(variables), mark),
+            [self._message(message, mark) for message in given.messages],
+            [self._broken(tool, mark) for tool in given.tools],
+            self._broken(given.variables, mark),
             mark,
         )
 
@@ -119,7 +114,7 @@ class ControlTokens:
     def _sections(self, text: str) -> Iterator[tuple[int, int, ControlToken | None]]:
         """The start and end of each text before a control token, and that token."""
         start = 0
-        for match in self._any.each(text):
+        for match in self._any.each(text, overlapping=False):
             yield start, match.start(), self._tokens[match.group()]
             start = match.end()
         yield start, len(text), None
@@ -165,7 +160,8 @@ class _Search:
         self._overlap = max(map(len, known), default=1) - 1
         self._pattern = re.compile(_alternatives(known) if known else "(?!)")
 
-    def each(self, text: str) -> Iterator[re.Match[str]]:
+    def each(self, text: str, overlapping: bool = True) -> Iterator[re.Match[str]]:
+        """`overlapping`: also what begins inside of another one."""
         at = 0
         while at < len(text):
             match = self._pattern.search(text, at, at + _WINDOW + self._overlap)
@@ -173,7 +169,7 @@ class _Search:
                 at += _WINDOW
                 continue
             yield match
-            at = match.end()
+            at = match.start() + 1 if overlapping else match.end()
 
     def broken(self, text: str, mark: str) -> str:
         parts, at = [], 0

@@ -121,7 +121,7 @@ class HfTokenizer:
         control = ControlTokens(
             ControlToken(each.content, each.special, each.lstrip, each.rstrip)
             for each in added
-            if each.special or (each.content in printed and not each.content.isspace())
+            if each.special or (each.content in printed and _is_markup(each.content))
         )
         self._plain = PlainTokenizer(self._tokenizer, control.texts)
         return control
@@ -221,6 +221,11 @@ class HfTokenizer:
         for running in [*self._running]:
             running.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_markup(text: str) -> bool:
+    """Whether it is no word and no white space, which some vocabularies add too."""
+    return len(text) > 2 and not text.isspace() and not text.isalnum()
 
 
 def text_length(text: Text) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from baton.router.chat_template import ChatTemplate
-from baton.router.control_tokens import MOST_BROKEN, ControlToken, ControlTokens
+from baton.router.control_tokens import MOST_BROKEN, ControlToken, ControlTokens, Guarded
 from baton.router.openai_schema import ChatRequest
 from baton.router.tokenizer import HfTokenizer
 from baton.router.validation import Limits, Validator
@@ -132,6 +132,10 @@ class Chat:
 
 def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
+
+
+def guarded(control: ControlTokens, *contents: str) -> Guarded:
+    return control.guard(Guarded([user(content) for content in contents], [], {}))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -255,33 +259,33 @@ async def test_token_that_cannot_be_text_is_refused_by_name(tmp_path: Path) -> N
 )
 def test_guarded_text_holds_no_control_token(known: list[str], text: str) -> None:
     control = ControlTokens(ControlToken(each) for each in known)
-    guarded = control.guard([user(text)], [], {})
-    content = guarded.messages[0]["content"]
+    made = guarded(control, text)
+    content = made.messages[0]["content"]
     assert not any(each in content for each in known)
-    assert content.replace(guarded.mark, "") == text if guarded.mark else content == text
-    assert bool(guarded.mark) == any(each in text for each in known)
+    assert content.replace(made.mark, "") == text if made.mark else content == text
+    assert bool(made.mark) == any(each in text for each in known)
 
 
 def test_long_text_of_beginnings_is_guarded_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.control_tokens._WINDOW", 7)
     control = ControlTokens(ControlToken(f"<|reserved_{i}|>") for i in range(999))
     text = "<|reserved_99" * 1000 + "<|reserved_99|>" + "<|reserved_9" * 1000
-    broken = control.guard([user(text)], [], {}).messages[0]["content"]
+    broken = guarded(control, text).messages[0]["content"]
     assert len(broken) == len(text) + 1
 
 
 def test_very_many_control_tokens_are_refused() -> None:
     control = ControlTokens([ControlToken(END)])
-    assert control.guard([user(END * MOST_BROKEN)], [], {}).mark
+    assert guarded(control, END * MOST_BROKEN).mark
     with pytest.raises(InvalidRequest, match="send fewer"):
-        control.guard([user(END * MOST_BROKEN), user(END)], [], {})
+        guarded(control, END * MOST_BROKEN, END)
 
 
 def test_marks_are_found_or_the_text_is_refused() -> None:
     control = ControlTokens([ControlToken(END)])
     marks = "".join(map(chr, range(0xFDD0, 0xFDF0)))
-    guarded = control.guard([user(END + marks[:-1])], [], {})
-    assert guarded.mark == marks[-1]
+    made = guarded(control, END + marks[:-1])
+    assert made.mark == marks[-1]
     with pytest.raises(InvalidRequest, match="no characters"):
-        control.guard([user(END + marks)], [], {})
-    assert not control.guard([user(marks)], [], {}).mark
+        guarded(control, END + marks)
+    assert not guarded(control, marks).mark

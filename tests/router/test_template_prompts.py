@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.chat_prompt import INLINE, ChatPrompt
+from baton.router.chat_prompt import ChatPrompt
 from baton.router.chat_template import ChatTemplate
 from baton.router.openai_schema import ChatRequest
 from baton.router.parsing import decoded, shaped
@@ -123,7 +123,7 @@ async def test_reversed_text_is_rendered_at_any_length(text: str) -> None:
 
 
 async def test_the_loop_goes_on_beside_a_long_chat() -> None:
-    chat = [ASKED, {"role": "assistant", "content": "x"}] * INLINE
+    chat = [ASKED, {"role": "assistant", "content": "x"}] * 100
     slow = "{% for m in messages %}{% for i in range(2000) %}{% endfor %}{{ m.role }}{% endfor %}"
     beats = 0
 
@@ -136,7 +136,7 @@ async def test_the_loop_goes_on_beside_a_long_chat() -> None:
     beating = asyncio.create_task(beat())
     text = await prompt_of(slow, messages=chat)
     beating.cancel()
-    assert text == "userassistant" * INLINE and beats > 5
+    assert text == "userassistant" * 100 and beats > 5
 
 
 async def test_a_long_chat_whose_request_ends_leaves_the_thread_to_the_next() -> None:
