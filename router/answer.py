@@ -9,6 +9,7 @@ ASGI's messages; the request's own way is `answering.py`'s.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -20,6 +21,7 @@ from baton.router.choice_text import Piece
 from baton.router.generation_request import GenerationRequest
 from baton.router.http_error import error_body, error_response
 from baton.router.openai_body import Renderer
+from baton.router.prompt_batch import PromptBatch
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
@@ -31,7 +33,7 @@ class Answer(Response):
 
     def __init__(
         self,
-        answering: Answering,
+        answering: Answering | PromptBatch,
         request: GenerationRequest,
         renderer: Renderer,
         request_id: str,
@@ -65,17 +67,25 @@ class Answer(Response):
     # -- one body ----------------------------------------------------------------------------
 
     async def _collect(self, client: _Client) -> None:
-        whole = [Piece(choice) for choice in range(self._request.choices)]
+        whole = [Piece(choice) for choice in range(self._answering.choices)]
         while (pieces := await self._answering.next()) is not None:
             for piece in pieces:
                 into = whole[piece.choice]
                 into.text += piece.text
                 into.logprobs += piece.logprobs
                 into.calls += piece.calls
+                into.tokens += piece.tokens
                 into.finish = piece.finish or into.finish
-        body = self._renderer.whole(whole, self._answering.usage())
+        if self._request.scored:  # up to half a second of work, which holds up no other request
+            body = await asyncio.to_thread(self._render, whole)
+        else:
+            body = self._render(whole)
         await client.start(b"application/json", len(body))
         await client.write(body, last=True)
+
+    def _render(self, pieces: Sequence[Piece]) -> bytes:
+        whole = [self._answering.with_prompt(piece) for piece in pieces]
+        return self._renderer.whole(whole, self._answering.usage())
 
     # -- server-sent events ------------------------------------------------------------------
 
@@ -84,14 +94,16 @@ class Answer(Response):
         try:
             while (pieces := await self._answering.next()) is not None:
                 events = []
+                usage = self._answering.usage() if self._request.continuous_usage else None
                 for piece in pieces:
                     if piece.choice not in opened:
                         opened.add(piece.choice)
-                        opening = self._renderer.opening(piece.choice)
+                        piece = self._answering.with_prompt(piece)
+                        opening = self._renderer.opening(piece, usage)
                         if opening is not None:
                             events.append(_event(opening))
                     if piece:
-                        events += map(_event, self._renderer.chunks(piece))
+                        events += map(_event, self._renderer.chunks(piece, usage))
                 if not client.started:
                     await client.start(b"text/event-stream; charset=utf-8")
                 if events:

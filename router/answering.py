@@ -12,18 +12,20 @@ owned by the task that answers it.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.context import Context
 
 from baton.router.admission import Admission
-from baton.router.choice_text import ChoiceText, Piece
+from baton.router.choice_text import ChoiceText, Piece, TokenLogprob
 from baton.router.dispatch import Dispatcher
 from baton.router.generation import Generation, OutputToken
 from baton.router.generation_request import GenerationRequest
+from baton.router.prompt_scores import PromptScores
 from baton.router.tokenizer import Tokenizer
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, Unavailable
@@ -82,6 +84,7 @@ class Answering:
                 frozenset(request.stop_token_ids),
                 request.calling,
                 request.sampling.min_tokens,
+                token_ids=request.token_ids,
             )
             for choice in range(request.choices)
         ]
@@ -138,6 +141,48 @@ class Answering:
             cached=self._generation.cached_tokens if self._generation is not None else 0,
         )
 
+    @property
+    def choices(self) -> int:
+        return self._request.choices
+
+    def with_prompt(self, piece: Piece) -> Piece:
+        """`piece`, the first of its choice or all of it, behind what it is to hold of the
+        prompt. Scores are there once the request is finished."""
+        request = self._request
+        scores = self._generation.scores if self._generation is not None else None
+        if request.echo is not None:
+            shift = len(request.echo)
+            own = [replace(entry, offset=entry.offset + shift) for entry in piece.logprobs]
+            if request.echo_top is not None and scores is not None:
+                own = [*self._prompt_entries(scores, request.echo_top), *own]
+            piece = replace(piece, text=request.echo + piece.text, logprobs=own)
+        return replace(
+            piece,
+            prompt=request.prompt if request.token_ids else None,
+            prompt_entries=self.prompt_entries() if request.prompt_top is not None else None,
+        )
+
+    def prompt_entries(self) -> list[TokenLogprob]:
+        """The prompt's tokens with their alternatives, as they were asked for; the first has no
+        log-probability."""
+        scores = self._generation.scores if self._generation is not None else None
+        top = self._request.prompt_top
+        return [] if scores is None or top is None else self._prompt_entries(scores, top)
+
+    def _prompt_entries(self, scores: PromptScores, most: int) -> list[TokenLogprob]:
+        token_bytes = self._serving.tokenizer.token_bytes
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        entries, offset = [], 0
+        for place, token in enumerate(self._request.prompt):
+            logprob = scores.logprobs[place - 1] if place else None
+            top = scores.top(place, most) if place else ()
+            rank = scores.ranks[place - 1] if place else 0
+            entries.append(TokenLogprob(token, logprob, top, offset, rank))
+            text = decoder.decode(token_bytes(token))
+            if place or (self._request.echo or "").startswith(text):  # else added by the tokenizer
+                offset += len(text)
+        return entries
+
     def unfinished(self) -> list[int]:
         """The choices whose last piece has not been given out."""
         return [choice for choice, text in enumerate(self._texts) if not text.finished]
@@ -152,7 +197,7 @@ class Answering:
             text = self._texts[choice]
             if text.finished:
                 continue
-            piece = text.push(its_outputs)
+            piece = text.push(its_outputs) if not self._request.silent else text.silenced()
             pieces.append(piece)
             if text.finished and not generation.choices[choice].ended:
                 self._serving.dispatcher.finish_choice(generation, choice)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -37,6 +37,7 @@ from baton.router.openai_schema import (
     TokenizeRequest,
 )
 from baton.router.openapi import OPENAPI_PATH, openapi_document
+from baton.router.prompt_batch import PromptBatch
 from baton.router.routes import CHAT_PATH, COMPLETION_PATH, GENERATION_PATHS, no_route
 from baton.router.tokenizer import Tokenizer
 from baton.router.validation import Validator
@@ -125,17 +126,17 @@ def _add_generation(app: FastAPI, router: Router) -> None:
             validated.logprobs,
             tools=validated.calling is not None,
         )
-        return _answer(router, request, validated, renderer, arrival_s, deadline_s)
+        return _answer(router, request, [validated], renderer, arrival_s, deadline_s)
 
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
         async with router.receiving(deadline_s, request.state.tenant) as body:
             asked = await _read(router, request, body, CompletionRequest)
-            validated = await router.validator.completion(asked, router.fleet.limits())
+            validated = await router.validator.completions(asked, router.fleet.limits())
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
-        heading = _heading(router, "cmpl", request, validated)
-        renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated.logprobs)
+        heading = _heading(router, "cmpl", request, validated[0])
+        renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated[0].logprobs)
         return _answer(router, request, validated, renderer, arrival_s, deadline_s)
 
     @_readable(app, "/v1/models")
@@ -245,17 +246,21 @@ async def _read(router: Router, request: Request, held: HeldBody, shape: type[_S
 def _answer(
     router: Router,
     request: Request,
-    validated: GenerationRequest,
+    validated: Sequence[GenerationRequest],
     renderer: Renderer,
     arrival_s: float,
     deadline_s: float,
 ) -> Response:
-    metrics.PROMPT_TOKENS.observe(len(validated.prompt))
     context = tracing.extract({"traceparent": request.headers.get("traceparent", "")})
-    request_id = request.state.request_id
-    validated = router.of_tenant(validated, request.state.tenant)
-    answering = Answering(router.serving, validated, request_id, arrival_s, context, deadline_s)
-    return Answer(answering, validated, renderer, request_id)
+    request_id, tenant = request.state.request_id, request.state.tenant
+    members = []
+    for place, each in enumerate(validated):
+        metrics.PROMPT_TOKENS.observe(len(each.prompt))
+        name = request_id if len(validated) == 1 else f"{request_id}-{place}"
+        own = router.of_tenant(each, tenant)
+        members.append(Answering(router.serving, own, name, arrival_s, context, deadline_s))
+    answering = members[0] if len(members) == 1 else PromptBatch(members)
+    return Answer(answering, validated[0], renderer, request_id)
 
 
 def _deadline(router: Router, request: Request) -> float:
@@ -265,7 +270,13 @@ def _deadline(router: Router, request: Request) -> float:
 
 def _heading(router: Router, kind: str, request: Request, validated: GenerationRequest) -> Heading:
     answer_id = f"{kind}-{request.state.request_id.removeprefix('req-')}"
-    return Heading(answer_id, int(time.time()), router.model, validated.include_usage)
+    return Heading(
+        answer_id=answer_id,
+        created_s=int(time.time()),
+        model=router.model,
+        include_usage=validated.include_usage,
+        token_ids=validated.token_ids,
+    )
 
 
 def _model_body(router: Router) -> dict[str, object]:

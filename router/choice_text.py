@@ -18,26 +18,33 @@ from baton.router.tool_calls import Call, Calling, CallParser
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """`offset` is where the token's text begins in the choice's text, in characters."""
+    """`offset` is where the token's text begins in the choice's text, in characters. A prompt's
+    first token has no `logprob`."""
 
     token: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...]
     offset: int
+    rank: int = 0  # of a prompt's token; 1: the most likely
 
 
 @dataclass(slots=True)
 class Piece:
-    """What one or several tokens added. `finish` is set in the last piece of a choice."""
+    """What one or several tokens added. `finish` is set in the last piece of a choice. `tokens`
+    are all that were drawn up to there, a stop token included."""
 
     choice: int
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
     calls: list[Call] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    prompt: Sequence[int] | None = None  # its tokens, where their ids are wanted
+    prompt_entries: list[TokenLogprob] | None = None  # where the answer is to hold them
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs or self.finish or self.calls)
+        found = self.text or self.logprobs or self.finish or self.calls or self.tokens
+        return bool(found or self.prompt)
 
 
 class ChoiceText:
@@ -53,6 +60,8 @@ class ChoiceText:
         stop_tokens: Collection[int],
         calling: Calling | None = None,
         min_tokens: int = 0,
+        *,
+        token_ids: bool = False,
     ) -> None:
         self._choice = choice
         self._detokenizer = detokenizer
@@ -60,6 +69,7 @@ class ChoiceText:
         self._stop_tokens = stop_tokens
         self._calls = None if calling is None else CallParser(calling)
         self._min_tokens = min_tokens
+        self._token_ids = token_ids
         self._characters = 0
         self.tokens = 0
         self.finished = False
@@ -81,9 +91,16 @@ class ChoiceText:
             self.finished = piece.finish is not None
         return piece
 
+    def silenced(self) -> Piece:
+        """The only piece of a choice that generates nothing for its client."""
+        self.finished = True
+        return Piece(self._choice, finish="length")
+
     def _take(self, output: OutputToken, piece: Piece) -> None:
         assert output.token is not None
         self.tokens += 1
+        if self._token_ids:
+            piece.tokens.append(output.token)
         if output.finish == "stop" or output.token in self._stop_tokens:
             return
         if output.logprob is not None:

@@ -25,6 +25,7 @@ from baton.router.generation_request import GenerationRequest
 from baton.router.moves import Moves
 from baton.router.placing import Placer
 from baton.router.placing_line import STOPPING, PlacingLine
+from baton.router.prompt_scores import scores_of
 from baton.router.submission import SUSPECT, Submission, hangs_workers, output_token
 from baton.router.submissions import Submissions
 from baton.router.worker_link import WorkerLink
@@ -247,6 +248,14 @@ class Dispatcher:
                 submission, WorkerLost("a token is outside the model's vocabulary"), True
             )
             return
+        if generation.unscored and output.choice == 0 and made.token is not None:
+            prompt = len(generation.request.prompt)
+            scores = scores_of(output.prompt_logprobs, prompt, self._fleet.vocab_size)
+            if scores is None:
+                lost = WorkerLost("the prompt's log-probabilities are missing or malformed")
+                self._moves.fail(submission, lost, True)
+                return
+            generation.scores = scores
         cached = min(output.cached_tokens, len(generation.request.prompt))
         generation.cached_tokens = max(generation.cached_tokens, cached)
         generation.put(made)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.router.generation_request import GenerationRequest
+from baton.router.prompt_scores import PromptScores
 from baton.router.worker_view import Numbers
 from baton.runtime.errors import BatonError
 
@@ -64,6 +65,7 @@ class Generation:
         self.deadline_s = deadline_s
         self.choices = [Choice() for _ in range(request.choices)]
         self.cached_tokens = 0
+        self.scores: PromptScores | None = None  # of the prompt, with the first choice's first
         self.numbers: Numbers | None = None  # of the worker that has it, or had it last
         self.migrations = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -79,6 +81,12 @@ class Generation:
     def begun(self) -> bool:
         """Whether any choice has an accepted token."""
         return any(choice.accepted for choice in self.choices)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether the prompt's log-probabilities are wanted, and have not come. They come with
+        the first token of the first choice."""
+        return self.request.scored and not self.choices[0].accepted
 
     @property
     def full(self) -> bool:

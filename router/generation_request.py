@@ -27,8 +27,19 @@ class GenerationRequest:
     cache_salt: bytes = b""
     stream: bool = False
     include_usage: bool = False
+    echo: str | None = None  # the prompt's text, to come before each choice
+    echo_top: int | None = None  # alternatives beside the echo's tokens; None: no logprobs
+    prompt_top: int | None = None  # alternatives of `prompt_logprobs`; None: not asked for
+    silent: bool = False  # nothing is generated for the client: the one token is dropped
+    token_ids: bool = False
+    continuous_usage: bool = False
     calling: Calling | None = None  # None: an answer is content, whatever it looks like
 
     @property
     def logprobs(self) -> bool:
         return self.sampling.HasField("top_logprobs")
+
+    @property
+    def scored(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are wanted."""
+        return self.sampling.HasField("prompt_logprobs")

@@ -6,6 +6,7 @@ beyond a call.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from baton.router.answering import Answering
 from baton.router.app import Router
 from baton.router.body_budget import HeldBody
 from baton.router.grpc_call import Call, Method
-from baton.router.grpc_reply import pieces_reply, usage_reply
+from baton.router.grpc_reply import pieces_reply, prompt_reply, usage_reply
 from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing_of
 from baton.runtime import metrics, tracing
 from baton.runtime.errors import BatonError
@@ -59,20 +60,25 @@ class Inference:
         )
         with answering.admitted():
             try:
-                await self._answer(answering, call)
+                await self._answer(answering, call, request.scored)
             finally:
                 answering.leave()
 
     async def _read(self, call: Call, body: HeldBody, shape: type[_Shape]) -> _Shape:
         return await call.read(shape, body, admission=self._router.serving.admission)
 
-    async def _answer(self, answering: Answering, call: Call) -> None:
+    async def _answer(self, answering: Answering, call: Call, scored: bool) -> None:
         await answering.begin()
         token_bytes = self._router.tokenizer.token_bytes
         while (pieces := await answering.next()) is not None:
             shown = [piece for piece in pieces if piece]
             if shown:
                 await call.write(pieces_reply(shown, token_bytes))
+        if scored:
+            reply = await asyncio.to_thread(
+                lambda: prompt_reply(answering.prompt_entries(), token_bytes)
+            )
+            await call.write(reply)
         await call.write(usage_reply(answering.usage()))
 
     async def _tokenize(self, call: Call) -> None:

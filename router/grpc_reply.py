@@ -32,6 +32,14 @@ def pieces_reply(
     return client_pb2.GenerateResponse(pieces=[_piece(piece, token_bytes) for piece in pieces])
 
 
+def prompt_reply(
+    entries: Sequence[TokenLogprob], token_bytes: Callable[[int], bytes]
+) -> client_pb2.GenerateResponse:
+    """The prompt's tokens from the second on."""
+    scored = [_logprob(entry, token_bytes) for entry in entries[1:]]
+    return client_pb2.GenerateResponse(prompt_logprobs=scored)
+
+
 def usage_reply(usage: Usage) -> client_pb2.GenerateResponse:
     counts = client_pb2.Usage(
         prompt_tokens=usage.prompt,

@@ -65,10 +65,8 @@ GENERATION_FIELDS: Neutral = {
     "priority": _one_of(None, 0),
     "prompt_cache_key": _a(str),
     "prompt_cache_retention": _a(str),
-    "prompt_logprobs": _NULL,
     "reasoning_effort": _NULL,
     "response_format": _one_of(None, {"type": "text"}),
-    "return_token_ids": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "safety_identifier": _a(str),
     "service_tier": _one_of(None, "auto", "default"),
@@ -88,6 +86,6 @@ GENERATION_FIELDS: Neutral = {
 
 CHAT_FIELDS: Neutral = {**GENERATION_FIELDS, "add_special_tokens": _OFF}
 COMPLETION_FIELDS: Neutral = {**GENERATION_FIELDS, "add_special_tokens": _ON}
-STREAM_FIELDS: Neutral = {"continuous_usage_stats": _OFF, "include_obfuscation": _OFF}
+STREAM_FIELDS: Neutral = {"include_obfuscation": _OFF}
 TOKENIZE_FIELDS: Neutral = {**PROMPT_FIELDS, "return_token_strs": _OFF}
 PART_FIELDS: Neutral = {"cache_control": _a(dict)}

@@ -29,6 +29,7 @@ from baton.router.neutral_fields import (
 
 UNSUPPORTED = "unsupported"  # the type of the error; its context names the field
 
+MAX_PROMPTS = 128  # of one completion
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -67,13 +68,10 @@ def _at_most(entries: int, what: str) -> Callable[[Any], Any]:
     return check
 
 
-def _one_prompt(value: Any) -> Any:
-    if isinstance(value, list) and len(value) > 1 and isinstance(value[0], str | list):
-        raise PydanticCustomError(
-            "several_prompts",
-            "it holds {count} prompts, send one request for each",
-            {"count": len(value)},
-        )
+def _few_prompts(value: Any) -> Any:
+    several = isinstance(value, list) and value and isinstance(value[0], str | list)
+    if several and len(value) > MAX_PROMPTS:
+        raise PydanticCustomError("too_long", "give at most {most} prompts", {"most": MAX_PROMPTS})
     return value
 
 
@@ -278,6 +276,7 @@ ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_unforced)]
 class StreamOptions(Body):
     neutral = STREAM_FIELDS
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Generation(Body):
@@ -307,8 +306,10 @@ class Generation(Body):
         ]
         | None
     ) = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None  # a label; nothing depends on it
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
@@ -328,7 +329,8 @@ class ChatRequest(Generation):
 class CompletionRequest(Generation):
     neutral = COMPLETION_FIELDS
     most_values = MOST_TOKEN_VALUES
-    prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_one_prompt)]
+    prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_few_prompts)]
+    echo: bool | None = None
     logprobs: Alternatives | None = None
 
 

@@ -63,7 +63,8 @@ class Placer:
         if isinstance(kinds, BatonError):
             return kinds
         salt, known = submission.generation.request.cache_salt, submission.identities
-        held = self._fleet.holders(submission.tokens(), salt, known)
+        wanted = () if submission.scored else submission.tokens()  # what is scored is computed
+        held = self._fleet.holders(wanted, salt, known)
         # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
         mode = "local" if submission.alone else self._config.placement
         placement = place(need, fleet, kinds, held, mode, self._config.local_prefill_tokens)

@@ -96,6 +96,11 @@ class Submission:
             link.settle(self.wire_id)
 
     @property
+    def scored(self) -> bool:
+        """Whether its worker is to score the prompt: then no cached block helps."""
+        return self.generation.unscored and 0 in self.choices
+
+    @property
     def length(self) -> int:
         """Of its tokens."""
         accepted = 0
@@ -185,6 +190,11 @@ def build_submit(
     """The message, without trace context. `remaining_s` is what is left of the request's life."""
     generation = submission.generation
     request = generation.request
+    sampling = request.sampling
+    if request.scored and not submission.scored:
+        sampling = worker_pb2.Sampling()
+        sampling.CopyFrom(request.sampling)
+        sampling.ClearField("prompt_logprobs")
     return worker_pb2.Submit(
         request_id=submission.wire_id,
         attempt=submission.attempt,
@@ -193,7 +203,7 @@ def build_submit(
             worker_pb2.Choice(choice=choice, accepted=generation.choices[choice].accepted)
             for choice in sorted(submission.choices)
         ],
-        sampling=request.sampling,
+        sampling=sampling,
         max_tokens=request.max_tokens,
         stop_token_ids=request.stop_token_ids,
         placement=worker_pb2.Placement(

@@ -34,6 +34,7 @@ from baton.runtime.config import ControlTokensInChats, StrictTools, ToolCalls
 from baton.runtime.errors import ContextExceeded, InvalidRequest, NotFound
 
 _COUNTED = object()
+MAX_SCORES = 1 << 15  # log-probabilities of prompts in one answer
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Number = TypeVar("_Number", int, float)
 _Shape = TypeVar("_Shape", bound=Body)
@@ -47,6 +48,40 @@ class Limits:
     max_context: int
     vocab_size: int
     common_context: int = 0
+
+
+def check_scored(requests: Sequence[GenerationRequest]) -> None:
+    """Raise InvalidRequest if the log-probabilities of all their prompts are too many numbers for
+    one answer, or are to be streamed, which would hold them back until the end."""
+    numbers = sum(
+        (len(request.prompt) - 1)
+        * (1 + request.sampling.prompt_logprobs)
+        * (1 if request.echo_top is None else request.choices)
+        for request in requests
+        if request.scored
+    )
+    if not numbers:
+        return
+    field = "prompt_logprobs" if requests[0].prompt_top is not None else "echo"
+    if numbers > MAX_SCORES:
+        raise InvalidRequest(
+            f"{field}: the prompts' tokens with all alternatives are {numbers} numbers, and an "
+            f"answer holds {MAX_SCORES}: shorten or divide the prompts, or ask for fewer "
+            "alternatives",
+            field,
+        )
+    if requests[0].stream:
+        raise InvalidRequest(
+            f"{field}: log-probabilities of a prompt are not streamed: leave out stream", field
+        )
+
+
+def _prompts(
+    prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+) -> Sequence[str | Sequence[int]]:
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        return [cast(str | Sequence[int], prompt)]
+    return cast(Sequence[str | Sequence[int]], prompt)
 
 
 def _said(given: _Number | None, unsaid: _Number) -> _Number:
@@ -114,7 +149,9 @@ class Validator:
         if request.max_completion_tokens is not None:
             asked, field = request.max_completion_tokens, "max_completion_tokens"
         room = self._room(prompt, asked, field, "messages", limits)
-        finished = self._finish(request, prompt, top, asked or room, limits)
+        max_tokens = room if asked is None else max(asked, 1)
+        finished = self._finish(request, prompt, top, max_tokens, limits)
+        check_scored([finished])
         return replace(finished, calling=calling)
 
     async def tokens(self, request: TokenizeRequest, limits: Limits) -> list[int]:
@@ -153,27 +190,49 @@ class Validator:
     async def completion(
         self, request: CompletionRequest, limits: Limits, source: str = "prompt"
     ) -> GenerationRequest:
-        """`source` is the prompt's name where the client wrote it."""
-        self.check_model(request.model)
-        prompt = await self._completion_tokens(request.prompt, source, limits)
-        room = self._room(prompt, request.max_tokens, "max_tokens", source, limits)
-        wanted = max(COMPLETION_TOKENS, request.min_tokens or 0)
-        max_tokens = request.max_tokens or min(wanted, room)
-        return self._finish(request, prompt, request.logprobs, max_tokens, limits)
+        """A completion of one prompt; `source` is its name where the client wrote it."""
+        (made,) = await self.completions(request, limits, source)
+        return made
 
-    async def _completion_tokens(
+    async def completions(
+        self, request: CompletionRequest, limits: Limits, source: str = "prompt"
+    ) -> list[GenerationRequest]:
+        """One request for each prompt."""
+        self.check_model(request.model)
+        prompts = _prompts(request.prompt)
+        made = []
+        for place, prompt in enumerate(prompts):
+            name = source if len(prompts) == 1 else f"{source}[{place}]"
+            made.append(await self._completion(request, prompt, name, limits))
+        check_scored(made)
+        return made
+
+    async def _completion(
         self,
-        prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        request: CompletionRequest,
+        prompt: str | Sequence[int],
         source: str,
         limits: Limits,
-    ) -> list[int]:
+    ) -> GenerationRequest:
         if isinstance(prompt, str):
-            return await self.text_tokens(prompt, True, source, limits)
-        if prompt and not isinstance(prompt[0], int):  # the schema lets one through
-            return await self._completion_tokens(prompt[0], source, limits)
-        tokens = cast(Sequence[int], prompt)
-        await self.turns.run(0, self.check_tokens, tokens, source, limits)
-        return [*tokens]
+            tokens = await self.text_tokens(prompt, True, source, limits)
+        else:
+            await self.turns.run(0, self.check_tokens, prompt, source, limits)
+            tokens = [*prompt]
+        asked = request.max_tokens
+        room = self._room(tokens, asked, "max_tokens", source, limits)
+        wanted = min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
+        max_tokens = wanted if asked is None else max(asked, 1)
+        made = self._finish(request, tokens, request.logprobs, max_tokens, limits)
+        if not request.echo:
+            return made
+        if not isinstance(prompt, str):
+            decode = self._tokenizer.decode
+            prompt = await self.turns.run(0, decode, tokens, skip_special_tokens=False)
+        if request.logprobs is not None:
+            most = max(request.logprobs, request.prompt_logprobs or 0)
+            made.sampling.prompt_logprobs = most
+        return replace(made, echo=prompt, echo_top=request.logprobs)
 
     async def text_tokens(
         self, text: Text, add_special_tokens: bool, field: str, limits: Limits
@@ -235,6 +294,15 @@ class Validator:
             stop_tokens |= self._end_tokens
         sampling = self._sampling(request, top_logprobs, limits)
         self._add_least(sampling, request.min_tokens or 0, max_tokens, stop_tokens, limits)
+        if request.prompt_logprobs is not None:
+            sampling.prompt_logprobs = request.prompt_logprobs
+        silent = request.max_tokens == 0
+        if silent and request.prompt_logprobs is None and not getattr(request, "echo", False):
+            raise InvalidRequest(
+                "max_tokens is 0: give at least 1, or ask for echo or prompt_logprobs",
+                "max_tokens",
+            )
+        options = request.stream_options
         return GenerationRequest(
             prompt=tuple(prompt),
             sampling=sampling,
@@ -244,7 +312,11 @@ class Validator:
             stop_token_ids=tuple(sorted(stop_tokens)),
             cache_salt=(request.cache_salt or "").encode(),
             stream=bool(request.stream),
-            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            prompt_top=request.prompt_logprobs,
+            silent=silent,
+            token_ids=bool(request.return_token_ids),
         )
 
     def _sampling(

@@ -61,6 +61,7 @@ class ScriptedWorker:
     total_blocks: int = 10_000
     max_context: int = 4096
     cached_tokens: int = 0
+    withholds_scores: bool = False  # of prompts
     draining: bool = False
     trouble: str = ""
     overdue_ms: int = 0
@@ -282,6 +283,8 @@ class ScriptedWorker:
             output.token = 1
         if index == 0:
             output.cached_tokens = self.cached_tokens
+            if choice == 0 and submit.sampling.HasField("prompt_logprobs"):
+                output.prompt_logprobs.CopyFrom(self._scores(submit))
         if submit.sampling.HasField("top_logprobs"):
             output.logprob = -0.5
             for place in range(submit.sampling.top_logprobs):
@@ -292,6 +295,18 @@ class ScriptedWorker:
         elif len(accepted) >= submit.max_tokens:
             output.end = worker_pb2.LENGTH
         return output
+
+    def _scores(self, submit: worker_pb2.Submit) -> worker_pb2.PromptLogprobs:
+        found = worker_pb2.PromptLogprobs()
+        if self.withholds_scores:
+            return found
+        for token in submit.prompt[1:]:
+            found.logprobs.append(-0.5 - token)
+            found.ranks.append(1 + token)
+            for place in range(submit.sampling.prompt_logprobs):
+                found.top_tokens.append(3 + place)
+                found.top_logprobs.append(-0.25 - place)
+        return found
 
     def _emit(self, step: worker_pb2.StepOutputs) -> None:
         for stream in self._streams:

@@ -202,7 +202,7 @@ def test_chat_chunks_are_json(text: str) -> None:
 
 def test_chat_ends_and_openings() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True)
-    opening = renderer.opening(1)
+    opening = renderer.opening(Piece(1))
     assert opening is not None
     assert json.loads(opening)["choices"][0]["delta"]["role"] == "assistant"
     (chunk,) = renderer.chunks(Piece(1, finish="stop"))
@@ -213,7 +213,7 @@ def test_chat_ends_and_openings() -> None:
 
 def test_a_call_is_told_name_first() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True, tools=True)
-    opening = renderer.opening(0)
+    opening = renderer.opening(Piece(0))
     assert opening is not None
     assert json.loads(opening)["choices"][0]["delta"]["content"] is None
     calls = [Call(0, "f", '{"a": "é"}'), Call(1, "g", "{}")]
@@ -281,7 +281,7 @@ def test_without_logprobs_there_are_none() -> None:
 
 def test_completion_bodies() -> None:
     renderer = CompletionRenderer(HEADING, token_bytes, True)
-    assert renderer.opening(0) is None
+    assert renderer.opening(Piece(0)) is None
     (body,) = renderer.chunks(Piece(1, "b", [entry(1)]))
     chunk = json.loads(body)
     assert chunk["object"] == "text_completion"

@@ -1,0 +1,49 @@
+"""The log-probabilities of a prompt's tokens, as a worker has computed them.
+
+The first token has none: nothing stands before it. Immutable; knows no transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.proto import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Of the tokens from the second on, in their order; `top_tokens` and `top_logprobs` hold
+    `width` of the best tokens for each, best first, joined."""
+
+    logprobs: Sequence[float]
+    ranks: Sequence[int]
+    top_tokens: Sequence[int]
+    top_logprobs: Sequence[float]
+    width: int
+
+    def top(self, place: int, most: int) -> tuple[tuple[int, float], ...]:
+        """The `most` best tokens at this place of the prompt, from 1 on."""
+        first = (place - 1) * self.width
+        end = first + min(most, self.width)
+        return tuple(zip(self.top_tokens[first:end], self.top_logprobs[first:end], strict=True))
+
+
+def scores_of(
+    message: worker_pb2.PromptLogprobs, prompt_tokens: int, vocab_size: int
+) -> PromptScores | None:
+    """None unless they can be those of such a prompt."""
+    count, best = prompt_tokens - 1, len(message.top_tokens)
+    whole = count and best % count == 0
+    counts = len(message.logprobs), len(message.ranks), len(message.top_logprobs)
+    if counts != (count, count, best) or (best and not whole):
+        return None
+    if max(message.top_tokens, default=0) >= vocab_size:
+        return None
+    return PromptScores(
+        tuple(message.logprobs),
+        tuple(message.ranks),
+        tuple(message.top_tokens),
+        tuple(message.top_logprobs),
+        best // count if count else 0,
+    )
