@@ -175,6 +175,8 @@ class Fleet:
         self._tasks.pop(worker_id).cancel()
 
     def _note_change(self, worker_id: str) -> None:
+        if not self._changed:  # in a turn of its own: no request should wait for all that changed
+            asyncio.get_running_loop().call_soon(lambda: self.roster())
         self._changed[worker_id] = None
 
     def link(self, worker_id: str) -> WorkerLink | None:
@@ -195,7 +197,9 @@ class Fleet:
             if link is None or not link.up:
                 self._roster.remove(worker_id)
             else:
-                self._roster.put(view_of(link, self.index.bit(worker_id)))
+                view = view_of(link, self.index.bit(worker_id))
+                if view != self._roster.get(worker_id):
+                    self._roster.put(view)
         self._changed.clear()
         return self._roster
 
