@@ -27,6 +27,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
+    AnswerOverdue,
     BatonError,
     Draining,
     EngineError,
@@ -44,6 +45,7 @@ log = logs.get(__name__)
 BUSY_PATIENCE_S = 30.0
 BUSY_PAUSE_S = 0.05
 BUSY_PAUSE_MOST_S = 1.0
+WITHHELD_S = 10.0  # a granter that withheld answers is asked last for so long
 
 OnFirst = Callable[[Group, handoff_pb2.FirstTokens], None]
 
@@ -87,6 +89,8 @@ class Handoffs:
         self._wall_offset_s = wall_offset_s
         self._on_room = on_room  # blocks have left quarantine
         self._readers: set[asyncio.Task[None]] = set()
+        self._fetching: set[HandoffReader] = set()
+        self._withheld: dict[bytes, float] = {}  # by boot id, until when it is asked last
         # for each peer the streams of one connection; those of one that has broken are in none
         self._streams: dict[bytes, set[HandoffLink]] = {}
         self.open = 0
@@ -98,7 +102,7 @@ class Handoffs:
         loop = asyncio.get_running_loop()
         patience = loop.time() + BUSY_PATIENCE_S
         pause = BUSY_PAUSE_S
-        candidates = list(group.request.candidates)
+        candidates = self._in_order(group.request.candidates)
         all_left = bool(candidates)
         while candidates:
             for candidate in list(candidates):
@@ -120,6 +124,10 @@ class Handoffs:
         if all_left:
             raise StalePlacement("every prefill worker of the placement has left")
         return Fetched.NO_CANDIDATE
+
+    def oldest_unverified_s(self) -> float:
+        """How long the oldest landed blocks have waited for a granter's checksums."""
+        return max((reader.unverified_s() for reader in self._fetching), default=0.0)
 
     async def finished(self) -> None:
         """Wait until every reader has said closed, or its lease is over."""
@@ -169,6 +177,7 @@ class Handoffs:
         reader = HandoffReader(
             link, self._mover, candidate.boot_id, self._boot_id, self._config, quarantine
         )
+        self._fetching.add(reader)
         try:
             return await reader.fetch(
                 opening,
@@ -182,11 +191,19 @@ class Handoffs:
             del self._streams[candidate.boot_id]
             raise
         finally:
+            self._fetching.discard(reader)
             self._leave(candidate.boot_id, link)
             _count_wrong(reader.report)
             task = asyncio.create_task(reader.finished())
             self._readers.add(task)
             task.add_done_callback(self._readers.discard)
+
+    def _in_order(self, ranked: Sequence[worker_pb2.Candidate]) -> list[worker_pb2.Candidate]:
+        """As the router ranked them, those that withheld answers of late behind the others: each
+        request would wait for them, in the share of the pool that waiting grants have."""
+        now = asyncio.get_running_loop().time()
+        self._withheld = {boot: until for boot, until in self._withheld.items() if until > now}
+        return sorted(ranked, key=lambda candidate: candidate.boot_id in self._withheld)
 
     def _leave(self, boot_id: bytes, link: HandoffLink) -> None:
         streams = self._streams.get(boot_id, set())
@@ -235,6 +252,8 @@ class Handoffs:
         say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
         if isinstance(error, LeaseLost):  # of this handoff alone: the others have their own
             metrics.LEASES_EXPIRED.inc()
+        if isinstance(error, AnswerOverdue):
+            self._withheld[candidate.boot_id] = asyncio.get_running_loop().time() + WITHHELD_S
         if isinstance(error, AT_FAULT) and not isinstance(error, NO_FAULT):
             failed = group.request.failed_prefills
             failed.extend({candidate.boot_id} - set(failed))

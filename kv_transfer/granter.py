@@ -2,17 +2,18 @@
 
     listener   open, renew, closed      ─▶ lease
     offerer    prompt.next() ─▶ Offer   at once; first tokens; failure
-    summer     offered blocks ─▶ Sums   while the reader is reading already
+    summer     offered blocks ─▶ Sums   while the reader is reading already, in parts
 
 The prompt's blocks stay pinned until the reader says `closed` or the lease has run out, even if
-the stream breaks or this handler is cancelled before. Then, once, `prompt.end()` unpins. The
+the stream breaks or this handler is cancelled before. Then, once, `prompt.end()` unpins. After a
+failure no renewal counts: a reader that did not hear of it loses its lease. The
 prompt and its blocks belong to the prefill worker; the lease and the stream belong here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -41,6 +42,13 @@ class Computed:
     blocks: tuple[int, ...]
     identities: tuple[bytes, ...]
     partial_tokens: int = 0
+
+    def parts(self, most_blocks: int) -> Iterator[Computed]:
+        """The same in runs of at most so many blocks: other handoffs' checksums come between."""
+        for start in range(0, len(self.blocks), most_blocks):
+            end = start + most_blocks
+            blocks, identities = self.blocks[start:end], self.identities[start:end]
+            yield Computed(self.first + start, blocks, identities, self.partial_tokens)
 
 
 class GrantedPrompt(Protocol):
@@ -177,6 +185,7 @@ class _Handoff:
         self._boot_id = boot_id
         self._verify = config.verify
         self._cache = sums
+        self._sum_blocks = max(1, config.read_bytes // mover.describe().block_bytes)
         self._sending = asyncio.Lock()
         self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(config.offer_queue)
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -215,6 +224,8 @@ class _Handoff:
                     return
                 if kind != "renew":
                     await self._fail(HandoffError(f"{kind} has no place in an open handoff"))
+                elif self._failure is not None:
+                    continue
                 elif _now() < self._renewable_until and self._lease.renewed(
                     message.renew.n, _now()
                 ):
@@ -265,8 +276,9 @@ class _Handoff:
         try:
             while True:
                 computed = await self._to_sum.get()
-                sums = handoff_pb2.Sums(first=computed.first, sums=await self._sums(computed))
-                await self._send(handoff_pb2.GranterMessage(sums=sums))
+                for part in computed.parts(self._sum_blocks):
+                    sums = handoff_pb2.Sums(first=part.first, sums=await self._sums(part))
+                    await self._send(handoff_pb2.GranterMessage(sums=sums))
         except LinkClosed:
             return
         except Exception as error:  # ends this handoff; the reader is told

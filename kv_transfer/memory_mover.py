@@ -19,8 +19,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.checksum_monitor import ChecksumMonitor
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
+from baton.runtime import waits
 from baton.runtime.errors import ReadFailed
 
 KIND = "memory"
@@ -262,6 +264,8 @@ class MemoryMover:
         self._boot_id = boot_id
         self._exchange = exchange
         self._peers: dict[bytes, PeerPool] = {}
+        self._monitor = ChecksumMonitor()
+        self._stuck: asyncio.Future[None] | None = None  # the checksum thread, until it goes on
         exchange.join(boot_id, pool.array)
 
     def describe(self) -> PeerPool:
@@ -315,11 +319,34 @@ class MemoryMover:
         return MemoryRead(self._exchange, attempt, self._array, None if seeds is None else summing)
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        stuck = self._stuck
+        if stuck is not None:
+            await self._wait_for_thread(stuck)
         await asyncio.sleep(self._exchange.checksum_s)  # as a thread would, it takes a while
         return self._pool.sums(blocks, seeds)
 
+    async def _wait_for_thread(self, stuck: asyncio.Future[None]) -> None:
+        """Pending until the thread goes on, even if the caller leaves before."""
+        call, now_s = object(), asyncio.get_running_loop().time
+        self._monitor.begin(call, now_s())
+        stuck.add_done_callback(lambda _: self._monitor.end(call, now_s()))
+        await waits.over(stuck)
+
+    def stick_checksums(self) -> None:
+        """The thread that sums ends no call until `release_checksums`."""
+        if self._stuck is None:
+            self._stuck = asyncio.get_running_loop().create_future()
+
+    def release_checksums(self) -> None:
+        if self._stuck is not None:
+            self._stuck.set_result(None)
+            self._stuck = None
+
     def trouble(self) -> str:
-        return self.failure
+        return self.failure or self._monitor.trouble(asyncio.get_running_loop().time())
+
+    def oldest_checksum_s(self) -> float:
+        return self._monitor.oldest_s(asyncio.get_running_loop().time())
 
     def hold_progress(self) -> None:
         self.holds += 1

@@ -93,7 +93,11 @@ class Mover(Protocol):
         ...
 
     def trouble(self) -> str:
-        """Why no block can be moved any more; empty while it can."""
+        """Why no block can be moved or summed any more; empty while it can."""
+        ...
+
+    def oldest_checksum_s(self) -> float:
+        """The age of the oldest pending call of `checksums`; 0 where none is pending."""
         ...
 
     def hold_progress(self) -> None:

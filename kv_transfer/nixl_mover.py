@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.checksum_monitor import ChecksumMonitor
 from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
@@ -106,6 +107,7 @@ class NixlMover:
         self._peers: dict[bytes, PeerPool] = {}
         self._summing = ThreadPoolExecutor(1, thread_name_prefix="checksums")
         self._sum_calls = asyncio.Semaphore(MAX_CHECKSUM_CALLS)
+        self._monitor = ChecksumMonitor()
 
     def describe(self) -> PeerPool:
         pool = self._pool
@@ -209,13 +211,23 @@ class NixlMover:
             agent.wake()
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        loop = asyncio.get_running_loop()
         async with self._sum_calls:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._summing, self._pool.sums, blocks, seeds
+            call = self._summing.submit(self._pool.sums, blocks, seeds)
+            self._monitor.begin(call, loop.time())
+            # not when the caller leaves: the thread may still be at it
+            call.add_done_callback(
+                lambda over: _call(loop, lambda: self._monitor.end(over, loop.time()))
             )
+            return await asyncio.wrap_future(call)
 
     def trouble(self) -> str:
-        return "" if all(agent.alive for agent in self._agents) else "a NIXL thread has died"
+        if not all(agent.alive for agent in self._agents):
+            return "a NIXL thread has died"
+        return self._monitor.trouble(asyncio.get_running_loop().time())
+
+    def oldest_checksum_s(self) -> float:
+        return self._monitor.oldest_s(asyncio.get_running_loop().time())
 
     def hold_progress(self) -> None:
         self._agent.holds += 1

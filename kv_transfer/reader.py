@@ -7,6 +7,9 @@ However `fetch` ends, what is not posted of its READs never will be, the destina
 flight go to quarantine, and `closed` is said once there are none; `finished` waits for that. The
 owner of the destination blocks keeps the quarantined ones aside until their future is done. Time
 is the event loop's. A READ's futures are never cancelled.
+
+A granter may renew the lease and yet withhold what it owes: checksums of what has landed; offers
+or first tokens, of which the ones follow the others at once. Each is waited for `read_timeout_s`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from baton.proto import handoff_pb2
 from baton.runtime import waits
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
+    AnswerOverdue,
     ChecksumMismatch,
     HandoffError,
     LeaseLost,
@@ -43,6 +47,7 @@ class _Landed:
 
     places: list[int]
     sums: NDArray[np.uint64]
+    since: float
 
 
 class HandoffReader:
@@ -76,6 +81,9 @@ class HandoffReader:
         self._unproven: list[_Landed] = []  # waiting for the granter's sums
         self.report = FetchReport()
         self._first_heard = False
+        self._summed_at = 0.0  # when checksums came last
+        self._answered_at = 0.0  # when an offer or the first tokens came last
+        self._overdue_timer: asyncio.TimerHandle | None = None
 
     async def fetch(
         self,
@@ -88,9 +96,10 @@ class HandoffReader:
         those of the full ones among them. `on_first` gets the first tokens as they come, once.
 
         Returns when every block is verified and the first tokens are here. Raises WorkerLost
-        (stream broken), LeaseLost (granter dead or paused), ReadFailed, ChecksumMismatch,
-        HandoffError (the granter's word cannot be true), or the error that the granter named
-        (Overloaded: busy). Can be cancelled at any time.
+        (stream broken), LeaseLost (granter dead or paused), ReadFailed, AnswerOverdue (the granter
+        withholds what it owes), ChecksumMismatch, HandoffError (the granter's word cannot be
+        true), or the error that the granter named (Overloaded: busy). Can be cancelled at any
+        time.
         """
         loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[None] = loop.create_future()
@@ -103,7 +112,7 @@ class HandoffReader:
             self._block_bytes = peer.block_bytes
             self._places = Places(opening, blocks, identities, peer, self._mover.slabs)
             self._session.start(opening)
-            await self._outcome  # bounded by the lease, and by whoever cancels at the deadline
+            await self._outcome  # bounded by the lease, the answers due, and the deadline
         finally:
             self._leave()
         return self.report
@@ -114,7 +123,13 @@ class HandoffReader:
             await asyncio.wait(set(self._tasks))
         await self._session.finished()
 
+    def unverified_s(self) -> float:
+        """How long the oldest blocks have waited for the granter's checksums."""
+        return _now() - self._unproven[0].since if self._unproven else 0.0
+
     def _leave(self) -> None:
+        if self._overdue_timer is not None:
+            self._overdue_timer.cancel()
         for task in self._tasks:
             task.cancel()
         for read in self._reads:
@@ -132,6 +147,10 @@ class HandoffReader:
     def _heard(self, message: handoff_pb2.GranterMessage) -> None:
         kind = message.WhichOneof("kind")
         report, now = self.report, _now()
+        if kind == "sums":
+            self._summed_at = now
+        else:
+            self._answered_at = now
         if self._session.opened_at is not None:
             report.opened = self._session.opened_at
         if kind == "offer":
@@ -148,6 +167,7 @@ class HandoffReader:
             self._prove()
         elif kind == "first_tokens":
             self._take_first(message.first_tokens, now)
+        self._watch_answers()
 
     def _take_first(self, first: handoff_pb2.FirstTokens, now: float) -> None:
         choices = [token.choice for token in first.tokens]
@@ -195,8 +215,9 @@ class HandoffReader:
             if read.sums is not None:
                 if not await waits.over(read.sums, self._config.read_timeout_s):
                     raise ReadFailed("what a READ brought was not summed in time")
-                self._unproven.append(_Landed(places, read.sums.result()))
+                self._unproven.append(_Landed(places, read.sums.result(), _now()))
                 self._prove()
+                self._watch_answers()
             else:
                 self._verified(places)
                 self._conclude()
@@ -237,6 +258,41 @@ class HandoffReader:
             self._ready.extendleft(reversed(wrong))
         self._start_reads()
         self._conclude()
+
+    # -- what the granter owes ------------------------------------------------------------------
+
+    def _answers_due(self) -> float:
+        """Until when the next answer has to come; infinite while the granter owes none. What it
+        offers while it computes is not owed: a prompt may wait, and the router watches its steps.
+        """
+        due = float("inf")
+        if self._unproven:
+            due = max(self._summed_at, self._unproven[0].since)
+        if self._places.all_offered != self._first_heard:
+            due = min(due, self._answered_at)
+        return due + self._config.read_timeout_s
+
+    def _watch_answers(self) -> None:
+        if self._overdue_timer is None and not self._outcome.done():
+            due = self._answers_due()
+            if due < float("inf"):
+                loop = asyncio.get_running_loop()
+                self._overdue_timer = loop.call_at(due, self._check_answers)
+
+    def _check_answers(self) -> None:
+        self._overdue_timer = None
+        if _now() < self._answers_due():  # something has come since
+            self._watch_answers()
+            return
+        missing = "first tokens" if self._places.all_offered else "offers"
+        if self._places.all_offered == self._first_heard:
+            missing = "checksums"
+        self._fail(
+            AnswerOverdue(
+                f"worker {self._peer.hex()[:8]} keeps its lease and has sent no {missing} for "
+                f"{self._config.read_timeout_s:g} s"
+            )
+        )
 
     def _verified(self, places: Sequence[int]) -> None:
         self._places.verified(places)

@@ -111,7 +111,7 @@ class HandoffConfig:
     read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
     piece_queue: int = 1 << 16  # pieces of READs that wait for a thread; a READ more is tried again
     offer_queue: int = 64  # computed chunks of a handoff without sums; the next one waits
-    read_timeout_s: float = 5.0  # for a READ under way without a piece that lands
+    read_timeout_s: float = 5.0  # for a READ's next piece; for checksums or tokens a granter owes
     verify: bool = True  # off only in experiments: a wrong block is then used
     preflight_floor_gbps: float = 0.05  # GB/s; a slower pair is marked degraded
 

@@ -20,6 +20,7 @@
     │   ├── Incompatible      503  the two pools do not fit; names what differs
     │   ├── LeaseLost         503  the lease ended before the blocks were verified
     │   ├── ReadFailed        503  the mover reports an error or a missed deadline
+    │   ├── AnswerOverdue     503  the granter keeps its lease and withholds what it owes
     │   └── ChecksumMismatch  503  the bytes are not the ones that were offered
     ├── OutOfBlocks           503  the pool is full (inside a worker; never seen by clients)
     ├── EngineError           500  the device or the numbers went wrong
@@ -156,6 +157,10 @@ class LeaseLost(HandoffError):
 
 class ReadFailed(HandoffError):
     pass
+
+
+class AnswerOverdue(HandoffError):
+    """The granter renews the lease, but its checksums, offers or first tokens do not come."""
 
 
 class ChecksumMismatch(HandoffError):

@@ -262,6 +262,11 @@ CHECKSUM_FAILURES = _counter(
     "baton_checksum_failures_total",
     "Blocks whose bytes were not the ones offered, each time that they were read.",
 )
+OLDEST_CHECKSUM_SECONDS = _gauge(
+    "baton_oldest_checksum_seconds",
+    "How long the oldest checksums have been pending: of the granter, those that its checksum "
+    "thread computes; of the reader, those that a granter owes it for blocks that have landed.",
+)
 QUARANTINED_BLOCKS = _gauge(
     "baton_quarantined_blocks", "Blocks that an unfinished READ may still write to."
 )

@@ -1,0 +1,35 @@
+"""How long a granter's checksum calls have been pending, and whether their thread is stuck.
+
+The mover that owns the thread reports when a call reaches it and when the thread has left it: a
+caller that stops waiting does not free a stuck thread. Pure: time is passed in.
+"""
+
+from __future__ import annotations
+
+STUCK_S = 2.0  # a call sums 64 MiB at most: some 50 ms
+
+
+class ChecksumMonitor:
+    def __init__(self) -> None:
+        self._pending: dict[object, float] = {}  # the oldest first
+        self._ended_s = 0.0
+
+    def begin(self, call: object, now_s: float) -> None:
+        self._pending[call] = now_s
+
+    def end(self, call: object, now_s: float) -> None:
+        self._pending.pop(call, None)
+        self._ended_s = now_s
+
+    def oldest_s(self, now_s: float) -> float:
+        """The age of the oldest pending call; 0 where none is pending."""
+        return max(0.0, now_s - next(iter(self._pending.values()), now_s))
+
+    def trouble(self, now_s: float) -> str:
+        """Why no checksum can be computed any more; empty while calls end."""
+        if not self._pending:
+            return ""
+        stuck_s = min(self.oldest_s(now_s), now_s - self._ended_s)
+        if stuck_s < STUCK_S:
+            return ""
+        return f"the checksum thread has ended no call for {stuck_s:.1f} s"

@@ -1,0 +1,159 @@
+"""A granter that keeps its lease and withholds one kind of message: given up in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.kv_transfer.checksum_monitor import STUCK_S, ChecksumMonitor
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.nixl_mover import NixlMover
+from baton.runtime.errors import AnswerOverdue, EngineError, HandoffError, LeaseLost
+
+TIMEOUT_S = 3.0
+LEASE_S = 1.0
+
+
+class Withholding:
+    """A reader's link end: some kinds of message never arrive at it."""
+
+    def __init__(self, link: Any, kinds: tuple[str, ...]) -> None:
+        self._link = link
+        self._kinds = kinds
+        self.send, self.close = link.send, link.close
+
+    async def receive(self) -> Any:
+        while (message := await self._link.receive()).WhichOneof("kind") in self._kinds:
+            pass
+        return message
+
+
+async def fetch_withheld(lab: Any, stage: Any, prompt: Any, *kinds: str) -> tuple[Exception, float]:
+    """What ends the fetch, and when."""
+    names = [lab.name_of(place) for place in range(6)]
+    link = Withholding(stage.granter_link(prompt), kinds)
+    with pytest.raises(HandoffError) as raised:
+        await stage.fetch(link, stage.opening(), lab.OWN, names)
+    ended_s = asyncio.get_running_loop().time()
+    await stage.ended()
+    return raised.value, ended_s
+
+
+@pytest.mark.parametrize(
+    ("kinds", "error", "within_s"),
+    [
+        (["opened"], HandoffError, 1.0),
+        (["acknowledged"], LeaseLost, LEASE_S),
+        (["offer"], HandoffError, 1.0),
+        (["offer", "sums"], AnswerOverdue, TIMEOUT_S + 1.5),
+        (["sums"], AnswerOverdue, TIMEOUT_S + 1.0),
+        (["first_tokens"], AnswerOverdue, TIMEOUT_S + 1.5),
+    ],
+)
+def test_fetch_fails_in_time_when_a_kind_is_withheld(
+    lab: Any, kinds: list[str], error: type[Exception], within_s: float
+) -> None:
+    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    prompt = lab.chunked(pause=0.4)
+    (found, ended_s), _ = lab.on_virtual_time(lambda: fetch_withheld(lab, stage, prompt, *kinds))
+    assert type(found) is error and ended_s <= within_s
+    lab.nothing_left(stage, prompt)
+
+
+def test_lease_ends_when_the_failure_is_withheld(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S)
+    prompt = lab.ScriptedPrompt([lab.computed(0, [4]), 0.1, EngineError("the device failed")])
+    (found, ended_s), _ = lab.on_virtual_time(lambda: fetch_withheld(lab, stage, prompt, "failed"))
+    assert type(found) is LeaseLost and ended_s < 2 * LEASE_S
+    lab.nothing_left(stage, prompt)
+
+
+def test_slow_prompt_is_waited_for_between_its_offers(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    report, _ = lab.on_virtual_time(lambda: lab.play(stage, lab.chunked(pause=4 * TIMEOUT_S)))
+    assert report.seconds > 8 * TIMEOUT_S and lab.moved(stage, lab.OWN, lab.THEIRS)
+
+
+def test_slow_checksums_are_waited_for_while_some_come(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    stage.exchange.checksum_s = 0.8 * TIMEOUT_S  # of two blocks
+    prompt = lab.ScriptedPrompt([lab.computed(0, lab.THEIRS), lab.first_tokens()])
+    report, _ = lab.on_virtual_time(lambda: lab.play(stage, prompt))
+    assert report.seconds > 2 * TIMEOUT_S and lab.moved(stage, lab.OWN, lab.THEIRS)
+
+
+def test_stuck_checksums_turn_the_granter_red_and_are_given_up(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    prompt = lab.chunked()
+
+    async def main() -> None:
+        stage.granter.stick_checksums()
+        await fetch_withheld(lab, stage, prompt)
+        assert stage.granter.oldest_checksum_s() >= TIMEOUT_S  # nobody waits for it any more
+        assert "checksum thread" in stage.granter.trouble()
+        stage.granter.release_checksums()
+        await asyncio.sleep(0)
+        assert stage.granter.trouble() == "" and stage.granter.oldest_checksum_s() == 0
+
+    lab.on_virtual_time(main)
+    lab.nothing_left(stage, prompt)
+
+
+def test_reader_reports_the_age_of_unverified_blocks(lab: Any) -> None:
+    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+
+    async def main() -> None:
+        fetch = asyncio.ensure_future(fetch_withheld(lab, stage, lab.chunked(), "sums"))
+        await asyncio.sleep(2.0)
+        assert 1.5 < stage.readers[0].unverified_s() < 2.0
+        await fetch
+
+    lab.on_virtual_time(main)
+
+
+def test_monitor_counts_from_the_last_end() -> None:
+    monitor = ChecksumMonitor()
+    assert monitor.trouble(50.0) == "" and monitor.oldest_s(50.0) == 0
+    for call in (1, 2):
+        monitor.begin(call, 100.0)
+    monitor.end(1, 100.0 + STUCK_S)
+    assert monitor.oldest_s(100.5 + STUCK_S) == STUCK_S + 0.5
+    assert monitor.trouble(99.5 + 2 * STUCK_S) == ""
+    assert f"{STUCK_S:.1f} s" in monitor.trouble(100.0 + 2 * STUCK_S)
+    monitor.end(2, 100.0 + 3 * STUCK_S)
+    assert monitor.trouble(200.0) == ""
+
+
+@pytest.mark.usefixtures("scripted")
+def test_nixl_mover_is_red_while_its_checksum_thread_is_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.kv_transfer.checksum_monitor.STUCK_S", 0.05)
+    go_on = threading.Event()
+
+    class StuckPool(HostPool):
+        def sums(self, blocks: Any, seeds: Any) -> Any:
+            assert go_on.wait(30.0)
+            return super().sums(blocks, seeds)
+
+    async def main() -> None:
+        pool = StuckPool(np.zeros((8, 256), dtype=np.uint8), 1)
+        mover = NixlMover(pool, b"B" * 16)
+        caller = asyncio.ensure_future(mover.checksums([0], [1]))
+        await asyncio.sleep(0.1)
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert mover.oldest_checksum_s() >= 0.05 and "checksum thread" in mover.trouble()
+        go_on.set()
+        until_s = time.monotonic() + 30.0
+        while mover.trouble() and time.monotonic() < until_s:
+            await asyncio.sleep(0.01)
+        assert mover.trouble() == "" and mover.oldest_checksum_s() == 0
+        await mover.close()
+
+    asyncio.run(main())
