@@ -21,6 +21,7 @@ from baton.deploy.authority import Authority
 from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.runtime.config import Config
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
+from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.settings import load
 from baton.runtime.tls import Tls
@@ -132,7 +133,11 @@ class RouterLink:
         self._sending = asyncio.Lock()
 
     async def open(self) -> worker_pb2.WorkerWelcome:
-        hello = worker_pb2.RouterHello(router_id="benchmark", boot_id=secrets.token_bytes(16))
+        hello = worker_pb2.RouterHello(
+            router_id="benchmark",
+            boot_id=secrets.token_bytes(16),
+            protocol_version=LINK_PROTOCOL_VERSION,
+        )
         await self._send(worker_pb2.RouterMessage(hello=hello))
         self._beating = asyncio.create_task(self._beat())
         return (await self._link.receive()).welcome

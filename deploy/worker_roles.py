@@ -73,6 +73,7 @@ class Below:
             spec.layers,
             spec.kv_heads,
             spec.head_dim,
+            verify=self.boot.config.handoff.verify,
         )
         return greeting.build(self.boot.worker_id, self.mover.describe(), common)
 

@@ -30,6 +30,8 @@ def compatibility(
     head_dim: int,
     tp_size: int = 1,
     tp_rank: int = 0,
+    *,
+    verify: bool = True,
 ) -> handoff_pb2.Compatibility:
     """What a pool must have in common with its peers; versions are this package's own."""
     return handoff_pb2.Compatibility(
@@ -44,6 +46,7 @@ def compatibility(
         head_dim=head_dim,
         tp_size=tp_size,
         tp_rank=tp_rank,
+        verify=verify,
     )
 
 
@@ -63,6 +66,7 @@ def build(
             num_blocks=pool.num_blocks,
             device_id=pool.device_id,
             memory=pool.memory,
+            versions=pool.versions,
         ),
     )
 
@@ -76,6 +80,11 @@ def check(mine: handoff_pb2.Greeting, theirs: handoff_pb2.Greeting) -> None:
         if name not in _MAY_DIFFER
     ]
     pairs.append(("mover", mine.pool.mover, theirs.pool.mover))
+    here_versions, there_versions = mine.pool.versions, theirs.pool.versions
+    pairs += [
+        (f"{library} version", here_versions.get(library, ""), there_versions.get(library, ""))
+        for library in sorted({*here_versions, *there_versions})
+    ]
     if ours.tp_size == other.tp_size:
         pairs.append(("block_bytes", mine.pool.block_bytes, theirs.pool.block_bytes))
     wrong = [
@@ -116,4 +125,5 @@ def peer_pool(theirs: handoff_pb2.Greeting) -> PeerPool:
         num_blocks=pool.num_blocks,
         device_id=pool.device_id,
         memory=pool.memory,
+        versions=dict(pool.versions),
     )

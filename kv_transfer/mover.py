@@ -8,8 +8,8 @@ trust the bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 @dataclass(frozen=True, slots=True)
 class PeerPool:
     """A peer's pool, as it describes itself in its greeting. `memory` and `device_id` are NIXL's
-    names of where it lies, the device as the peer counts; it need not be what the own one is."""
+    names of where it lies, the device as the peer counts; it need not be what the own one is.
+    `versions` are those of the mover's libraries, which have to be equal."""
 
     boot_id: bytes
     mover: str
@@ -29,6 +30,7 @@ class PeerPool:
     num_blocks: int
     device_id: int = 0
     memory: str = "DRAM"
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Read(Protocol):

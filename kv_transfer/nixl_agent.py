@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from baton.kv_transfer.local_pool import DRAM, LocalPool, place_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.nixl_versions import library_versions
 from baton.kv_transfer.piece_queue import PieceQueue
 from baton.kv_transfer.pieces import Piece, blocks_enough
 from baton.runtime import logs
@@ -102,6 +103,7 @@ class NixlAgent:
         self._more = False  # pieces that wait may be posted at once
         self._stopping = False
         self.holds = 0  # leases that ask for progress; written by the owner's thread
+        self.versions: dict[str, str] = {}  # of its libraries, once it has started
         self.unsettled = 0  # READs under way, as of the last poll
         started: Future[bytes] = Future()
         self._thread = threading.Thread(
@@ -239,6 +241,7 @@ class NixlAgent:
         config = bindings.nixl_agent_config(backends=[], enable_prog_thread=False)
         self._agent = bindings.nixl_agent(self._name, config)
         self._agent.create_backend("UCX", {})
+        self.versions = library_versions(bindings.__name__)
         region = (pool.address, pool.blocks * pool.block_bytes, pool.device_id, "")
         try:
             self._registered = self._agent.register_memory([region], pool.memory)

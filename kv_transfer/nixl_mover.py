@@ -120,6 +120,7 @@ class NixlMover:
             num_blocks=pool.blocks,
             device_id=pool.device_id,
             memory=pool.memory,
+            versions=self._agent.versions,
         )
 
     async def connect(self, peer: PeerPool) -> None:

@@ -20,7 +20,7 @@ class Greeting(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., pool: _Optional[_Union[PoolDescription, _Mapping]] = ...) -> None: ...
 
 class Compatibility(_message.Message):
-    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank")
+    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Compatibility(_message.Message):
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
     TP_RANK_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_fingerprint: str
     kv_dtype: str
@@ -43,10 +44,18 @@ class Compatibility(_message.Message):
     head_dim: int
     tp_size: int
     tp_rank: int
-    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ...) -> None: ...
+    verify: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
-    __slots__ = ("mover", "metadata", "base_address", "block_bytes", "num_blocks", "device_id", "memory")
+    __slots__ = ("mover", "metadata", "base_address", "block_bytes", "num_blocks", "device_id", "memory", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MOVER_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +63,7 @@ class PoolDescription(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     mover: str
     metadata: bytes
     base_address: int
@@ -61,7 +71,8 @@ class PoolDescription(_message.Message):
     num_blocks: int
     device_id: int
     memory: str
-    def __init__(self, mover: _Optional[str] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_id: _Optional[int] = ..., memory: _Optional[str] = ...) -> None: ...
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, mover: _Optional[str] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_id: _Optional[int] = ..., memory: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ReaderMessage(_message.Message):
     __slots__ = ("open", "renew", "closed")

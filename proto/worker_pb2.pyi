@@ -51,14 +51,16 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class RouterHello(_message.Message):
-    __slots__ = ("router_id", "boot_id", "resume")
+    __slots__ = ("router_id", "boot_id", "resume", "protocol_version")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     boot_id: bytes
     resume: _containers.RepeatedCompositeFieldContainer[Resume]
-    def __init__(self, router_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., resume: _Optional[_Iterable[_Union[Resume, _Mapping]]] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, router_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., resume: _Optional[_Iterable[_Union[Resume, _Mapping]]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("request_id", "attempt", "next")
@@ -79,7 +81,7 @@ class ChoiceIndex(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "lost")
+    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "protocol_version", "lost")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +91,7 @@ class WorkerWelcome(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: bytes
@@ -99,8 +102,9 @@ class WorkerWelcome(_message.Message):
     max_context: int
     total_blocks: int
     vocab_size: int
+    protocol_version: int
     lost: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt", "choices", "sampling", "max_tokens", "stop_token_ids", "placement", "cache_salt", "trace_context", "deadline_ms", "alone")

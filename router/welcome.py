@@ -7,6 +7,7 @@ placement of every request, wherever it goes.
 from __future__ import annotations
 
 from baton.proto import worker_pb2
+from baton.runtime.links import LINK_PROTOCOL_VERSION
 
 # The most that a worker's own settings allow, or more.
 MOST = {"block_size": 256, "max_context": 1 << 24, "total_blocks": 1 << 31}
@@ -17,6 +18,11 @@ BOOT_ID_BYTES = 16
 def fault(welcome: worker_pb2.WorkerWelcome, vocab_size: int) -> str:
     """The first field that cannot be true, what it is, and what it has to be; empty if all are
     sound. `vocab_size` is that of the router's model."""
+    if welcome.protocol_version != LINK_PROTOCOL_VERSION:
+        return (
+            f"protocol_version is {welcome.protocol_version}, this router's is "
+            f"{LINK_PROTOCOL_VERSION}"
+        )
     if len(welcome.boot_id) != BOOT_ID_BYTES:
         return f"boot_id has {len(welcome.boot_id)} bytes, not {BOOT_ID_BYTES}"
     for name, most in MOST.items():

@@ -29,7 +29,7 @@ from baton.router.welcome import BOOT_ID_BYTES, fault
 from baton.runtime import logs, metrics, waits
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded
-from baton.runtime.links import LinkClosed
+from baton.runtime.links import LINK_PROTOCOL_VERSION, LinkClosed
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.silence import Silence
 
@@ -256,6 +256,7 @@ class WorkerLink:
             router_id=self._router_boot_id.hex(),
             boot_id=self._session_id,
             resume=self._named,
+            protocol_version=LINK_PROTOCOL_VERSION,
         )
 
     def _welcomed(self, welcome: worker_pb2.WorkerWelcome) -> None:

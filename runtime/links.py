@@ -21,6 +21,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MEMORY_LINK_MESSAGES = 1024
+LINK_PROTOCOL_VERSION = 1  # of router-worker links; both ends refuse another one
 
 
 class LinkClosed(WorkerLost):

@@ -14,6 +14,7 @@ from typing import Protocol
 from baton.proto import worker_pb2
 from baton.runtime import identity
 from baton.runtime.errors import HandoffError, InvalidRequest
+from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.sampling import SamplingParams
 
 MAX_CHOICES = 128
@@ -40,6 +41,7 @@ class ModelLimits:
     ) -> worker_pb2.WorkerWelcome:
         """What a worker tells a router of itself; the requests that it lost are the caller's."""
         return worker_pb2.WorkerWelcome(
+            protocol_version=LINK_PROTOCOL_VERSION,
             worker_id=worker_id,
             boot_id=boot_id,
             role=role,

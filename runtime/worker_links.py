@@ -19,7 +19,7 @@ from typing import Protocol
 
 from baton.proto import worker_pb2
 from baton.runtime import logs, waits
-from baton.runtime.links import Link, LinkClosed
+from baton.runtime.links import LINK_PROTOCOL_VERSION, Link, LinkClosed
 from baton.runtime.silence import Silence
 
 log = logs.get(__name__)
@@ -83,6 +83,9 @@ async def serve_link(
         log.warning("a router's first message is not a hello; the link is closed")
         await link.close()
         return
+    if first.hello.protocol_version != LINK_PROTOCOL_VERSION:
+        await _refuse_version(link, first.hello)
+        return
     welcome, session = handler.attach(first.hello)
     try:
         await link.send(worker_pb2.WorkerMessage(welcome=welcome))
@@ -92,6 +95,21 @@ async def serve_link(
     finally:
         session.detach()
         await link.close()
+
+
+async def _refuse_version(link: WorkerLink, hello: worker_pb2.RouterHello) -> None:
+    """The router reads the same from a welcome that says nothing else."""
+    log.error(
+        "router refused",
+        router=hello.router_id,
+        why=f"protocol_version is {hello.protocol_version}, this worker's is "
+        f"{LINK_PROTOCOL_VERSION}",
+        remedy="start routers and workers with the same version of Baton",
+    )
+    welcome = worker_pb2.WorkerWelcome(protocol_version=LINK_PROTOCOL_VERSION)
+    with contextlib.suppress(LinkClosed):
+        await link.send(worker_pb2.WorkerMessage(welcome=welcome))
+    await link.close()
 
 
 async def _converse(

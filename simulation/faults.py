@@ -52,6 +52,8 @@ class Striker:
             "reset": self._reset,
             "reads": self._spoil,
             "step": self._step,
+            "withhold": self._withhold,
+            "checksums": self._checksums,
         }
         world.exchange.decide = self._fate
 
@@ -158,6 +160,16 @@ class Striker:
     def _reset(self, fault: Fault) -> Callable[[], None]:
         self._world.network.reset(*fault.targets, half=fault.what == "one end")
         return _nothing
+
+    def _withhold(self, fault: Fault) -> Callable[[], None]:
+        network, way = self._world.network, (*fault.targets, fault.what)
+        network.withhold(*way)
+        return lambda: network.send_again(*way)
+
+    def _checksums(self, fault: Fault) -> Callable[[], None]:
+        mover = self._world.workers[fault.targets[0]].mover
+        mover.stick_checksums()
+        return mover.release_checksums
 
     def _spoil(self, fault: Fault) -> Callable[[], None]:
         self._reads.append(fault)

@@ -6,7 +6,7 @@
 
 Two streams may overtake each other, the messages of one never do. What a machine's code holds is
 a `Link` like any other (runtime/links.py); messages pass by reference. Owns who is where, which
-ways are cut, and the streams; knows no messages' meaning.
+ways are cut, which kinds of message are withheld, and the streams; knows no messages' meaning.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.links import LinkClosed
 from baton.simulation.machine import Machine
 from baton.simulation.virtual_loop import VirtualLoop
@@ -35,6 +36,7 @@ class Network:
         self.delay_s = delay_s
         self.services: dict[str, tuple[Machine, dict[str, Service]]] = {}
         self.cuts: dict[tuple[str, str], int] = {}  # by address, one way; how often
+        self.withheld: dict[tuple[str, str, str], list[tuple[_Lane, Any]]] = {}  # way and kind
         self._held: dict[tuple[str, str], list[_Lane]] = {}
         self._streams: dict[Stream, None] = {}
 
@@ -62,6 +64,14 @@ class Network:
             del self.cuts[way]
             for lane in self._held.pop(way, []):
                 lane.release()
+
+    def withhold(self, source: str, target: str, kind: str) -> None:
+        """Messages of this kind wait where they are sent, until `send_again`; others pass them."""
+        self.withheld[source, target, kind] = []
+
+    def send_again(self, source: str, target: str, kind: str) -> None:
+        for lane, message in self.withheld.pop((source, target, kind)):
+            lane.post(message)
 
     def is_cut(self, source: Machine, target: Machine) -> bool:
         return (source.address, target.address) in self.cuts
@@ -180,6 +190,11 @@ class _Lane:
             await self._sender
         if self.closed:
             raise LinkClosed(self.closed)
+        if self.network.withheld:
+            waiting = self.network.withheld.get((*self.way, kind_of(message)))
+            if waiting is not None:
+                waiting.append((self, message))
+                return
         self.post(message)
 
     def post(self, message: Any) -> None:
@@ -287,6 +302,15 @@ class SimLink:
             self.outgoing.post(_End())
         self.outgoing.shut("this side ended the stream")
         self._incoming.end("this side ended the stream", at_once=True)
+
+
+def kind_of(message: Any) -> str:
+    """What a stream's message is: the name of its one field, or of what has no such field."""
+    if isinstance(message, worker_pb2.BlockEvents):
+        return "snapshot" if message.snapshot else "delta"
+    if isinstance(message, handoff_pb2.Greeting):
+        return "greeting"
+    return str(message.WhichOneof("kind"))
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

@@ -18,6 +18,8 @@ from baton.simulation.world import WorkerProcess, World
 
 PROBED_S = 0.7  # a probe is asked for twice a second, and waits for the steps under way
 RED_S = 2.0  # after the step began, with steps of up to 0.62 s
+SUMS_RED_S = 2.5  # a call that was asked for so long ago has turned its worker red
+SUMS_LOOK_S = 3.5  # after its thread was stuck
 KNOWN_STEPS = 2  # of a kind, without which it may be a slow first one
 BEFALLEN = ("hang", "pause", "slow", "kill", "drain", "role")  # what else keeps it from telling
 
@@ -33,12 +35,22 @@ class Readiness:
     def struck(self, fault: Fault) -> None:
         """Told before it strikes."""
         name = fault.targets[0]
+        if fault.kind == "checksums" and fault.for_s > SUMS_LOOK_S:
+            self._watch_checksums(self._world.workers[name])
         if fault.kind not in BEFALLEN or name not in self._world.workers:
             return
         self._befallen[name] = self._befallen.get(name, 0) + 1
         process = self._world.workers[name]
         if fault.kind == "hang" and process.machine.alive:
             self._watch_next(process, fault.for_s)
+
+    def _watch_checksums(self, process: WorkerProcess) -> None:
+        def look() -> None:
+            stuck = process.mover.oldest_checksum_s() > SUMS_RED_S
+            if stuck and process.machine.alive and not process.worker.health.trouble():
+                self._breaches.append(f"{process.machine.name} ends no checksums, and is ready")
+
+        process.machine.context.run(asyncio.get_running_loop().call_later, SUMS_LOOK_S, look)
 
     def _watch_next(self, process: WorkerProcess, for_s: float) -> None:
         """The next step that begins is the one that hangs."""

@@ -104,7 +104,7 @@ PAST_BUGS: dict[str, PastBug] = {
         ),
     ),
     "turn-unseen": PastBug(
-        136,
+        56,
         Break(
             "a router did not know which of its candidates a request asks now, and left it with "
             "the second one, which hung",

@@ -16,6 +16,7 @@ import grpc
 
 from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.runtime.grpc_links import open_server
+from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 
 
@@ -166,6 +167,7 @@ class ScriptedWorker:
 
     def _welcome(self, hello: worker_pb2.RouterHello) -> worker_pb2.WorkerWelcome:
         return worker_pb2.WorkerWelcome(
+            protocol_version=LINK_PROTOCOL_VERSION,
             worker_id=self.worker_id,
             boot_id=self.boot_id,
             role=self.role,

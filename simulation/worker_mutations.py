@@ -11,6 +11,7 @@ from typing import Any
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.step_health import StepHealth
+from baton.kv_transfer.checksum_monitor import ChecksumMonitor
 from baton.prefill_worker.worker import PrefillWorker
 from baton.runtime import worker_drain
 from baton.runtime.block_feed import BlockFeed
@@ -93,6 +94,12 @@ OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
     ),
     "always-ready": Break(
         "a worker never says that no step ends", StepHealth, "trouble", always("")
+    ),
+    "checksums-never-stuck": Break(
+        "a worker never says that its checksum thread is stuck",
+        ChecksumMonitor,
+        "trouble",
+        always(""),
     ),
     "never-probed": Break("an idle worker computes nothing", StepHealth, "probe", always(None)),
 }

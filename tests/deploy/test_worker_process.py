@@ -39,6 +39,7 @@ from baton.runtime import logs, worker_lock
 from baton.runtime.config import Config, SecurityConfig, WorkerConfig
 from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError, by_code
 from baton.runtime.grpc_links import open_channel, open_server
+from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from baton.simulation.hash_engine import HashEngine, block_bytes
@@ -261,7 +262,9 @@ async def generate(address: str, max_tokens: int) -> tuple[str, list[int]]:
     """As a router does: the worker's role, and what it answers to a prompt of its own prefill."""
     connection = GrpcDialer("secret").connect(address)
     link = connection.link()
-    hello = worker_pb2.RouterHello(router_id="r", boot_id=os.urandom(16))
+    hello = worker_pb2.RouterHello(
+        router_id="r", boot_id=os.urandom(16), protocol_version=LINK_PROTOCOL_VERSION
+    )
     submit = worker_pb2.Submit(
         request_id="a",
         attempt=1,

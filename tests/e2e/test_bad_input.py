@@ -21,6 +21,7 @@ import pytest
 from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.runtime.grpc_links import credentials
+from baton.runtime.links import LINK_PROTOCOL_VERSION
 
 TOKEN = "a secret of this test"
 WORST = 2**32 - 1
@@ -133,7 +134,9 @@ REFUSED_SUBMITS = [
 async def test_bad_submits_end_alone(pair: Any) -> None:
     async with pair.channel("decode-0") as channel:
         call = worker_pb2_grpc.WorkerStub(channel).Link(metadata=credentials(TOKEN))
-        hello = worker_pb2.RouterHello(router_id="evil", boot_id=os.urandom(16))
+        hello = worker_pb2.RouterHello(
+            router_id="evil", boot_id=os.urandom(16), protocol_version=LINK_PROTOCOL_VERSION
+        )
         await call.write(worker_pb2.RouterMessage(hello=hello))
         ends: dict[str, int] = {}
         await call.write(submit(choices=[]))  # nobody to tell

@@ -252,7 +252,9 @@ def nothing_left(stage: Any, *prompts: Any) -> None:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedAgent:
     fake = ScriptedAgent()
     bindings = SimpleNamespace(
-        nixl_agent=lambda name, config: fake, nixl_agent_config=lambda **options: options
+        __name__="scripted",
+        nixl_agent=lambda name, config: fake,
+        nixl_agent_config=lambda **options: options,
     )
     monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
     monkeypatch.setattr(nixl_agent, "STOP_PATIENCE_S", 0.2)

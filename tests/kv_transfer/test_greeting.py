@@ -12,7 +12,8 @@ from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible
 
-POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM")
+VERSIONS = {"nixl": "1.5.1", "ucx": "1.23.0"}
+POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSIONS)
 
 
 def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.Greeting:
@@ -42,6 +43,7 @@ def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
         ("layers", 5),
         ("kv_heads", 4),
         ("head_dim", 128),
+        ("verify", False),
     ],
 )
 def test_each_difference_is_named_with_both_values(field: str, value: Any) -> None:
@@ -50,6 +52,15 @@ def test_each_difference_is_named_with_both_values(field: str, value: Any) -> No
         greeting.check(mine, theirs)
     here, there = getattr(mine.compatibility, field), getattr(theirs.compatibility, field)
     assert f"{field} {here!r} here, {there!r} there" in str(caught.value)
+
+
+@pytest.mark.parametrize("library", ["nixl", "ucx"])
+def test_greeting_names_another_version_of_a_library(library: str) -> None:
+    other = hello(dataclasses.replace(POOL, versions=VERSIONS | {library: "0.9"}))
+    with pytest.raises(Incompatible) as caught:
+        greeting.check(hello(), other)
+    expected = f"{library} version {VERSIONS[library]!r} here, '0.9' there"
+    assert expected in str(caught.value)
 
 
 def test_memory_of_another_kind_fits() -> None:

@@ -101,6 +101,7 @@ async def test_a_devices_pool_is_described_as_such(monkeypatch: pytest.MonkeyPat
 
     class Agent:
         metadata = b"m"
+        versions = {"nixl": "1.5.1"}
 
         def __init__(
             self, pool: DevicePool, name: str, pieces: PieceQueue, share: tuple[int, int]

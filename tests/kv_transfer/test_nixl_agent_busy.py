@@ -43,7 +43,9 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NixlAgent, CopyingAg
     """An agent whose queue never empties: what ends is followed by as much again."""
     fake, pieces = CopyingAgent(), PieceQueue()
     bindings = SimpleNamespace(
-        nixl_agent=lambda name, config: fake, nixl_agent_config=lambda **options: options
+        __name__="scripted",
+        nixl_agent=lambda name, config: fake,
+        nixl_agent_config=lambda **options: options,
     )
     monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
     agent = NixlAgent(HostPool(np.zeros((BLOCKS, 64), dtype=np.uint8), 1), "busy", pieces)

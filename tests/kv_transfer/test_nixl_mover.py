@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import signal
 import sys
 import threading
@@ -82,6 +83,9 @@ async def test_blocks_are_read_scattered_and_summed_alike() -> None:
         sums = await mover.checksums([7, 1], [3, 4])
         assert (sums == reference(pool, [7, 1], [3, 4], 8)).all()
         assert mover.describe().boot_id == OWN and mover.describe().num_blocks == BLOCKS
+        versions = mover.describe().versions
+        assert versions == peer.versions and versions.keys() == {"nixl", "ucx"}
+        assert all(re.match(r"\d+\.\d+", version) for version in versions.values()), versions
 
 
 async def test_a_read_with_seeds_brings_the_sums_of_what_landed() -> None:

@@ -66,7 +66,9 @@ async def mover_on(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[L
 
     def make(link: Link) -> NixlMover:
         bindings = SimpleNamespace(
-            nixl_agent=lambda name, config: link, nixl_agent_config=lambda **options: options
+            __name__="scripted",
+            nixl_agent=lambda name, config: link,
+            nixl_agent_config=lambda **options: options,
         )
         monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
         monkeypatch.setattr(nixl_agent, "STOP_PATIENCE_S", 0.1)

@@ -33,6 +33,7 @@ def test_what_a_worker_says_of_itself_is_sound() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
+        ("protocol_version", 0, "protocol_version is 0, this router's is 1"),
         ("boot_id", b"", "boot_id has 0 bytes, not 16"),
         ("boot_id", b"b" * 17, "boot_id has 17 bytes"),
         ("block_size", 0, "block_size is 0, not from 1 to 256"),

@@ -8,6 +8,7 @@ import pytest
 
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
+from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import MAX_BIAS, MAX_LOGPROBS, ModelLimits, check_tokens, sampling_params
 
@@ -97,6 +98,7 @@ def test_tokens_are_held_against_the_vocabulary() -> None:
 def test_a_welcome_tells_the_limits_and_whose_they_are() -> None:
     limits = ModelLimits(VOCAB, 10, "fingerprint", "float32", b"key")
     assert limits.welcome("decode-3", b"boot", "decode", 16, 40) == worker_pb2.WorkerWelcome(
+        protocol_version=LINK_PROTOCOL_VERSION,
         worker_id="decode-3",
         boot_id=b"boot",
         role="decode",

@@ -7,9 +7,10 @@ import math
 from typing import Any
 
 import pytest
+import structlog
 
 from baton.proto import worker_pb2
-from baton.runtime.links import Link, LinkClosed, memory_link
+from baton.runtime.links import LINK_PROTOCOL_VERSION, Link, LinkClosed, memory_link
 from baton.runtime.worker_links import serve_link
 from baton.simulation.virtual_time import on_virtual_time, stand_still
 
@@ -48,7 +49,9 @@ class Handler:
         self.detached += 1
 
 
-HELLO = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="r"))
+HELLO = worker_pb2.RouterMessage(
+    hello=worker_pb2.RouterHello(router_id="r", protocol_version=LINK_PROTOCOL_VERSION)
+)
 BEAT = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
 
 
@@ -101,6 +104,20 @@ async def test_a_stream_without_hello_is_closed_and_attaches_nothing() -> None:
     with pytest.raises(LinkClosed):
         await link.receive()
     assert handler.hellos == [] and handler.detached == 0
+
+
+@on_virtual_time
+async def test_router_of_another_protocol_version_is_refused_by_name() -> None:
+    handler = Handler()
+    link, task = start(handler)
+    await link.send(worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(protocol_version=99)))
+    with structlog.testing.capture_logs() as logs:
+        welcome = (await link.receive()).welcome
+        await asyncio.wait_for(task, 5)
+    assert welcome == worker_pb2.WorkerWelcome(protocol_version=LINK_PROTOCOL_VERSION)
+    assert handler.hellos == [] and handler.detached == 0
+    refused = [entry for entry in logs if entry["event"] == "router refused"]
+    assert "protocol_version is 99, this worker's is 1" in refused[0]["why"]
 
 
 @on_virtual_time

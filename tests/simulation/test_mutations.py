@@ -29,6 +29,8 @@ CAUGHT_BY = {
     "no-quarantine": 1,
     "ignore-closed": 4,
     "closed-too-early": 3,
+    "wait-for-checksums-for-ever": 155,
+    "renew-after-a-failure": 15,
     "drop-the-last-offer": 0,
     "accept-late-tokens": 56,
     "draw-first-tokens-again": 1,
@@ -63,7 +65,8 @@ CAUGHT_BY = {
     "stop-before-the-readers": 272,
     "cached-blocks-untold": 0,
     "evicted-blocks-untold": 4,
-    "snapshot-of-nothing": 5,
+    "snapshot-of-nothing": 8,
+    "checksums-never-stuck": 185,
     "always-ready": 136,
     "never-probed": 306,
 }

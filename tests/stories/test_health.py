@@ -13,7 +13,7 @@ import pytest
 from baton.engine.blocks import Hold
 from baton.proto import worker_pb2
 from baton.runtime import metrics
-from baton.runtime.links import memory_link
+from baton.runtime.links import LINK_PROTOCOL_VERSION, memory_link
 from baton.runtime.worker_links import serve_link
 from baton.simulation.client import Client
 from baton.simulation.cluster import Cluster
@@ -107,7 +107,11 @@ async def test_its_router_hears_in_the_same_moment(make_cluster: MakeCluster, ro
     near, far = memory_link()
     link = serve_link(far, node.worker, heartbeat_s=0.5, silence_s=60.0, hang_s=1.5)
     serving = asyncio.create_task(link)
-    await near.send(worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="r")))
+    await near.send(
+        worker_pb2.RouterMessage(
+            hello=worker_pb2.RouterHello(router_id="r", protocol_version=LINK_PROTOCOL_VERSION)
+        )
+    )
     async with probing(node.worker):
         await asyncio.sleep(1.2)
         node.engine.stall()

@@ -1,0 +1,155 @@
+"""One kind of message withheld: a fleet with such a prefill worker serves all in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import structlog
+
+from baton.kv_transfer.reader import HandoffReader
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import logs
+from baton.runtime.config import HandoffConfig
+from baton.simulation import virtual_loop
+from baton.simulation.checks import Watch
+from baton.simulation.faults import Striker
+from baton.simulation.history import FINISHED, Ask, History, serve
+from baton.simulation.network import kind_of
+from baton.simulation.scenario import (
+    BY_GRANTER,
+    BY_READER,
+    BY_ROUTER,
+    BY_WORKER,
+    WITHHELD_EVERY,
+    WITHHELD_SEED,
+    Fault,
+    draw,
+)
+from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.world import World
+
+REQUESTS = 40
+DEADLINE_S = 300.0
+BOUND_S = 3 * HandoffConfig().read_timeout_s
+SILENCE_S = 600.0
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logs.setup("lab", "critical")
+    yield
+    structlog.reset_defaults()
+
+
+def fleet(loop: VirtualLoop) -> tuple[World, Watch]:
+    """Two prefill workers and a decode worker, whose waiting grants have room for three."""
+    made = draw(0).config
+    config = replace(
+        made,
+        router=replace(made.router, max_requests=64, placement="disaggregated"),
+        step=replace(made.step, max_queue=64, max_sequences=16, waiting_share=0.25),
+        handoff=HandoffConfig(),
+    )
+    world = World(loop, config, random.Random(1), step_s=0.01)
+    watch = Watch(world)
+    world.started, world.router_started = watch.over, watch.over_router
+    for name in ("p0", "p1"):
+        world.start_worker(name, "prefill", 200)
+    world.start_worker("d0", "decode", 80)
+    world.start_router("r0")
+    return world, watch
+
+
+async def serve_all(world: World) -> list[History]:
+    router, histories = world.routers["r0"], []
+    for number in range(REQUESTS):
+        prompt = tuple((number + place) % 100 for place in range(22))
+        ask = Ask(router="r0", prompt=prompt, max_tokens=6, deadline_s=DEADLINE_S)
+        history = History(ask, number, asked_s=world.loop.world_s)
+        histories.append(history)
+        work = serve(router, history, lambda: world.loop.world_s)
+        history.task = router.machine.spawn(work, history.request_id)
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(DEADLINE_S)
+    return histories
+
+
+def took_s(fault: Fault) -> list[float]:
+    """How long each of 40 requests takes, all of which finish."""
+
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        world, watch = fleet(loop)
+        with watch.watching_grants():
+            await asyncio.sleep(1.0)
+            striker = Striker(world, random.Random(2), 0.001, one_sided=True, own_fabric=True)
+            decide = world.exchange.decide
+            world.exchange.decide = lambda attempt: watch.posted(attempt, decide(attempt))
+            watch.strikes(fault)
+            striker.strike(fault)
+            histories = await serve_all(world)
+        assert [history.ends for history in histories] == [[FINISHED]] * REQUESTS
+        assert watch.breaches == []
+        return [history.ended_s - history.asked_s for history in histories]
+
+    return virtual_loop.run(main())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("checksums", ("p0",), SILENCE_S),
+        Fault("withhold", ("p0", "d0"), SILENCE_S, "sums"),
+        Fault("withhold", ("p0", "d0"), SILENCE_S, "first_tokens"),
+        Fault("withhold", ("p0", "d0"), SILENCE_S, "offer"),
+    ],
+    ids=str,
+)
+def test_fleet_serves_all_when_one_granter_withholds(fault: Fault) -> None:
+    assert max(took_s(fault)) < BOUND_S
+
+
+def test_fleet_stands_still_without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HandoffReader, "_answers_due", lambda self: float("inf"))
+    with pytest.raises(AssertionError, match="DeadlineExceeded"):
+        took_s(Fault("withhold", ("p0", "d0"), SILENCE_S, "sums"))
+
+
+def test_every_kind_of_message_is_withheld_by_some_seed() -> None:
+    drawn = {
+        event.does.what
+        for seed in range(WITHHELD_SEED, 1000, WITHHELD_EVERY)
+        for event in draw(seed).faults
+        if isinstance(event.does, Fault) and event.does.kind == "withhold"
+    }
+    assert drawn == {*BY_GRANTER, *BY_READER, *BY_ROUTER, *BY_WORKER}
+    fields = {
+        field.name
+        for message in (
+            handoff_pb2.GranterMessage,
+            handoff_pb2.ReaderMessage,
+            worker_pb2.RouterMessage,
+            worker_pb2.WorkerMessage,
+        )
+        for field in message.DESCRIPTOR.fields
+    }
+    assert drawn == fields | {"greeting", "snapshot", "delta"}
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (worker_pb2.BlockEvents(snapshot=True), "snapshot"),
+        (worker_pb2.BlockEvents(), "delta"),
+        (handoff_pb2.Greeting(), "greeting"),
+        (handoff_pb2.GranterMessage(sums=handoff_pb2.Sums()), "sums"),
+    ],
+)
+def test_kind_of_a_message_is_its_field(message: Any, kind: str) -> None:
+    assert kind_of(message) == kind
