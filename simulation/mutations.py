@@ -7,7 +7,6 @@ lab; `baton faults --mutation NAME` runs seeds until one of them breaks a promis
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -43,7 +42,11 @@ from baton.runtime import identity
 from baton.runtime.errors import ConfigError, Overloaded
 from baton.runtime.links import LinkClosed
 from baton.simulation.breaks import Break, Mutation, always, applied
-from baton.simulation.worker_mutations import OF_A_WORKERS_END, OF_WHAT_A_WORKER_TELLS
+from baton.simulation.worker_mutations import (
+    OF_A_WORKERS_END,
+    OF_WHAT_A_WORKER_TELLS,
+    OF_WITHHELD_ANSWERS,
+)
 from baton.simulation.world import World
 
 
@@ -113,14 +116,6 @@ def _deaf_to_closed(_: Any) -> Any:
                     await self._send(handoff_pb2.GranterMessage(acknowledged=heard))
 
     return listen
-
-
-def _failure_forgotten(before: Any) -> Any:
-    async def fail(self: Any, error: Exception) -> None:
-        await before(self, error)
-        self._failure = None
-
-    return fail
 
 
 def _no_partial_block(before: Any) -> Any:
@@ -335,18 +330,6 @@ MUTATIONS: dict[str, Break] = {
     "closed-too-early": Break(
         "`closed` is said while READs are in flight", ReaderSession, "leave", _closed_too_early
     ),
-    "wait-for-checksums-for-ever": Break(
-        "nothing that a granter owes is ever overdue",
-        HandoffReader,
-        "_answers_due",
-        always(math.inf),
-    ),
-    "renew-after-a-failure": Break(
-        "a granter that has failed keeps its reader's lease",
-        granter._Handoff,
-        "_fail",
-        _failure_forgotten,
-    ),
     "drop-the-last-offer": Break(
         "the partial last block is not offered", granter._Handoff, "_offer", _no_partial_block
     ),
@@ -415,6 +398,7 @@ MUTATIONS: dict[str, Break] = {
     "keep-parked-requests": Break(
         "a dead router's requests stay", RouterSessions, "_expire", always(None)
     ),
+    **OF_WITHHELD_ANSWERS,
     **OF_A_WORKERS_END,
     **OF_WHAT_A_WORKER_TELLS,
 }

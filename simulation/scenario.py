@@ -18,6 +18,7 @@ from baton.runtime.config import (
     WorkerConfig,
 )
 from baton.runtime.registry import Role
+from baton.simulation import partial_silence
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.history import Ask
 
@@ -45,13 +46,6 @@ LINK_EVERY, LINK_SEED = 4, 3  # seeds
 LINK_S = (0.05, 0.3, 1.0)  # in which the link could carry the first contacts of all workers
 CONTACT_BLOCKS = 48  # six READs of eight blocks, from each reader to each granter
 WITHHELD_EVERY, WITHHELD_SEED = 10, 5  # seeds
-WITHHELD_S = (0.1, 0.4, 1.5, 4.0)
-LATER_S = 3.8  # a request that comes where the silence is known, if it lasts
-FOR_EVER_S = 25.0  # longer than any request may take: what withholds a handoff's is given up
-BY_GRANTER = ("greeting", "opened", "acknowledged", "offer", "sums", "first_tokens", "failed")
-BY_READER = ("greeting", "open", "renew", "closed")
-BY_ROUTER = ("hello", "submit", "cancel", "settled", "heartbeat")
-BY_WORKER = ("welcome", "outputs", "load", "snapshot", "delta")
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
 
@@ -263,43 +257,16 @@ def _one_hangs(made: Scenario) -> Scenario:
 
 
 def _withheld(made: Scenario) -> Scenario:
-    """One kind of message is withheld from one process by another, while all others pass: on
-    handoffs even for ever, or by a checksum thread that is stuck; on links and block feeds for a
-    while. Requests come before and meanwhile."""
+    """One kind of message is withheld; requests come before, meanwhile and later."""
     dice = random.Random(made.seed ^ 0x517)
     prefill, decode = sorted(made.prefill), sorted(made.decode)
-    granter, reader, at_s = dice.choice(prefill), dice.choice(decode), 0.3
-    pair, router = (granter, reader), dice.choice(made.routers)
-    worker = dice.choice([granter, reader, reader])
-    long_s, short_s = dice.choice([*WITHHELD_S, FOR_EVER_S, FOR_EVER_S]), dice.choice(WITHHELD_S)
-    named = [
-        *(Fault("withhold", pair, long_s, what) for what in BY_GRANTER),
-        *(Fault("withhold", pair[::-1], long_s, what) for what in BY_READER),
-        *(Fault("withhold", (router, worker), short_s, what) for what in BY_ROUTER),
-        *(Fault("withhold", (worker, router), short_s, what) for what in BY_WORKER),
-        *3 * [Fault("checksums", (granter,), long_s)],
-        *2 * [Fault("withhold", pair, FOR_EVER_S, "failed")],
-    ]
-    chosen = dice.choice(named)
-    faults = [Event(at_s, chosen)]
-    if chosen.what == "failed":  # else there is nothing to tell
-        faults.append(Event(at_s, Fault("step", (granter,), 1.5, "fails always")))
-    times = [dice.uniform(0.1, 0.2), dice.uniform(0.1, 0.2), at_s - 0.005]
-    times += [*(at_s + dice.uniform(-0.02, 0.2) for _ in range(4)), at_s + LATER_S]
-    asks = [
-        Ask(
-            router=dice.choice([router, *made.routers]),
-            prompt=tuple(dice.randrange(100) for _ in range(dice.randint(2, 22))),
-            max_tokens=dice.choice([1, 4, 8, 16]),
-            choices=dice.choice([1, 1, 2]),
-            temperature=dice.choice([0.0, 1.0]),
-            seed=dice.randrange(1 << 32),
-            deadline_s=20.0,
-            leaves_s=dice.uniform(0, 0.2) if dice.random() < 0.1 else None,
-        )
-        for _ in times
-    ]
-    events = [Event(when_s, ask) for when_s, ask in zip(times, asks, strict=True)]
+    granter, reader, router = map(dice.choice, (prefill, decode, made.routers))
+    silence = partial_silence.draw_silence(dice, granter, reader, router)
+    faults = [Fault(silence.kind, silence.targets, silence.for_s, silence.what)]
+    if silence.what == "failed":  # else there is nothing to tell
+        faults.append(Fault("step", (granter,), 1.5, "fails always"))
+    events = [Event(partial_silence.AT_S, fault) for fault in faults]
+    events += [Event(at_s, ask) for at_s, ask in partial_silence.draw_asks(dice, made.routers)]
     settings = replace(made.config.router, max_requests=64, placement="disaggregated")
     step = replace(made.config.step, max_queue=32, max_sequences=16)
     return replace(
@@ -307,7 +274,7 @@ def _withheld(made: Scenario) -> Scenario:
         config=replace(made.config, router=settings, step=step),
         prefill=dict.fromkeys(prefill, 80),
         decode=dict.fromkeys(decode, 80),
-        events=tuple(sorted([*events, *faults], key=lambda event: event.at_s)),
+        events=tuple(sorted(events, key=lambda event: event.at_s)),
     )
 
 

@@ -5,13 +5,16 @@ A part of mutations.py, which says what they are for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.step_health import StepHealth
+from baton.kv_transfer import granter
 from baton.kv_transfer.checksum_monitor import ChecksumMonitor
+from baton.kv_transfer.reader import HandoffReader
 from baton.prefill_worker.worker import PrefillWorker
 from baton.runtime import worker_drain
 from baton.runtime.block_feed import BlockFeed
@@ -55,6 +58,35 @@ def _no_removals(before: Any) -> Any:
     return lambda self, stored, removed: before(self, stored, [])
 
 
+def _failure_forgotten(before: Any) -> Any:
+    async def fail(self: Any, error: Exception) -> None:
+        await before(self, error)
+        self._failure = None
+
+    return fail
+
+
+OF_WITHHELD_ANSWERS: dict[str, Break] = {
+    "wait-for-checksums-for-ever": Break(
+        "nothing that a granter owes is ever overdue",
+        HandoffReader,
+        "_answers_due",
+        always(math.inf),
+    ),
+    "renew-after-a-failure": Break(
+        "a granter that has failed keeps its reader's lease",
+        granter._Handoff,
+        "_fail",
+        _failure_forgotten,
+    ),
+    "checksums-never-stuck": Break(
+        "a worker never says that its checksum thread is stuck",
+        ChecksumMonitor,
+        "trouble",
+        always(""),
+    ),
+}
+
 OF_A_WORKERS_END: dict[str, Break] = {
     "readers-left-at-the-end": Break(
         "a prefill worker that drains waits for nobody",
@@ -94,12 +126,6 @@ OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
     ),
     "always-ready": Break(
         "a worker never says that no step ends", StepHealth, "trouble", always("")
-    ),
-    "checksums-never-stuck": Break(
-        "a worker never says that its checksum thread is stuck",
-        ChecksumMonitor,
-        "trouble",
-        always(""),
     ),
     "never-probed": Break("an idle worker computes nothing", StepHealth, "probe", always(None)),
 }

@@ -20,11 +20,8 @@ from baton.simulation.checks import Watch
 from baton.simulation.faults import Striker
 from baton.simulation.history import FINISHED, Ask, History, serve
 from baton.simulation.network import kind_of
+from baton.simulation.partial_silence import BY_GRANTER, BY_READER, BY_ROUTER, BY_WORKER
 from baton.simulation.scenario import (
-    BY_GRANTER,
-    BY_READER,
-    BY_ROUTER,
-    BY_WORKER,
     WITHHELD_EVERY,
     WITHHELD_SEED,
     Fault,
