@@ -42,11 +42,7 @@ from baton.runtime import identity
 from baton.runtime.errors import ConfigError, Overloaded
 from baton.runtime.links import LinkClosed
 from baton.simulation.breaks import Break, Mutation, always, applied
-from baton.simulation.worker_mutations import (
-    OF_A_WORKERS_END,
-    OF_WHAT_A_WORKER_TELLS,
-    OF_WITHHELD_ANSWERS,
-)
+from baton.simulation.worker_mutations import OF_WORKERS
 from baton.simulation.world import World
 
 
@@ -398,7 +394,5 @@ MUTATIONS: dict[str, Break] = {
     "keep-parked-requests": Break(
         "a dead router's requests stay", RouterSessions, "_expire", always(None)
     ),
-    **OF_WITHHELD_ANSWERS,
-    **OF_A_WORKERS_END,
-    **OF_WHAT_A_WORKER_TELLS,
+    **OF_WORKERS,
 }

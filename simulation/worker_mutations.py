@@ -1,4 +1,4 @@
-"""Deliberate breaks of how a worker ends, and of what it tells of its cache and its steps.
+"""Deliberate breaks of how a worker ends, of what it owes its reader, and of what it tells.
 
 A part of mutations.py, which says what they are for.
 """
@@ -129,3 +129,5 @@ OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
     ),
     "never-probed": Break("an idle worker computes nothing", StepHealth, "probe", always(None)),
 }
+
+OF_WORKERS = OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS
