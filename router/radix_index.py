@@ -151,6 +151,7 @@ class RadixIndex:
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> None:
         """Remove entries of retired bits, looking at no more than `blocks` of them. To be
         called now and then; bits whose sweep is over are used again."""
+        metrics.INDEX_BLOCKS.set(len(self._holders))
         if not self._sweeping:
             if not self._retired:
                 return
@@ -189,7 +190,6 @@ class RadixIndex:
         for _ in range(surplus):
             holders.popitem(last=False)
         metrics.INDEX_EVICTIONS.inc(max(0, surplus))
-        metrics.INDEX_BLOCKS.set(len(holders))
 
     def _drop(self, mask: int, joined: bytes) -> None:
         for start in range(0, len(joined) - IDENTITY_BYTES + 1, IDENTITY_BYTES):

@@ -90,7 +90,13 @@ def test_capacity_is_bounded_and_evictions_are_counted() -> None:
     index.apply("b", snapshot(b"x", blocks))
     assert len(index) == 3 and evictions() - before == 4
     assert index.match(blocks) == {"a": 3, "b": 3}
+    index.sweep()
     assert metrics.REGISTRY.get_sample_value("baton_index_blocks") == 3
+    index.remove("a")
+    index.remove("b")
+    for _ in range(3):
+        index.sweep()
+    assert metrics.REGISTRY.get_sample_value("baton_index_blocks") == 0
 
 
 def test_prefix_in_use_outlives_new_ones_beyond_the_capacity() -> None:
