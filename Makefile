@@ -26,6 +26,8 @@ JOBS ?= $(shell nproc)
 ONLY ?=
 PARTS ?=
 RESULTS ?= results
+WHEELS ?= build/wheels
+PYTHON312 ?= python3.12
 RUNS ?= 3
 HOURS ?= 0.5
 
@@ -54,7 +56,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check format proto models ship faults chaos soak bench gpu clean
+.PHONY: help install clients demo test nightly check format proto models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -144,6 +146,9 @@ gpu: $(LINKS) ## parity and speed on a CUDA device (PYTHON=any with torch, RESUL
 	PYTHONUNBUFFERED=1 PYTHONPATH=build/typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu \
 	    --begun $$begun --results $(RESULTS) $(if $(REFERENCE),--reference $(REFERENCE)) \
 	    $(if $(PARTS),--only $(PARTS))
+
+wheels: $(STAMP) ## what a GPU machine without an index needs, fetched and checked (WHEELS=, PYTHON312=)
+	$(BIN)/python -m benchmarks.gpu_wheels --folder $(WHEELS) --python $(PYTHON312)
 
 $(LINKS):
 	@mkdir -p $(@D)
