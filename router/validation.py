@@ -27,6 +27,7 @@ from baton.router.openai_schema import (
     Tool,
 )
 from baton.router.parsing import counting, decoded, shaped
+from baton.router.prompt_limits import check_repeated, check_scored
 from baton.router.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.tokenizer import Text, Tokenizer, text_length
 from baton.router.turns import Turns
@@ -34,7 +35,6 @@ from baton.runtime.config import ControlTokensInChats, StrictTools, ToolCalls
 from baton.runtime.errors import ContextExceeded, InvalidRequest, NotFound
 
 _COUNTED = object()
-MAX_SCORES = 1 << 15  # log-probabilities of prompts in one answer
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Number = TypeVar("_Number", int, float)
 _Shape = TypeVar("_Shape", bound=Body)
@@ -48,32 +48,6 @@ class Limits:
     max_context: int
     vocab_size: int
     common_context: int = 0
-
-
-def check_scored(requests: Sequence[GenerationRequest]) -> None:
-    """Raise InvalidRequest if the log-probabilities of all their prompts are too many numbers for
-    one answer, or are to be streamed, which would hold them back until the end."""
-    numbers = sum(
-        (len(request.prompt) - 1)
-        * (1 + request.sampling.prompt_logprobs)
-        * (1 if request.echo_top is None else request.choices)
-        for request in requests
-        if request.scored
-    )
-    if not numbers:
-        return
-    field = "prompt_logprobs" if requests[0].prompt_top is not None else "echo"
-    if numbers > MAX_SCORES:
-        raise InvalidRequest(
-            f"{field}: the prompts' tokens with all alternatives are {numbers} numbers, and an "
-            f"answer holds {MAX_SCORES}: shorten or divide the prompts, or ask for fewer "
-            "alternatives",
-            field,
-        )
-    if requests[0].stream:
-        raise InvalidRequest(
-            f"{field}: log-probabilities of a prompt are not streamed: leave out stream", field
-        )
 
 
 def _prompts(
@@ -205,6 +179,7 @@ class Validator:
             name = source if len(prompts) == 1 else f"{source}[{place}]"
             made.append(await self._completion(request, prompt, name, limits))
         check_scored(made)
+        check_repeated(made)
         return made
 
     async def _completion(

@@ -95,6 +95,9 @@ async def test_max_tokens_0_needs_something_to_tell(router: Any) -> None:
         ({"prompt_logprobs": 20, "prompt": [5] * 1600}, "prompt_logprobs"),
         ({"prompt_logprobs": 7, "prompt": [[5] * 100] * 50}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 3, "prompt": [5] * 600, "n": 16}, "echo"),
+        ({"prompt_logprobs": 0, "prompt": [5] * 2100, "n": 16}, "prompt_logprobs"),
+        ({"echo": True, "prompt": [[5] * 3000] * 6, "n": 16}, "echo"),
+        ({"return_token_ids": True, "prompt": [[5] * 3000] * 6, "n": 16}, "return_token_ids"),
     ],
 )
 async def test_what_costs_too_much_is_refused(router: Any, fields: Any, param: str) -> None:
