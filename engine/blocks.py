@@ -123,16 +123,21 @@ class BlockPool:
         return count
 
     def match(
-        self, identities: Sequence[bytes], tokens: Sequence[int], hold: Hold, limit: int
+        self,
+        identities: Sequence[bytes],
+        tokens: Sequence[int],
+        hold: Hold,
+        limit: int,
+        first: int = 0,
     ) -> list[int]:
-        """Take the longest run of leading blocks that are here, at most `limit`.
+        """Take the longest run of blocks from place `first` on that are here, up to place `limit`.
 
         `tokens` are those of the sequence; they are compared, so that a hash collision
         yields a miss and never a wrong block.
         """
         blocks: list[int] = []
         size = self.block_size
-        for place, identity in enumerate(identities[:limit]):
+        for place, identity in enumerate(identities[first:limit], first):
             block = self._by_identity.get(identity)
             if block is None:
                 break

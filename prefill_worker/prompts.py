@@ -26,7 +26,8 @@ Event: TypeAlias = Computed | handoff_pb2.FirstTokens | BatonError | None
 @dataclass(slots=True, eq=False)
 class Prompt:
     """`blocks` cover all tokens from admission on, until it is over and no step computes on it
-    any more; `pinned` of them have been offered."""
+    any more; `pinned` of them have been offered. While it is the first of the queue, they are the
+    leading ones that matched."""
 
     request_id: str
     tokens: list[int]

@@ -173,6 +173,8 @@ class PrefillScheduler:
         """No step will follow: every prompt that waits or is being computed fails."""
         for prompt in [*self._waiting, *self._computing]:
             prompt.events.put_nowait(error)
+        for prompt in self._waiting:
+            self._free(prompt)
         self._waiting.clear()
 
     def end(self, prompt: Prompt) -> None:
@@ -181,6 +183,7 @@ class PrefillScheduler:
         prompt.pinned = []
         if prompt in self._waiting:
             self._waiting.remove(prompt)
+            self._free(prompt)
         self._stop(prompt)
 
     def _stop(self, prompt: Prompt) -> None:
@@ -197,18 +200,22 @@ class PrefillScheduler:
             prompt.blocks = []
 
     def _reserve(self, prompt: Prompt) -> bool:
+        """Give a prompt all its blocks, if there is room. Else it keeps those that match: each is
+        matched once, however often the first of the queue is tried."""
         size = self._pool.block_size
         # the last token is computed, and where each has to be scored, all are
         limit = 0 if prompt.scored else (len(prompt.tokens) - 1) // size
-        matched = self._pool.match(prompt.identities, prompt.tokens, Hold.USED, limit)
-        wanted = self._blocks_for(prompt) - len(matched)
+        held = len(prompt.blocks)
+        prompt.blocks += self._pool.match(
+            prompt.identities, prompt.tokens, Hold.USED, limit, first=held
+        )
+        wanted = self._blocks_for(prompt) - len(prompt.blocks)
         if wanted > self._pool.available:
-            self._pool.release(matched, Hold.USED)
             return False
+        prompt.cached = len(prompt.blocks)
         fresh = self._pool.allocate(wanted, Hold.USED)
         self._on_fresh(fresh)
-        prompt.blocks = matched + fresh
-        prompt.cached = len(matched)
+        prompt.blocks += fresh
         return True
 
     def _blocks_for(self, prompt: Prompt) -> int:

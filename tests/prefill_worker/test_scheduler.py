@@ -309,3 +309,70 @@ async def test_a_stop_fails_what_waits_and_what_is_computed_and_no_complete_prom
         prompt.end()
     bench.pool.check()
     assert bench.pool.available == bench.pool.total
+
+
+class CountedPool:
+    """Counts how many blocks a pool compares with a prompt's tokens."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.compared = 0
+        self._match = pool.match
+        pool.match = self.match  # type: ignore[method-assign]
+
+    def match(self, identities: Any, tokens: Any, hold: Any, limit: int, first: int = 0) -> Any:
+        found = self._match(identities, tokens, hold, limit, first)
+        self.compared += len(found)
+        return found
+
+
+def blocked_prompt(bench: Bench) -> tuple[Prompt, Prompt]:
+    """One that keeps its blocks pinned, and one that waits for them, half of it cached."""
+    cached, other = list(range(33)), list(range(100, 140))
+    first = bench.submit(cached)
+    while bench.step():
+        pass
+    first.end()
+    keeps = bench.submit(other)
+    while bench.step():
+        pass
+    return keeps, bench.submit(cached + list(range(200, 232)))
+
+
+def test_blocked_prompt_is_matched_once_however_often_it_is_tried() -> None:
+    bench = Bench(blocks=20)
+    keeps, waits = blocked_prompt(bench)
+    counted = CountedPool(bench.pool)
+    for _ in range(10):
+        assert bench.scheduler.admit() == []
+    assert counted.compared == len(waits.blocks) == 8
+    keeps.end()
+    assert bench.scheduler.admit() == [waits] and waits.cached == 8
+    assert counted.compared == 8
+
+
+def test_blocked_prompt_matches_what_is_published_while_it_waits() -> None:
+    bench = Bench(blocks=20)
+    first = bench.submit(list(range(49)))
+    waits = bench.submit(list(range(64)))
+    bench.scheduler.admit()
+    before = len(waits.blocks)
+    bench.step()
+    bench.scheduler.admit()
+    assert len(waits.blocks) > before
+    while bench.step():
+        pass
+    first.end()
+    assert waits.cached > before and len(waits.blocks) == 0  # computed, and all pinned by now
+
+
+@pytest.mark.parametrize("how", ["ended", "stopped"])
+def test_blocked_prompt_frees_what_it_matched_when_it_is_over(how: str) -> None:
+    bench = Bench(blocks=20)
+    keeps, waits = blocked_prompt(bench)
+    bench.scheduler.admit()
+    if how == "stopped":
+        bench.scheduler.stop(Overloaded("over"))
+    waits.end()
+    keeps.end()
+    bench.pool.check()
+    assert bench.pool.available == bench.pool.total
