@@ -42,9 +42,25 @@ class _Open:
 class Answering:
     """One model. Raises ModelError as the engine does for a folder that it cannot load."""
 
-    def __init__(self, folder: Path, context: int = 2048) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        context: int = 2048,
+        *,
+        dtype: str = "auto",
+        quantization: str = "none",
+        kv_dtype: str = "auto",
+    ) -> None:
+        """The last three: see `build_runner`."""
         self._each = -(-context // _BLOCK_TOKENS)
-        self._runner = build_runner(folder, blocks=self._each * _AT_ONCE, block_size=_BLOCK_TOKENS)
+        self._runner = build_runner(
+            folder,
+            blocks=self._each * _AT_ONCE,
+            block_size=_BLOCK_TOKENS,
+            dtype=dtype,
+            quantization=quantization,
+            kv_dtype=kv_dtype,
+        )
         self._ends = frozenset(self._runner.spec.eos_ids)
 
     def greedy(self, prompts: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
