@@ -1,6 +1,7 @@
 """What quantisation changes in the answers of a trained model: the one in the package.
 
-    python -m benchmarks.quantized_answers [--each N] [--seed N] [--quick] [--json FILE]
+    python -m benchmarks.quantized_answers [--each N] [--seed N] [--threads N] [--quick]
+                                           [--json FILE]
 
 Held-out questions of every task (`baton.models.evaluate`), greedily, through the engine: in
 bfloat16, and again with quantised weights or KV. float32 stands beside them: it shows how many
@@ -98,9 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser("What quantisation changes in the answers of a trained model")
     made.add_argument("--each", type=int, default=20, help="conversations of each task")
     made.add_argument("--seed", type=int, default=1_000_000)
+    made.add_argument("--threads", type=int, default=2)
     made.add_argument("--quick", action="store_true", help="eight questions, two forms")
     options = made.parse_args(arguments)
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
     asked = questions(ChatEncoder(tokenizer), 1 if options.quick else options.each, options.seed)
     asked = asked[:8] if options.quick else asked
