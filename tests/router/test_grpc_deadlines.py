@@ -97,8 +97,8 @@ async def test_a_deadline_that_is_over_reaches_no_worker(
 ) -> None:
     read, over = Call.read, asyncio.Event()
 
-    async def late(self: Call, shape: Any, **how: Any) -> Any:
-        message = await read(self, shape, **how)
+    async def late(self: Call, *what: Any, **how: Any) -> Any:
+        message = await read(self, *what, **how)
         try:
             await asyncio.sleep(0.5)
         finally:
