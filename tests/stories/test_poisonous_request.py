@@ -37,6 +37,7 @@ HANG_S = 30.0
 POISON = 666  # the seed of the request; of the others it is their number
 OTHERS = 60
 TOKENS = 80
+PREFILLERS = ("p0", "p1", "p2")
 DECODERS = ("d0", "d1", "d2", "d3")
 
 
@@ -56,15 +57,23 @@ class Answer:
 
 
 class Site:
-    """`hung`: of each step with the poisonous request, the numbers of the requests in it."""
+    """`hung`: the numbers of the requests in each step that hung, the first of each worker: the one
+    after it was planned before anybody could know."""
 
-    def __init__(self) -> None:
+    def __init__(self, roles: frozenset[str]) -> None:
+        self._roles = roles
         self.loop: Any = asyncio.get_running_loop()
-        config = Config(pool=PoolConfig(block_size=BLOCK), router=RouterConfig(), step=StepConfig())
+        config = Config(
+            pool=PoolConfig(block_size=BLOCK),
+            router=RouterConfig(placement="disaggregated"),
+            step=StepConfig(),
+        )
         self.world = World(self.loop, config, random.Random(3), step_s=STEP_S)
         self.hung: list[set[int]] = []
+        self._hung_workers: set[str] = set()
         self.world.started = self._watch
-        self.world.start_worker("p0", "prefill", 400)
+        for name in PREFILLERS:
+            self.world.start_worker(name, "prefill", 400)
         for name in DECODERS:
             self.world.start_worker(name, "decode", 400)
         self.process = self.world.start_router("r0")
@@ -74,10 +83,11 @@ class Site:
 
         def step_s(batch: StepBatch) -> float:
             seeds = {draw.params.seed for piece in batch.slices for draw in piece.draws}
-            decodes = process.role == "decode" and POISON in seeds
-            if decodes:
+            hangs = process.role in self._roles and POISON in seeds
+            if hangs and process.machine.name not in self._hung_workers:
+                self._hung_workers.add(process.machine.name)
                 self.hung.append(seeds)
-            return before(batch) + HANG_S * decodes
+            return before(batch) + HANG_S * hangs
 
         process.engine._step_s = step_s
 
@@ -110,9 +120,9 @@ def sampling(number: int) -> worker_pb2.Sampling:
     return worker_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0, seed=number)
 
 
-async def served() -> tuple[list[Answer], list[set[int]]]:
+async def served(roles: frozenset[str]) -> tuple[list[Answer], list[set[int]]]:
     """What all were answered, the poisonous one last."""
-    site = Site()
+    site = Site(roles)
     await asyncio.sleep(3.0)  # workers know how long a step takes
     warm = [asyncio.create_task(site.ask(1000 + number)) for number in range(8)]
     await asyncio.gather(*warm)
@@ -125,9 +135,9 @@ async def served() -> tuple[list[Answer], list[set[int]]]:
     return [*await asyncio.gather(*others), await poison], site.hung
 
 
-def broken_promises(broken: AbstractContextManager[None]) -> list[str]:
+def broken_promises(broken: AbstractContextManager[None], *roles: str) -> list[str]:
     with broken:
-        answers, hung = run(served(), 600.0)
+        answers, hung = run(served(frozenset(roles)), 600.0)
     *others, poison = answers
     found = [
         f"the poisonous request was computed with {len(seeds) - 1} others after two hangs"
@@ -146,8 +156,16 @@ def broken_promises(broken: AbstractContextManager[None]) -> list[str]:
     return found
 
 
-def test_two_hangs_set_a_request_apart() -> None:
-    assert broken_promises(nullcontext()) == []
+@pytest.mark.parametrize("roles", [("decode",), ("prefill", "decode")], ids=" and ".join)
+def test_two_hangs_set_a_request_apart(roles: tuple[str, ...]) -> None:
+    assert broken_promises(nullcontext(), *roles) == []
+
+
+def test_a_hang_of_prefill_alone_is_passed_by() -> None:
+    """Set apart, its prompt is computed where it is decoded, and it is answered."""
+    answers, hung = run(served(frozenset({"prefill"})), 600.0)
+    assert len(hung) == 2 and answers[-1].error is None
+    assert len(answers[-1].tokens) == TOKENS
 
 
 @pytest.mark.parametrize(
@@ -164,4 +182,4 @@ def test_two_hangs_set_a_request_apart() -> None:
     ids=lambda broken: broken.what,
 )
 def test_shared_suspects_are_seen(broken: Break) -> None:
-    assert any("after two hangs" in found for found in broken_promises(applied(broken)))
+    assert any("after two hangs" in found for found in broken_promises(applied(broken), "decode"))
