@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from baton.runtime import logs
 from baton.runtime.dead_entries import SWEEP_S, DeadEntries
 from baton.runtime.registry import Registry, WorkerRecord
+
+log = logs.get(__name__)
 
 T = TypeVar("T")
 
@@ -105,7 +108,10 @@ class ThreadedRegistry:
     def _sweep(self) -> None:
         if self._dead is not None and time.monotonic() >= self._sweep_at_s:
             self._sweep_at_s = time.monotonic() + SWEEP_S
-            self._dead.sweep()
+            try:
+                self._dead.sweep()
+            except Exception:  # a bug in it must not end the thread that reads the registry
+                log.exception("registry sweep failed")
 
     def _ask(self, kind: str, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.runtime import registry_client
 from baton.runtime.dead_entries import DeadEntries
@@ -161,6 +162,19 @@ async def test_dead_entries_are_deleted_beside_looks(
     async with asyncio.timeout(20):
         while os.listdir(tmp_path):
             await registry.workers()
+
+
+async def test_a_sweep_that_fails_ends_no_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_client, "SWEEP_S", 0.0)
+    monkeypatch.setattr(DeadEntries, "_sweep", lambda *_: 1 / 0)
+    registry = ThreadedRegistry(DirectoryRegistry(tmp_path), DeadEntries(tmp_path))
+    with capture_logs() as logs:
+        async with asyncio.timeout(20):
+            for _ in range(3):
+                assert await registry.workers() == []
+    assert logs and {line["event"] for line in logs} == {"registry sweep failed"}
 
 
 async def test_in_memory_it_answers_at_once() -> None:
