@@ -34,6 +34,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServicer):
             greeting.check(mine, theirs)
         except BatonError as error:
             await abort(context, error)
+        self._worker.greeted()
         return mine
 
     async def Open(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -37,6 +37,7 @@ from baton.runtime.wire import ModelLimits
 log = logs.get(__name__)
 
 STEP_SMOOTHING = 0.1
+GREETED_S = 5.0  # peers' READs are served promptly: a reader measures its first ones
 
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
@@ -95,6 +96,11 @@ class PrefillWorker:
         self._no_handoff.set()
         self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
+
+    def greeted(self) -> None:
+        """A reader has shaken hands, and measures READs before any lease exists."""
+        self._mover.hold_progress()
+        asyncio.get_running_loop().call_later(GREETED_S, self._mover.drop_progress)
 
     async def serve_handoff(self, link: GranterLink) -> None:
         """Serve one handoff stream; returns when the handoff is over, however long after its

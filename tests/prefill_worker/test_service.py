@@ -115,6 +115,26 @@ async def test_a_fitting_peer_gets_the_workers_own_greeting(served: Served) -> N
     assert answer == served.mine
 
 
+async def test_reads_are_served_promptly_for_a_while_after_a_handshake(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.prefill_worker.worker.GREETED_S", 0.05)
+    mover, held = served.node.mover, asyncio.Event()
+    hold = mover.hold_progress
+
+    def hold_progress() -> None:
+        hold()
+        assert mover.holds == 1
+        held.set()
+
+    monkeypatch.setattr(mover, "hold_progress", hold_progress)
+    await served.stub.Greet(served.mine, metadata=credentials("token"), timeout=LIMIT_S)
+    assert held.is_set()
+    async with asyncio.timeout(LIMIT_S):
+        while mover.holds:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_peer_that_does_not_fit_is_told_every_difference(served: Served) -> None:
     theirs = handoff_pb2.Greeting()
     theirs.CopyFrom(served.mine)
