@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from baton.models import tiny_folder, tiny_tokenizer
 from baton.models.loss_curve import write_curve
@@ -40,12 +41,15 @@ _POINT_STEPS = 20  # steps that one point of the loss curve is the mean of
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the training of both models; `shares` of the whole time, by model."""
+    """A part of the training of both models; `shares` of the whole time, by model. `kept` is the
+    weight of the stage's first weights in the mean with its last ones, which brings back what it
+    has made the model forget (Wortsman et al. 2022, arXiv:2109.01903)."""
 
     name: str
     curriculum: Curriculum
     rates: Rates
     shares: Mapping[str, float]
+    kept: float = 0.0
 
 
 STAGES = (
@@ -55,6 +59,7 @@ STAGES = (
         FIRST_MESSAGES,
         Rates(matrix=0.004, other=0.0008),
         {"baton-tiny": 0.27, "baton-tiny-draft": 0.07},
+        kept=0.15,
     ),
 )
 
@@ -99,11 +104,20 @@ def train(options: Options, note: Callable[[str, float, float], None]) -> None:
             run = TrainingRun(
                 model, batches, stage.rates, teacher, half=options.half, compiled=options.compiled
             )
+            before = {key: weight.clone() for key, weight in model.state_dict().items()}
             _train_one(name, stage, run, options, note)
+            keep(model, before, stage.kept)
             tiny_folder.write_model(options.folder / name, model, tokenizer)
             teacher = model
             curves[name] = joined(curves[name], run.progress.losses)
             write_curve(options.folder / "loss.png", {n: c for n, c in curves.items() if c})
+
+
+@torch.no_grad()
+def keep(model: TrainingModel, before: Mapping[str, Tensor], share: float) -> None:
+    """Move the model's weights towards `before` by `share` of the way."""
+    for key, weight in model.state_dict().items():
+        weight.lerp_(before[key], share)
 
 
 def joined(

@@ -12,7 +12,9 @@ from baton.models import embedded
 from baton.models.answering import Answering
 from baton.models.conversation import Conversation, turns
 from baton.models.embedded import embedded_draft, embedded_model
+from baton.models.evaluate import first_answers
 from baton.models.model_card import WORDINGS
+from baton.models.scoring import LIMITS
 from baton.models.tiny_tokenizer import ChatEncoder
 from baton.runtime.errors import ModelError
 
@@ -43,6 +45,14 @@ def test_the_cards_show_wordings_that_the_model_answers_so() -> None:
     for folder in (embedded_model(), embedded_draft()):
         card = (folder / "README.md").read_text()
         assert all(f"| {asked} | {answer} |" in card for asked, answer in WORDINGS)
+
+
+def test_first_messages_get_fitting_answers() -> None:
+    """As `make ship` wants it: held-out messages as people type them first."""
+    tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
+    found = first_answers(Answering(embedded_model()), tokenizer)
+    unfitting = [(one.message, one.answer) for one in found if not one.fitting]
+    assert len(unfitting) <= (1 - LIMITS["first_messages"]) * len(found), unfitting
 
 
 def test_an_installation_without_them_says_what_to_do(

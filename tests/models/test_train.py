@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baton.models import evaluate, tiny_folder, train
 from baton.models.scoring import LIMITS, LONG_RECALL
 from baton.models.tiny_tokenizer import ChatEncoder
 from baton.models.train import Options
-from baton.models.training_model import TinyShape
+from baton.models.training_model import TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
 
@@ -169,3 +170,12 @@ def test_the_command_reads_its_options(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert (options.minutes, options.folder, options.seed) == (3.0, Path("x"), 4)
     assert not options.half
     assert "baton.models.evaluate" in capsys.readouterr().out
+
+
+def test_kept_weights_are_averaged_with_the_last_ones() -> None:
+    model = TrainingModel(small("baton-tiny", 64), seed=1)
+    before = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}
+    last = {name: weight.clone() for name, weight in model.state_dict().items()}
+    train.keep(model, before, 0.25)
+    for name, weight in model.state_dict().items():
+        assert torch.allclose(weight, 0.75 * last[name])
