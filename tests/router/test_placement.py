@@ -378,6 +378,17 @@ def test_order_is_that_of_a_sorted_list(given_: list[tuple[int, int]], workers: 
         assert [*order.among(workers, others)] == found
 
 
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_cheapest_worker_may_be_first_in_no_order(others: int) -> None:
+    """Some are nearly idle and full, some have much room and many sequences."""
+    full = [view(f"decode-{n:02}", free_blocks=0, running=n) for n in range(others + 1)]
+    busy = [view(f"decode-{50 + n}", free_blocks=130 + n, running=90) for n in range(others + 1)]
+    best = view("decode-99", free_blocks=75, running=20)
+    workers = [*full, *busy, best]
+    assert placed(place(NEED, workers, "local", 64)).decode is best
+    assert plainly_placed(NEED, workers, "local", 64) == Placement(best, (), local=True)
+
+
 def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half hold the beginning of the prompt, and have that much more to do."""
     workers = [
