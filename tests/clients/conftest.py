@@ -84,5 +84,5 @@ def run_client(demo_url: str) -> Callable[..., str]:
 
 def _environment() -> dict[str, str]:
     """Nothing of a client looks for its vendor's hosts, a model hub or a key of the user's."""
-    offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
     return os.environ | offline | {"OPENAI_API_KEY": "none", "HF_DATASETS_OFFLINE": "1"}
