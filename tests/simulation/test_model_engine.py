@@ -105,8 +105,8 @@ def test_three_deaths_in_a_row_change_no_token_and_no_logprob(kind: ModelKind) -
     params = SamplingParams(
         temperature=0.9,
         repetition_penalty=1.2,
-        frequency_penalty=0.4,
-        presence_penalty=0.3,
+        frequency_penalty=1.4,
+        presence_penalty=1.3,
         seed=7,
         top_logprobs=2,
     )
