@@ -20,6 +20,7 @@ import numpy as np
 from baton.kv_transfer import greeting
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import load_bindings
+from baton.kv_transfer.nixl_versions import library_versions
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
 from baton.runtime.tls import Tls
@@ -44,23 +45,31 @@ class RawReader:
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
         self._boot_id = secrets.token_bytes(16)
         self._turn = 0
+        self._versions: dict[str, str] = {}  # of libraries, once they are loaded
 
     async def connect(self, common: handoff_pb2.Compatibility, blocks: int) -> None:
         """Make an own pool of `blocks`, greet the granter, prepare both lists of blocks.
         `common` are the pools' properties, but for the size of a block in bytes."""
+        bindings = load_bindings()
+        config = bindings.nixl_agent_config(backends=[], enable_prog_thread=False)
+        self._agent = bindings.nixl_agent(self._boot_id.hex(), config)
+        self._agent.create_backend("UCX", {})
+        self._versions = library_versions(bindings.__name__)
         self.block_bytes, self._blocks = await self._their_block_bytes(common), blocks
         self._memory = mmap(-1, blocks * self.block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
         self._memory.madvise(MADV_HUGEPAGE)
         self._pool = np.frombuffer(self._memory, dtype=np.uint8).reshape(blocks, -1)
         self._pool[:] = 1  # every page is there before anything is timed
-        bindings = load_bindings()
-        config = bindings.nixl_agent_config(backends=[], enable_prog_thread=False)
-        self._agent = bindings.nixl_agent(self._boot_id.hex(), config)
-        self._agent.create_backend("UCX", {})
         base = self._pool.ctypes.data
         self._agent.register_memory([(base, self._pool.nbytes, 0, "")], "DRAM")
         mine = PeerPool(
-            self._boot_id, "nixl", self._agent.get_agent_metadata(), base, self.block_bytes, blocks
+            self._boot_id,
+            "nixl",
+            self._agent.get_agent_metadata(),
+            base,
+            self.block_bytes,
+            blocks,
+            versions=self._versions,
         )
         theirs = await self._greet(mine, common)
         name = self._agent.add_remote_agent(theirs.metadata)
@@ -73,7 +82,7 @@ class RawReader:
         other_split = handoff_pb2.Compatibility()
         other_split.CopyFrom(common)
         other_split.tp_size += 1
-        none_yet = PeerPool(self._boot_id, "nixl", b"", 0, 0, 0)
+        none_yet = PeerPool(self._boot_id, "nixl", b"", 0, 0, 0, versions=self._versions)
         return (await self._greet(none_yet, other_split)).block_bytes
 
     async def _greet(self, mine: PeerPool, common: handoff_pb2.Compatibility) -> PeerPool:
