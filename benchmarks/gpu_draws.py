@@ -12,19 +12,24 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import Draw, SamplingParams
+from baton.engine.draw_adjustments import Adjustments
+from baton.engine.draw_logprobs import LogprobRoom
 from baton.engine.draw_rules import DrawRules
+from baton.engine.history import history_of
+from baton.engine.triton_adjust import adjust_logits, find_logprobs
 from baton.engine.triton_sampling import draw_tokens
 from benchmarks.gpu_models import GREEDY, seconds_of
 from benchmarks.gpu_speed import Given
 from benchmarks.report import Figure
 
 USUAL = SamplingParams(temperature=0.8, top_k=20, top_p=0.95)
+_TEXT, _BIASES, _LOGPROBS = 4096, 1024, 20
 RULES = {"": USUAL, "_plain": SamplingParams(temperature=0.8), "_greedy": GREEDY}
 
 
 def draws(given: Given) -> Iterator[Figure]:
     """`draw_us_ROWSxVOCABULARY`: top-k 20 and top-p 0.95, as many models ask for; `_plain`: with a
-    temperature alone."""
+    temperature alone; `_penalties` and `_logprobs`: what a greedy draw pays for those besides."""
     rows, vocab = (3, 199) if given.dry else (64, 151_936)
     logits = torch.randn(rows, vocab, device=given.device) * 3
     tokens = torch.empty(rows, dtype=torch.int64, device=given.device)
@@ -39,9 +44,30 @@ def draws(given: Given) -> Iterator[Figure]:
 
         times[name] = seconds_of(draw, given.device)
         yield Figure(f"draw_us_{rows}x{vocab}{name}", times[name] * 1e6, "us")
+    penalized = Adjustments.of([_penalized(row, vocab) for row in range(rows)]).to(given.device)
+    seconds = seconds_of(lambda: adjust_logits(logits.clone(), penalized), given.device)
+    copied = seconds_of(lambda: logits.clone(), given.device)
+    yield Figure(f"draw_us_{rows}x{vocab}_penalties", (seconds - copied) * 1e6, "us")
+    counts = torch.full((rows,), _LOGPROBS, device=given.device)
+    room = LogprobRoom.on(given.device, rows)
+    seconds = seconds_of(lambda: find_logprobs(logits, tokens, counts, room), given.device)
+    yield Figure(f"draw_us_{rows}x{vocab}_logprobs", seconds * 1e6, "us")
     by_sort = seconds_of(lambda: sorted_draw(logits, USUAL), given.device)
     name = f"draw_us_{rows}x{vocab}_over_sort"
     yield Figure(name, times[""] / by_sort, "", "torch's sort, softmax and cumulative sum are 1")
+
+
+def _penalized(row: int, vocab: int) -> Draw:
+    """A draw with every penalty over a text of its own, and with a bias."""
+    tokens = torch.randint(0, vocab, (_TEXT,), generator=torch.Generator().manual_seed(row))
+    params = replace(
+        GREEDY,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        logit_bias=tuple((token, 0.5) for token in range(min(vocab, _BIASES))),
+    )
+    return Draw(0, _TEXT, params, history_of(tokens.tolist(), _TEXT // 2))
 
 
 def sorted_draw(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -129,7 +129,7 @@ def qwen_decode(given: Given) -> Iterator[Figure]:
         name, idle = f"qwen06b_idle_share_bs{batch}", 1 - bare / seconds
         yield at_most(name, idle, 0.02) if batch == rows else Figure(name, idle)
     seconds = _with_logprobs_seconds(runner, rows, context, wide, max(2, steps // 10))
-    beside = "of one row; the whole step goes without a graph"
+    beside = "of one row, in the graph of its batch"
     yield Figure(f"qwen06b_logprobs_ms_bs{rows}", seconds * 1e3, "ms", beside)
     eager = sized_runner(shape, given.device, rows=1, context=wide, buckets=())
     seconds = decode_seconds(eager, 1, context, wide, max(2, steps // 10))

@@ -19,7 +19,7 @@ Bias = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class BiasArrays:
-    tokens: NDArray[np.int64]
+    tokens: NDArray[np.int64]  # each once, in order
     amounts: NDArray[np.float32]
 
     def known(self, vocab_size: int) -> bool:
@@ -51,4 +51,7 @@ class _Same:
 @lru_cache(maxsize=_KEPT)
 def _arrays(same: _Same) -> BiasArrays:
     tokens, amounts = zip(*same.bias, strict=True) if same.bias else ((), ())
-    return BiasArrays(np.array(tokens, dtype=np.int64), np.array(amounts, dtype=np.float32))
+    distinct, places = np.unique(np.array(tokens, dtype=np.int64), return_inverse=True)
+    total = np.zeros(len(distinct), dtype=np.float32)
+    np.add.at(total, places, np.array(amounts, dtype=np.float32))
+    return BiasArrays(distinct, total)

@@ -1,9 +1,9 @@
 """The runner of a CUDA device: decode steps as graphs, everything else as it comes.
 
-A step of one-token slices that the device can draw by itself replays a graph; `start` returns
-when it is queued, so that the next one is planned, and queued, while it runs. Chunks, larger
-batches, and draws with penalties, bias or logprobs run eagerly and are done when `start`
-returns. Knows no queue; one thread at a time calls `start`, another may wait for results.
+A step of one-token slices replays a graph; `start` returns when it is queued, so that the next one
+is planned, and queued, while it runs. Chunks, larger batches, and more penalties than the graphs
+have room for run eagerly and are done when `start` returns. Knows no queue; one thread at a time
+calls `start`, another may wait for results.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from threading import Lock
 
 from torch import Tensor
 
-from baton.engine.batch import Done, Drawn, Started, StepBatch, StepResult, fed, unfinished
+from baton.engine.batch import Done, Draw, Started, StepBatch, StepResult, fed, unfinished
+from baton.engine.bias import bias_arrays
 from baton.engine.decode_graph import DecodeGraphs, GraphStep
 from baton.engine.draw_costs import DrawCosts
-from baton.engine.draw_rules import drawable
 from baton.engine.memory_plan import MemoryPlan
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
@@ -46,8 +46,8 @@ class _Running:
         tokens, finite, seconds = step.wait()
         rows = zip(self._batch.slices, tokens, finite, strict=True)
         drawn = tuple(
-            tuple(Drawn(draw.choice, token) for draw in item.draws) if good else ()
-            for item, token, good in rows
+            tuple(step.drawn(row, draw, token) for draw in item.draws) if good else ()
+            for row, (item, token, good) in enumerate(rows)
         )
         broken = frozenset(row for row, good in enumerate(finite) if not good)
         return StepResult(drawn, seconds, broken)
@@ -111,13 +111,21 @@ class CudaRunner:
         return self.eager.all_logits(batch)
 
     def _captured(self, batch: StepBatch) -> bool:
-        return self.graphs.bucket(len(batch.slices)) is not None and all(
-            len(item.tokens) == 1
-            and len(item.draws) <= 1
-            and item.scoring is None
-            and all(map(drawable, item.draws))
-            for item in batch.slices
+        draws = [draw for item in batch.slices for draw in item.draws]
+        return (
+            self.graphs.bucket(len(batch.slices)) is not None
+            and all(
+                len(item.tokens) == 1 and len(item.draws) <= 1 and item.scoring is None
+                for item in batch.slices
+            )
+            and all(map(self._known_bias, draws))
+            and self.graphs.holds(draws)
         )
+
+    def _known_bias(self, draw: Draw) -> bool:
+        """Whether the model has the tokens of the bias; an eager step refuses the slice if not."""
+        bias = draw.params.logit_bias
+        return not bias or bias_arrays(bias).known(self._bounds.vocab_size)
 
     def _replay(self, batch: StepBatch, before: Started | None) -> _Running:
         feeds = [item.feed for item in batch.slices]

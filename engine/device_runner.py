@@ -15,7 +15,7 @@ from baton.engine.attention_triton import TritonAttention
 from baton.engine.compile_clock import watch_triton
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_buffers import DecodeLimits
-from baton.engine.decode_graph import BUCKETS, DecodeGraphs
+from baton.engine.decode_graph import BUCKETS, DecodeGraphs, DrawKernels
 from baton.engine.device_draws import draw_on_device
 from baton.engine.fixed_weights import with_fixed_products
 from baton.engine.graph_device import CudaDevice, GraphDevice, HostDevice
@@ -23,6 +23,7 @@ from baton.engine.latent_triton import TritonLatentAttention
 from baton.engine.pool import KvPool
 from baton.engine.runner import ModelRunner
 from baton.engine.spec import ModelSpec
+from baton.engine.triton_adjust import adjust_logits, find_logprobs
 from baton.engine.triton_gate import gated
 from baton.engine.triton_norm import TritonNorms
 from baton.engine.triton_sampling import draw_tokens
@@ -74,7 +75,7 @@ def device_runner(
     graphs = DecodeGraphs(
         eager.decoder,
         _graph_device(pool.tensor.device),
-        draw_tokens,
+        DrawKernels(adjust_logits, draw_tokens, find_logprobs),
         spare_block=pool.spare_block,
         most_rows=most_rows,
         table_width=-(-context // pool.block_size),

@@ -1,7 +1,7 @@
 """How the rows of a step are drawn, as tensors.
 
-For devices that draw without the host; `sampling` draws on a CPU, with penalties, bias and
-logprobs besides. Keeps no state.
+For devices that draw without the host. `draw_adjustments` has the penalties and biases that come
+before, `draw_logprobs` what comes after. Keeps no state.
 """
 
 from __future__ import annotations
@@ -61,12 +61,6 @@ class DrawRules:
 
     def to(self, device: torch.device) -> DrawRules:
         return DrawRules(*(tensor.to(device) for tensor in self.tensors()))
-
-
-def drawable(draw: Draw) -> bool:
-    """Whether rules say all of it: neither penalties nor bias nor logprobs."""
-    params = draw.params
-    return not params.needs_history and not params.logit_bias and params.top_logprobs is None
 
 
 def _signed(bits: int) -> int:

@@ -101,7 +101,7 @@ def _adjust(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
         _penalize(row, params, draw.history)
     if params.logit_bias:
         bias = bias_arrays(params.logit_bias)
-        np.add.at(row, bias.tokens, bias.amounts)
+        row[bias.tokens] += bias.amounts
 
 
 def _penalize(row: Floats, params: SamplingParams, history: History) -> None:  # row [vocab]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+MAX_LOGPROBS = 64  # best tokens beside a drawn one
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

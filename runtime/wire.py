@@ -15,10 +15,9 @@ from baton.proto import worker_pb2
 from baton.runtime import identity
 from baton.runtime.errors import HandoffError, InvalidRequest
 from baton.runtime.links import LINK_PROTOCOL_VERSION
-from baton.runtime.sampling import SamplingParams
+from baton.runtime.sampling import MAX_LOGPROBS, SamplingParams
 
 MAX_CHOICES = 128
-MAX_LOGPROBS = 64
 MAX_BIAS = 4096
 MAX_BARRED = 1024
 

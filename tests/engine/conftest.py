@@ -157,6 +157,12 @@ def parity() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def torch_kernels() -> ModuleType:
+    """The kernels of a graph's draws in torch."""
+    return neighbour("torch_kernels")
+
+
+@pytest.fixture(scope="session")
 def triton_parity(parity: ModuleType) -> ModuleType:
     """The module of that name, in this process: its checks, not its kernels, can be tested."""
     return neighbour("triton_parity")

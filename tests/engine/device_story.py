@@ -21,6 +21,7 @@ from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.device_runner import device_runner
 from baton.engine.gpu_loading import Build, CudaMemory, GpuOptions, sized_runner
+from baton.engine.history import PromptTokens, Text
 from baton.engine.kv_codes import CODES
 from baton.engine.loading import build_runner
 from baton.engine.pool import KvPool
@@ -32,14 +33,28 @@ sys.path.append(str(Path(__file__).parent))
 from interpreter import patch_once_a_launch
 
 BLOCKS, SIZE = 64, 16
-RULES = (SamplingParams(temperature=0.0), SamplingParams(1.1, top_k=9, top_p=0.9, seed=4))
+RULES = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(1.1, top_k=9, top_p=0.9, seed=4),
+    SamplingParams(
+        temperature=0.0,
+        repetition_penalty=1.5,
+        frequency_penalty=0.4,
+        presence_penalty=0.2,
+        logit_bias=((5, 0.5), (7, -0.5)),
+        top_logprobs=3,
+    ),
+)
 
 
-def tokens(runner: object, lengths: list[int], steps: int, vocab: int) -> list[list[int]]:
-    """What each sequence draws; the runner has `start`, or only `run`."""
+def tokens(
+    runner: object, lengths: list[int], steps: int, vocab: int
+) -> list[tuple[list[int], list[list[int]]]]:
+    """What each sequence draws, and the best tokens beside each; the runner has `start`, or only
+    `run`."""
     start = getattr(runner, "start", None)
     free = list(range(BLOCKS))[::-1]
-    slices, drawn = [], [[] for _ in lengths]
+    slices, drawn, best = [], [[] for _ in lengths], [[] for _ in lengths]
     for index, length in enumerate(lengths):
         torch.manual_seed(index)
         prompt = torch.randint(0, vocab, (length,)).tolist()
@@ -47,10 +62,11 @@ def tokens(runner: object, lengths: list[int], steps: int, vocab: int) -> list[l
         params = RULES[index % len(RULES)]
         first = length // 2
         runner.run(StepBatch((Slice(prompt[:first], 0, table),)))  # type: ignore[attr-defined]
-        last = Slice(prompt[first:], first, table, (Draw(0, length, params),))
+        text = Text(PromptTokens(prompt), drawn[index])
+        last = Slice(prompt[first:], first, table, (_draw(length, params, text),))
         result = runner.run(StepBatch((last,)))  # type: ignore[attr-defined]
         drawn[index].append(result.drawn[0][0].token)
-        slices.append((length, table, params))
+        slices.append((length, table, params, text))
     before = None
     for step in range(steps):
         batch = StepBatch(
@@ -59,24 +75,31 @@ def tokens(runner: object, lengths: list[int], steps: int, vocab: int) -> list[l
                     [0 if step else drawn[index][-1]],
                     length + step,
                     table,
-                    (Draw(0, length + step + 1, params),),
+                    (_draw(length + step + 1, params, text),),
                     feed=index if step else None,
                 )
-                for index, (length, table, params) in enumerate(slices)
+                for index, (length, table, params, text) in enumerate(slices)
             )
         )
         under_way = start(batch) if start else runner.run(batch)  # type: ignore[attr-defined]
         for done in [before] if step else []:
-            _take(done, drawn)
+            _take(done, drawn, best)
         before = under_way
-    _take(before, drawn)
-    return drawn
+    _take(before, drawn, best)
+    return list(zip(drawn, best, strict=True))
 
 
-def _take(done: object, drawn: list[list[int]]) -> None:
+def _draw(position: int, params: SamplingParams, text: Text) -> Draw:
+    """A draw that knows of the text what has been taken."""
+    history = text.until(len(text.output)) if params.needs_history else None
+    return Draw(0, position, params, history)
+
+
+def _take(done: object, drawn: list[list[int]], best: list[list[list[int]]]) -> None:
     result = done.result() if hasattr(done, "result") else done
     for index, each in enumerate(result.drawn):  # type: ignore[attr-defined]
         drawn[index].append(each[0].token)
+        best[index].append([token for token, _ in each[0].top])
 
 
 class Counted:

@@ -16,7 +16,7 @@ import torch
 from baton.engine.attention import TorchAttention
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.cuda_runner import CudaRunner
-from baton.engine.decode_graph import DecodeGraphs
+from baton.engine.decode_graph import DecodeGraphs, DrawKernels
 from baton.engine.graph_device import HostDevice
 from baton.engine.loading import build_runner
 from baton.engine.pool import KvPool
@@ -111,6 +111,10 @@ def greedy(logits, rules, tokens, finite):
     finite.fill_(1)
 
 
+def nothing(*_):
+    """Stands for kernels of rows that ask for nothing."""
+
+
 def gpu(folder):
     """A GPU's runner over a device that captures nothing: stagings, tables, steps under way."""
     plain = build_runner(folder, blocks=1, block_size=BLOCK, backend="torch")
@@ -118,8 +122,11 @@ def gpu(folder):
     pool.tensor.zero_()
     attention = TorchAttention(pool, plain.spec.attention)
     eager = ModelRunner(plain.spec, plain.decoder._weights, pool, attention)
+    kernels = DrawKernels(nothing, greedy, nothing)
     rows = {"most_rows": BATCH, "table_width": TABLE}
-    graphs = DecodeGraphs(eager.decoder, HostDevice(), greedy, spare_block=pool.spare_block, **rows)
+    graphs = DecodeGraphs(
+        eager.decoder, HostDevice(), kernels, spare_block=pool.spare_block, **rows
+    )
     graphs.capture((BATCH,))
     runner = CudaRunner(eager, graphs)
     return lambda numbers: ahead(runner, numbers)

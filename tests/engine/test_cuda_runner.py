@@ -7,6 +7,7 @@ from baton.engine.batch import (
     Draw,
     Drawn,
     SamplingParams,
+    Scoring,
     Slice,
     StepBatch,
     StepResult,
@@ -16,7 +17,7 @@ from baton.engine.batch import (
 from baton.engine.cuda_runner import CudaRunner
 from baton.engine.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.graph_device import HostDevice
-from baton.engine.history import history_of
+from baton.engine.history import PromptTokens, Text, history_of
 from baton.engine.loading import build_runner
 from baton.engine.noise import gumbel, noise_bits, stream_key, stream_start
 from baton.engine.pool import KvPool
@@ -76,7 +77,7 @@ def draw(logits, rules, tokens, finite):
 class Told:
     """A graph runner and a plain one over pools of their own, and the same blocks in both."""
 
-    def __init__(self, folder, buckets=BUCKETS, most_rows=12):
+    def __init__(self, folder, torch_kernels, buckets=BUCKETS, most_rows=12):
         self.plain = build_runner(folder, blocks=BLOCKS, block_size=SIZE, backend="torch")
         spec, weights = self.plain.spec, self.plain.decoder._weights
         pool = KvPool(spec, BLOCKS, SIZE, torch.float32, torch.device("cpu"))
@@ -89,7 +90,7 @@ class Told:
         self.graphs = DecodeGraphs(
             eager.decoder,
             self.device,
-            draw,
+            torch_kernels.around(draw),
             spare_block=pool.spare_block,
             most_rows=most_rows,
             table_width=-(-eager.max_context // SIZE),
@@ -108,13 +109,27 @@ class Told:
 
     def both(self, *slices):
         ours, theirs = (x.run(StepBatch(slices)) for x in (self.runner, self.plain))
-        assert ours.drawn == theirs.drawn and ours.broken == theirs.broken
+        assert same(ours, theirs) and ours.broken == theirs.broken
         return ours
 
 
+def same(ours, theirs):
+    """Whether two steps drew the same, with the same logprobs but for rounding."""
+    mine, others = ([each for row in found.drawn for each in row] for found in (ours, theirs))
+    assert [row and len(row) for row in ours.drawn] == [row and len(row) for row in theirs.drawn]
+    for one, other in zip(mine, others, strict=True):
+        assert (one.choice, one.token) == (other.choice, other.token)
+        assert (one.logprob is None) == (other.logprob is None)
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        values = [value for _, value in other.top]
+        assert [value for _, value in one.top] == pytest.approx(values, abs=1e-4)
+    return True
+
+
 @pytest.fixture
-def told(qwen3):
-    return Told(qwen3.folder)
+def told(qwen3, torch_kernels):
+    return Told(qwen3.folder, torch_kernels)
 
 
 def decode(token, start, blocks, params=GREEDY, **fields):
@@ -193,9 +208,8 @@ def test_block_tables_are_sent_when_they_change(told):
 def test_what_a_graph_cannot_do_runs_eagerly(told):
     blocks, more = told.prompt(6, 1), told.prompt(6, 2)
     told.both(Slice([1, 2], 6, blocks, (Draw(0, 8, GREEDY),)))  # a chunk
-    logged = SamplingParams(temperature=0.0, top_logprobs=2)
-    result = told.both(decode(3, 8, blocks, logged))
-    assert result.drawn[0][0].logprob is not None
+    scored = Scoring([5], 2)
+    assert told.both(decode(3, 8, blocks, scoring=scored)).scores[0].logprobs
     two = (Draw(0, 10, GREEDY), Draw(1, 10, SamplingParams(seed=5)))
     told.both(Slice([3], 9, blocks, two))
     told.both(*(decode(3, 6, more) for _ in range(17)))  # more rows than any bucket
@@ -206,9 +220,66 @@ def test_feeds_cross_between_eager_and_graph_steps(told):
     blocks = told.prompt(6, 1)
     told.both(Slice([1, 2], 6, blocks, (Draw(0, 8, GREEDY),)))
     told.both(decode(0, 8, blocks, feed=0))  # a graph, fed by a chunk
-    logged = SamplingParams(temperature=0.0, top_logprobs=0)
-    told.both(decode(0, 9, blocks, logged, feed=0))  # eager, fed by a graph
+    told.both(decode(0, 9, blocks, scoring=Scoring([5], 0), feed=0))  # eager, fed by a graph
     assert told.device.replayed == 1
+
+
+RULES = [
+    SamplingParams(temperature=0.0, repetition_penalty=3.0, top_logprobs=3),
+    SamplingParams(temperature=0.7, seed=3, frequency_penalty=1.5, presence_penalty=-0.5),
+    SamplingParams(temperature=0.0, logit_bias=((7, 4.0), (9, -3.0), (7, 5.0)), top_logprobs=0),
+    SamplingParams(temperature=0.0, repetition_penalty=0.8, logit_bias=((7, -100.0),)),
+]
+
+
+def test_adjusted_draws_and_logprobs_stay_in_the_graph(told):
+    """Beside a row that asks for nothing; steps ahead count the token that is not known yet."""
+    blocks = [told.prompt(6, row) for row in range(5)]
+    texts = [Text(PromptTokens([3, 5, 3, 60 + row]), [8, 3]) for row in range(5)]
+
+    def step(at, feeds):
+        slices = []
+        for row, (params, table) in enumerate(zip([*RULES, GREEDY], blocks, strict=True)):
+            history = texts[row].until(2) if params.needs_history else None
+            draws = (Draw(0, 7 + at, params, history),)
+            slices.append(Slice([3], 6 + at, table, draws, feed=row if feeds else None))
+        return StepBatch(tuple(slices))
+
+    first, fed_by = told.runner.start(step(0, False)), told.plain.start(step(0, False))
+    assert same(first.result(), fed_by.result())
+    first = told.runner.start(step(1, False))
+    ahead = told.runner.start(step(2, True))  # queued before the first one's result is read
+    plain = [told.plain.start(step(at, at == 2)).result() for at in (1, 2)]
+    assert same(first.result(), plain[0]) and same(ahead.result(), plain[1])
+    assert told.device.replayed == 3
+
+
+def test_a_barred_token_is_not_drawn_and_breaks_nothing(told):
+    blocks = told.prompt(6, 1)
+    best = told.both(decode(3, 6, blocks)).drawn[0][0].token
+    barred = SamplingParams(temperature=0.0, min_tokens=2, barred=(best,), top_logprobs=5).at(0)
+    assert told.both(decode(3, 6, blocks, barred)).drawn[0][0].token != best
+    every = SamplingParams(temperature=1.0, min_tokens=2, barred=tuple(range(3, 199))).at(0)
+    assert told.both(decode(3, 6, blocks, every)).drawn[0][0].token < 3
+    assert told.device.replayed == 3
+
+
+def test_adjustments_beyond_the_room_of_a_graph_run_eagerly(told):
+    blocks = told.prompt(6, 1)
+    told.graphs._entries = 5
+    few = SamplingParams(temperature=0.0, logit_bias=tuple((token, 1.0) for token in range(3)))
+    told.both(decode(3, 6, blocks, few))
+    assert told.device.replayed == 1
+    many = SamplingParams(temperature=0.0, logit_bias=tuple((token, 1.0) for token in range(4)))
+    told.both(decode(3, 7, blocks, many))
+    assert told.device.replayed == 1
+
+
+def test_a_bias_of_an_unknown_token_is_refused_alone(told):
+    blocks, more = told.prompt(6, 1), told.prompt(6, 2)
+    wrong = SamplingParams(temperature=0.0, logit_bias=((1 << 20, 1.0),))
+    result = told.both(decode(3, 6, blocks, wrong), decode(3, 6, more))
+    assert result.broken == {0} and result.drawn[1]
 
 
 def test_a_broken_row_harms_no_other(told):

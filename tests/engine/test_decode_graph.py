@@ -44,9 +44,14 @@ def rules():
 
 
 @pytest.fixture
-def graphs(decoder, rules):
+def graphs(decoder, rules, torch_kernels):
     made = DecodeGraphs(
-        decoder, HostDevice(), rules, spare_block=SPARE, most_rows=20, table_width=WIDTH
+        decoder,
+        HostDevice(),
+        torch_kernels.around(rules),
+        spare_block=SPARE,
+        most_rows=20,
+        table_width=WIDTH,
     )
     made.capture()
     return made
@@ -116,11 +121,18 @@ def test_tables_are_sent_only_when_they_changed(graphs, monkeypatch):
     assert np.array_equal(graphs._sent, graphs._tables[:2, :3].numpy())
 
 
-def test_a_change_of_tables_takes_no_memory_of_the_device():
+def test_a_change_of_tables_takes_no_memory_of_the_device(torch_kernels):
     """A full device would fail every request of the step."""
     away = HostDevice()
     away.torch_device = torch.device("meta")  # where a copy cannot be the host's own memory
-    graphs = DecodeGraphs(Echo(), away, Rules(), spare_block=SPARE, most_rows=4, table_width=WIDTH)
+    graphs = DecodeGraphs(
+        Echo(),
+        away,
+        torch_kernels.around(Rules()),
+        spare_block=SPARE,
+        most_rows=4,
+        table_width=WIDTH,
+    )
     with Operations() as seen:
         graphs._send(graphs._stagings[0], 2, np.ones((2, 3), dtype=np.int32))
     assert seen.names.count("copy_") == 3  # inputs, tables, and tables into wider rows

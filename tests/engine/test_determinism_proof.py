@@ -44,7 +44,7 @@ class Device(HostDevice):
 
 
 @pytest.fixture
-def told(qwen3, monkeypatch):
+def told(qwen3, monkeypatch, torch_kernels):
     monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
     monkeypatch.setattr(determinism_proof, "_GRAPH_TOKENS", 40)
     spec = read_spec(qwen3.folder)
@@ -56,7 +56,7 @@ def told(qwen3, monkeypatch):
         device = Device(after)
         width = -(-spec.max_context // 8)
         how = {"spare_block": pool.spare_block, "most_rows": 24, "table_width": width}
-        graphs = DecodeGraphs(eager.decoder, device, draw, **how)
+        graphs = DecodeGraphs(eager.decoder, device, torch_kernels.around(draw), **how)
         graphs.capture(BUCKETS)
         return CudaRunner(eager, graphs), device
 

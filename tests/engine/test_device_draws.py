@@ -1,4 +1,6 @@
-"""Who draws what in an eager step on a device. The kernel itself is held by triton_parity."""
+"""The draws of an eager step on a device: what its kernels are given, and what becomes of it."""
+
+import math
 
 import pytest
 import torch
@@ -7,55 +9,84 @@ from baton.engine import device_draws
 from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.device_draws import draw_on_device
 from baton.engine.draw_plan import plan_draws
+from baton.engine.history import history_of
 from baton.engine.step_layout import Bounds, lay_out
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=0.8, seed=3)
 BIASED = SamplingParams(temperature=0.0, logit_bias=((7, 100.0),))
-TOLD = SamplingParams(temperature=0.0, top_logprobs=2)
+LOGGED = SamplingParams(temperature=0.0, top_logprobs=2)
+REPEATED = SamplingParams(temperature=0.0, frequency_penalty=2.0)
 
 
 @pytest.fixture
-def drawn_there(monkeypatch):
-    """Rows that the device was given, and at which positions; its draw is the lowest logit."""
+def kernels(monkeypatch, torch_kernels):
+    """Positions that were drawn; a draw is the highest logit."""
     seen = []
 
     def draw(logits, rules, tokens, finite):
-        seen.append((logits.clone(), rules.position.tolist()))
-        tokens.copy_(logits.argmin(dim=-1))
+        seen.append(rules.position.tolist())
+        tokens.copy_(logits.argmax(dim=-1))
 
     monkeypatch.setattr(device_draws, "draw_tokens", draw)
+    monkeypatch.setattr(device_draws, "adjust_logits", torch_kernels.adjust)
+    monkeypatch.setattr(device_draws, "find_logprobs", torch_kernels.find_logprobs)
     return seen
 
 
 def plan(*params):
     slices = tuple(
-        Slice([1], at, [at], tuple(Draw(choice, at + 1, p) for choice, p in enumerate(each)))
+        Slice(
+            [1],
+            at,
+            [at],
+            tuple(
+                Draw(choice, at + 1, p, history_of([1, 2, 9, 9, 9], 2) if p.needs_history else None)
+                for choice, p in enumerate(each)
+            ),
+        )
         for at, each in enumerate(params)
     )
     batch = StepBatch(slices)
     return plan_draws(batch, lay_out(batch, Bounds(9, 8, VOCAB, 100)), VOCAB)
 
 
-def test_what_rules_say_is_drawn_there_the_rest_here(drawn_there):
+def test_a_bias_changes_its_own_row_alone(kernels):
     logits = torch.randn(3, VOCAB)
-    drawn = draw_on_device(logits.clone(), plan((GREEDY,), (BIASED,), (RANDOM,)))
-    assert [each.token for each in drawn] == [int(logits[0].argmin()), 7, int(logits[2].argmin())]
-    ((rows, positions),) = drawn_there
-    assert torch.equal(rows, logits[[0, 2]]) and positions == [1, 3]
+    before = logits.clone()
+    drawn = draw_on_device(logits, plan((GREEDY,), (BIASED,), (RANDOM,)))
+    assert [each.token for each in drawn] == [int(before[0].argmax()), 7, int(before[2].argmax())]
+    assert torch.equal(logits[[0, 2]], before[[0, 2]]) and kernels == [[1, 2, 3]]
 
 
-def test_the_choices_of_a_slice_share_its_logits(drawn_there):
+def test_the_choices_of_a_slice_share_its_logits(kernels):
     logits = torch.randn(2, VOCAB)
-    drawn = draw_on_device(logits, plan((RANDOM, RANDOM), (GREEDY,)))
+    logits[0, 9] = logits[0].max() + 1
+    drawn = draw_on_device(logits.clone(), plan((RANDOM, REPEATED), (GREEDY,)))
     assert [each.choice for each in drawn] == [0, 1, 0]
-    assert torch.equal(drawn_there[0][0], logits[[0, 0, 1]])
-    assert drawn[0].token == drawn[1].token == int(logits[0].argmin())
+    assert drawn[0].token == 9 and drawn[1].token != 9  # the penalty is one choice's alone
+    assert drawn[2].token == int(logits[1].argmax())
 
 
-def test_logprobs_are_the_hosts(drawn_there):
-    logits = torch.randn(1, VOCAB)
-    (drawn,) = draw_on_device(logits.clone(), plan((TOLD,)))
-    assert drawn.token == int(logits.argmax()) and drawn.logprob is not None
-    assert len(drawn.top) == 2 and drawn_there == []
+def test_logprobs_are_of_those_that_ask(kernels):
+    logits = torch.randn(2, VOCAB)
+    plain, drawn = draw_on_device(logits.clone(), plan((GREEDY,), (LOGGED,)))
+    wanted = logits[1].log_softmax(-1).topk(2)
+    assert plain.logprob is None and plain.top == ()
+    assert drawn.logprob == pytest.approx(float(wanted.values[0]))
+    assert [token for token, _ in drawn.top] == wanted.indices.tolist()
+
+
+def test_more_best_tokens_than_the_model_has_are_all_of_them(kernels):
+    asked = SamplingParams(temperature=0.0, top_logprobs=64)
+    (drawn,) = draw_on_device(torch.randn(1, VOCAB), plan((asked,)))
+    assert len(drawn.top) == VOCAB
+
+
+def test_a_barred_token_has_no_probability(kernels):
+    barred = SamplingParams(temperature=0.0, min_tokens=1, barred=(4,), top_logprobs=VOCAB).at(0)
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 4] = 9.0
+    (drawn,) = draw_on_device(logits, plan((barred,)))
+    assert drawn.token != 4 and drawn.top[-1] == (4, -math.inf)

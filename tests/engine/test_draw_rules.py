@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.engine.batch import Draw, SamplingParams
-from baton.engine.draw_rules import DrawRules, drawable
+from baton.engine.draw_rules import DrawRules
 from baton.engine.noise import stream_key, stream_start
 
 
@@ -35,17 +35,3 @@ def test_none_draws_greedily():
         DrawRules.of([None]).tensors(), DrawRules.of([greedy]).tensors(), strict=True
     ):
         assert torch.equal(mine, theirs)
-
-
-@pytest.mark.parametrize(
-    ("params", "can"),
-    [
-        (SamplingParams(top_k=3, top_p=0.5, min_p=0.1), True),
-        (SamplingParams(repetition_penalty=1.1), False),
-        (SamplingParams(presence_penalty=0.1), False),
-        (SamplingParams(logit_bias=((1, 2.0),)), False),
-        (SamplingParams(top_logprobs=0), False),
-    ],
-)
-def test_what_needs_the_host_is_known(params, can):
-    assert drawable(Draw(0, 0, params)) is can

@@ -10,7 +10,7 @@ import pytest
 
 KERNELS = {"_norm", "_gate", "_grouped", "_product", "_unpack", "_draw", "_sum_parts", "_finish"}
 ATTENTION = {"prefill_kernel", "decode_kernel", "latent_kernel"}
-KERNELS |= {"fixed_kernel", "grouped_quantized"}
+KERNELS |= {"_adjust", "_logprobs", "fixed_kernel", "grouped_quantized"}
 KERNELS |= ATTENTION | {"merge_kernel", "rotate_write_kernel", "write_latents_kernel"}
 BUILDS = Path(__file__).with_name("triton_builds.py")
 

@@ -12,6 +12,14 @@ def test_a_draw_is_that_of_the_cpu(triton_checks, name):
     assert found["good"], found["said"]
 
 
+@pytest.mark.parametrize(
+    "name", ["penalties and biases", "logprobs", "adjusted, with barred tokens"]
+)
+def test_adjustments_and_logprobs_are_those_of_the_cpu(triton_checks, name):
+    found = triton_checks[f"draws: {name}"]
+    assert found["good"], found["said"]
+
+
 def test_one_broken_row_harms_no_other(triton_checks):
     found = triton_checks["draws: rows that are not finite are told, the others unharmed"]
     assert found["good"], found["said"]

@@ -28,9 +28,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from baton.engine.draw_adjustments import Adjustments
+from baton.engine.draw_logprobs import LogprobRoom
 from baton.engine.draw_rules import DrawRules
 from baton.engine.kv_codes import CODES
 from baton.engine.pool import KvPool
+from baton.engine.triton_adjust import adjust_logits, find_logprobs
 from baton.engine.triton_checksum import block_checksums
 from baton.engine.triton_decode import Splits, decode_attention, new_partials
 from baton.engine.triton_experts import expert_matmul
@@ -143,7 +146,10 @@ def _quantized(packing: str, rows: int) -> None:
 
 def _sampling() -> None:
     tokens, finite = torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int8)
-    draw_tokens(torch.empty(4, 151_936), DrawRules.of([None] * 4), tokens, finite)
+    draws, logits = [None] * 4, torch.empty(4, 151_936)
+    adjust_logits(logits, Adjustments.of(draws))
+    draw_tokens(logits, DrawRules.of(draws), tokens, finite)
+    find_logprobs(logits, tokens, tokens, LogprobRoom.on(logits.device, 4))
 
 
 def _checksums() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,9 +16,13 @@ from parity import Check
 from torch import Tensor
 
 from baton.engine.batch import Draw, SamplingParams
+from baton.engine.draw_adjustments import Adjustments
+from baton.engine.draw_logprobs import LogprobRoom
 from baton.engine.draw_rules import DrawRules
+from baton.engine.history import PromptTokens, Text
 from baton.engine.quantized_weight import QuantizedWeight
-from baton.engine.sampling import sample
+from baton.engine.sampling import adjust, sample
+from baton.engine.triton_adjust import adjust_logits, find_logprobs
 from baton.engine.triton_checksum import block_checksums
 from baton.engine.triton_experts import expert_matmul, expert_matmul_reference, sort_by_expert
 from baton.engine.triton_gate import gated, gated_reference
@@ -278,6 +283,99 @@ def _broken(device: torch.device, tiny: bool) -> tuple[float, float]:
     good = tokens[[0, 3]].tolist() == [drawn.token for drawn in wanted]
     good = good and tokens[[1, 2]].tolist() == [0, 0] and finite.tolist() == [1, 0, 0, 1]
     return 0.0 if good else 1.0, 0.0
+
+
+def _adjusted(tiny: bool, vocab: int) -> list[Draw]:
+    """Draws of every mixture of rules, and of none, each with a text of its own."""
+    generator = np.random.default_rng(7)
+    prompt, output = (300, 200) if tiny else (40_000, 20_000)  # several pieces of each list
+    bias = generator.choice(vocab, 60 if tiny else 1024, replace=False)
+    pairs = tuple((int(token), float(np.float32(generator.normal()))) for token in bias)
+    draws = []
+    for number in range(16):
+        params = SamplingParams(
+            temperature=0.0,
+            repetition_penalty=1.3 if number & 1 else 1.0,
+            frequency_penalty=0.37 if number & 2 else 0.0,
+            presence_penalty=-0.21 if number & 4 else 0.0,
+            logit_bias=pairs if number & 8 else (),
+        )
+        made = [generator.integers(0, vocab // 2, n).tolist() for n in (prompt, output)]
+        text = Text(PromptTokens(made[0]), made[1])
+        history = text.until(output) if params.needs_history else None
+        draws.append(Draw(0, number, params, history))
+    return draws
+
+
+@check("draws: penalties and biases")
+def _penalties(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """Bit for bit, with and without a token that the lists miss."""
+    vocab = 2_999 if tiny else 151_936
+    draws = _adjusted(tiny, vocab)
+    before = torch.randn(len(draws), vocab, device=device) * 3
+    wrong = 0
+    for fed in (None, 1, vocab - 1, draws[1].history.text.output[0]):  # type: ignore[union-attr]
+        adjustments, known = Adjustments.of(draws).to(device), draws
+        if fed is not None:
+            adjustments.fed.fill_(fed)
+            known = [
+                replace(each, history=each.history.continued(fed)) if each.history else each
+                for each in draws
+            ]
+        found, wanted = before.clone(), before.cpu()
+        adjust_logits(found, adjustments)
+        adjust(wanted, known)
+        wrong += int((found.cpu() != wanted).sum())
+    return float(wrong), 0.0
+
+
+@check("draws: adjusted, with barred tokens")
+def _barred(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """No rule of a draw trips over a token that must not be drawn."""
+    rows, vocab = (6, 199) if tiny else (64, 151_936)
+    logits = torch.randn(rows, vocab, device=device) * 2
+    best = logits.argmax(dim=-1).tolist()
+    draws = []
+    for row, rules in zip(range(rows), [*_RULES.values()] * rows, strict=False):
+        barred = (best[row], *range(row, vocab, 3))
+        params = replace(rules, seed=row, min_tokens=1, barred=barred, top_logprobs=3)
+        draws.append(Draw(0, row, params.at(0)))
+    wanted = sample(logits.clone().cpu(), draws)  # which overwrites them
+    adjust_logits(logits, Adjustments.of(draws).to(device))
+    tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
+    finite = torch.full((rows,), -1, dtype=torch.int8, device=device)
+    draw_tokens(logits, DrawRules.of(draws).to(device), tokens, finite)
+    wrong = sum(a != b.token for a, b in zip(tokens.tolist(), wanted, strict=True))
+    barred_drawn = sum(
+        token in dict(draw.params.logit_bias)
+        for token, draw in zip(tokens.tolist(), draws, strict=True)
+    )
+    wrong += 9 * (barred_drawn + int((finite != 1).sum()))
+    return float(wrong), 0.0 if tiny else 1.0
+
+
+@check("draws: logprobs")
+def _logprobs(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """Ties go to the lowest ids; rows that ask for none are left alone."""
+    rows, vocab = (5, 9_001) if tiny else (64, 151_936)
+    logits = torch.randn(rows, vocab, device=device) * 3
+    logits[1, 5::4096] = logits[1].max() + 1  # all in one lane
+    logits[2] = 1.0
+    tokens = torch.arange(rows, device=device) * 7
+    counts = torch.tensor([(0, 64, 20, -1, 3)[row % 5] for row in range(rows)], device=device)
+    room = LogprobRoom.on(device, rows)
+    find_logprobs(logits, tokens, counts, room)
+    wanted = logits.cpu().double().log_softmax(-1)
+    worst = 0.0
+    for row, count in enumerate(counts.tolist()):
+        order = logits[row].cpu().sort(descending=True, stable=True).indices[: max(count, 0)]
+        best = room.tokens[row, 1 : 1 + len(order)].cpu()
+        places = torch.cat([tokens[row : row + 1].cpu(), order]) if count >= 0 else order
+        values = room.values[row, : len(places)].cpu()
+        if not torch.equal(best.long(), order) or room.values[row, len(places) :].any():
+            return float("inf"), 0.0
+        worst = max(worst, float((values - wanted[row, places]).abs().max()) if count >= 0 else 0.0)
+    return worst, 2e-5
 
 
 def checksum_reference(

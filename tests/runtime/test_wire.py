@@ -9,8 +9,8 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
 from baton.runtime.links import LINK_PROTOCOL_VERSION
-from baton.runtime.sampling import SamplingParams
-from baton.runtime.wire import MAX_BIAS, MAX_LOGPROBS, ModelLimits, check_tokens, sampling_params
+from baton.runtime.sampling import MAX_LOGPROBS, SamplingParams
+from baton.runtime.wire import MAX_BIAS, ModelLimits, check_tokens, sampling_params
 
 VOCAB = 100
 

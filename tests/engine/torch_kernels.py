@@ -1,0 +1,49 @@
+"""A graph's kernels in plain torch, row by row: what runs where Triton does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from baton.engine.decode_graph import DrawKernels
+from baton.engine.draw_adjustments import Adjustments
+from baton.engine.draw_logprobs import LogprobRoom
+
+
+def around(draw: Callable[..., None]) -> DrawKernels:
+    return DrawKernels(adjust, draw, find_logprobs)
+
+
+def adjust(logits: torch.Tensor, adjustments: Adjustments) -> None:
+    for row, (first, seen, counted, biased) in enumerate(adjustments.bounds.T.tolist()):
+        repetition, frequency, presence = adjustments.penalties[:, row].tolist()
+        fed = adjustments.fed[row : row + 1].tolist()
+        tokens, amounts = (
+            adjustments.tokens[first:biased].tolist(),
+            adjustments.amounts[first:biased],
+        )
+        for token in {*tokens[: seen - first], *[f for f in fed if f >= 0]}:
+            x = logits[row, token]
+            logits[row, token] = x * repetition if x < 0 else x / repetition
+        output = slice(seen - first, counted - first)
+        counts = dict(zip(tokens[output], amounts[output].tolist(), strict=True))
+        for token in fed:
+            if token >= 0:
+                counts[token] = counts.get(token, 0) + 1
+        for token, count in counts.items():
+            logits[row, token] -= frequency * count + presence
+        for place in range(counted - first, biased - first):
+            logits[row, tokens[place]] += amounts[place]
+
+
+def find_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, room: LogprobRoom
+) -> None:
+    for row, count in enumerate(counts.tolist()):
+        if count < 0:
+            continue
+        logprobs = logits[row].log_softmax(-1)
+        room.values[row, 0] = logprobs[tokens[row]]
+        best = logprobs.topk(count)
+        room.values[row, 1 : count + 1], room.tokens[row, 1 : count + 1] = best
