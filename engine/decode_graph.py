@@ -254,12 +254,10 @@ class _Staging:
         self._reals[_TOP_P, :rows] = rules.top_p.numpy()
         self._reals[_LOG_MIN_P, :rows] = rules.log_min_p.numpy()
         ints[_LOGPROBS, :rows] = logprobs
-        adjustments = Adjustments.of(draws)
+        adjustments = Adjustments.of(draws, (self.tokens[0], self.amounts[0]))
         ints[_BOUNDS, :rows] = adjustments.bounds.numpy()
         self._reals[_PENALTIES, :rows] = adjustments.penalties.numpy()
         self.entries = len(adjustments.tokens)
-        self.tokens[0, : self.entries] = adjustments.tokens
-        self.amounts[0, : self.entries] = adjustments.amounts
 
     def pad(self, rows: int, bucket: int) -> _Staging:
         """Rows from `rows` on: one token alone in the spare block, drawn greedily."""

@@ -24,9 +24,6 @@ from baton.engine.bias import bias_arrays
 # Bias of a token that must not be drawn: below every logit, yet the sum of a row stays finite.
 BARRED_BIAS = -1e30
 
-_NO_TOKENS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-_NO_AMOUNTS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
@@ -39,36 +36,43 @@ class Adjustments:
     amounts: Tensor  # float32 [entries]: counts, biases; unused for seen tokens
 
     @staticmethod
-    def of(draws: Sequence[Draw | None]) -> Adjustments:
-        """Adjustments of `draws`, on the CPU, that miss no token; None has no adjustments."""
+    def of(draws: Sequence[Draw | None], room: tuple[Tensor, Tensor] | None = None) -> Adjustments:
+        """Adjustments of `draws`, on the CPU, that miss no token; None has no adjustments. `room`:
+        memory for tokens and amounts, of `most_entries` of these draws at least."""
         bounds = np.zeros((4, len(draws)), dtype=np.int64)
         penalties = np.zeros((3, len(draws)))
         penalties[0] = 1.0
-        tokens, amounts = [_NO_TOKENS], [_NO_AMOUNTS]
+        found = [
+            (row, draw, _lists(draw))
+            for row, draw in enumerate(draws)
+            if draw is not None and _adjusts(draw)
+        ]
+        total = sum(_length(lists) for _, _, lists in found)
+        tokens, amounts = room or (
+            torch.empty(total, dtype=torch.int32),
+            torch.empty(total, dtype=torch.float32),
+        )
+        tokens, amounts = tokens[:total], amounts[:total]
+        token_array, amount_array = tokens.numpy(), amounts.numpy()
         end = 0
-        for row, draw in enumerate(draws):
-            if draw is None or not _adjusts(draw):
-                continue
-            params = draw.params
+        for row, draw, lists in found:
             if draw.history is not None:
                 penalties[:, row] = (
-                    params.repetition_penalty,
-                    params.frequency_penalty,
-                    params.presence_penalty,
+                    draw.params.repetition_penalty,
+                    draw.params.frequency_penalty,
+                    draw.params.presence_penalty,
                 )
             bounds[0, row] = end
-            for place, found in enumerate(_lists(draw), 1):
-                for each, amount in found:
-                    tokens.append(each)
-                    amounts.append(amount.astype(np.float32))
-                    end += len(each)
+            for place, parts in enumerate(lists, 1):
+                for part, part_amounts in parts:
+                    first, end = end, end + len(part)
+                    token_array[first:end] = part
+                    if part_amounts is not None:
+                        amount_array[first:end] = part_amounts
                 bounds[place, row] = end
+        fed = torch.full((len(draws),), -1, dtype=torch.int64)
         return Adjustments(
-            torch.from_numpy(bounds),
-            torch.from_numpy(penalties),
-            torch.full((len(draws),), -1, dtype=torch.int64),
-            torch.from_numpy(np.concatenate(tokens).astype(np.int32)),
-            torch.from_numpy(np.concatenate(amounts)),
+            torch.from_numpy(bounds), torch.from_numpy(penalties), fed, tokens, amounts
         )
 
     def to(self, device: torch.device) -> Adjustments:
@@ -86,7 +90,7 @@ def most_entries(draws: Sequence[Draw | None]) -> int:
     found = 0
     for draw in draws:
         if draw is not None and _adjusts(draw):
-            found += 2 + sum(len(each) for part in _lists(draw) for each, _ in part)
+            found += 2 + _length(_lists(draw))
     return found
 
 
@@ -94,19 +98,25 @@ def _adjusts(draw: Draw) -> bool:
     return draw.history is not None or bool(draw.params.logit_bias)
 
 
-_List = list[tuple[NDArray[np.int64], NDArray[np.generic]]]
+# The parts of one list of a row: tokens, and their amounts where it has some.
+_Parts = list[tuple[NDArray[np.int64], NDArray[np.generic] | None]]
+_Lists = tuple[_Parts, _Parts, _Parts]
 
 
-def _lists(draw: Draw) -> tuple[_List, _List, _List]:
+def _length(lists: _Lists) -> int:
+    return sum(len(tokens) for parts in lists for tokens, _ in parts)
+
+
+def _lists(draw: Draw) -> _Lists:
     """Seen, counted and biased tokens, each with their amounts."""
     params, history = draw.params, draw.history
-    seen: _List = []
-    counted: _List = []
+    seen: _Parts = []
+    counted: _Parts = []
     if history is not None:
         counts = history.counts()
         if params.repetition_penalty != 1.0:
             distinct = history.text.prompt.distinct
-            seen = [(distinct, distinct), (counts.fresh, counts.fresh)]
+            seen = [(distinct, None), (counts.fresh, None)]
         if params.frequency_penalty or params.presence_penalty:
             counted = [(counts.tokens, counts.counts)]
     if not params.logit_bias:
