@@ -33,13 +33,13 @@ def line(blocks: int = 32, **step: int) -> tuple[WaitingLine, BlockPool]:
 
 def test_who_came_first_is_next() -> None:
     waiting, _ = line()
-    assert waiting.next() is None
+    assert waiting.next([], []) is None
     first, second = group(arrived=1.0), group(arrived=2.0)
     waiting.join(first)
     waiting.join(second)
-    assert len(waiting) == 2 and waiting.next() is first
+    assert len(waiting) == 2 and waiting.next([], []) is first
     waiting.leave(first)
-    assert len(waiting) == 1 and waiting.next() is second
+    assert len(waiting) == 1 and waiting.next([], []) is second
 
 
 def test_who_comes_back_has_the_place_of_its_arrival() -> None:
@@ -52,7 +52,7 @@ def test_who_comes_back_has_the_place_of_its_arrival() -> None:
     waiting.rejoin(groups[2])
     waiting.rejoin(groups[0])
     order = []
-    while (following := waiting.next()) is not None:
+    while (following := waiting.next([], [])) is not None:
         order.append(following.arrived_s)
         waiting.leave(following)
     assert order == [0.0, 2.0, 3.0]
@@ -80,9 +80,9 @@ def test_who_does_not_fit_beside_a_quarantine_keeps_nobody_else_waiting() -> Non
     waiting.join(large)
     waiting.join(small)
     quarantined = pool.allocate(8, Hold.QUARANTINED)
-    assert waiting.next() is small
+    assert waiting.next([], []) is small
     pool.release(quarantined, Hold.QUARANTINED)
-    assert waiting.next() is large
+    assert waiting.next([], []) is large
 
 
 def test_who_does_not_fit_beside_a_quarantine_that_lasts_is_told_so() -> None:
@@ -99,7 +99,7 @@ def test_who_does_not_fit_beside_a_quarantine_that_lasts_is_told_so() -> None:
     assert waiting.shut_out(200.0) == []  # from the beginning
     assert waiting.shut_out(200.0 + SHUT_OUT_S) == [large]
     waiting.leave(large)
-    assert waiting.shut_out(300.0 + SHUT_OUT_S) == [] and waiting.next() is small
+    assert waiting.shut_out(300.0 + SHUT_OUT_S) == [] and waiting.next([], []) is small
 
 
 def test_those_that_have_ended_are_forgotten_and_tokens_to_compute_are_counted() -> None:
