@@ -4,8 +4,7 @@ Pure: no clock, no tensors, no I/O. `admit` grants credit in order of arrival, `
 step for the whole batch (decode tokens, then chunks of prompts computed here), `commit` takes
 its result. One step may be planned while another runs; they are committed in their order, and
 what a step under way computes on is freed with the last such step. When blocks run out the
-youngest waiting grant is taken back, then the youngest sequence is preempted; the oldest goes
-last.
+youngest waiting grant is taken back, then the youngest sequence is preempted; the oldest last.
 
     submit ─▶ waiting ─ admit ─▶ fetching ── fetched ──▶ running ─▶ ended
                  ▲         └───▶ prefilling ─ last chunk ──▲ │
@@ -199,6 +198,8 @@ class DecodeScheduler:
         chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
         slices = [sequence.next_slice() for sequence in decoding]
         slices += [self._slice(chunk) for chunk in chunks]
+        if self.preemptions > before and not slices:  # one whose turn it was preempted itself
+            return self.plan(tokens_per_s)
         for place, sequence in enumerate(decoding):
             sequence.place, sequence.under_way = place, sequence.under_way + 1
         for chunk in chunks:

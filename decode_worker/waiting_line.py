@@ -73,15 +73,15 @@ class WaitingLine:
     def next(self, running: Collection[Sequence], granted: Collection[Group]) -> Group | None:
         """The oldest; but one that even an empty pool could not hold beside its quarantine,
         which may last, keeps no other waiting, nor does one of several choices that have their
-        share of the batch."""
-        usable, fits = self._usable_blocks, None
+        share of the batch: but for others of several."""
+        usable, held_back = self._usable_blocks, False
         for group in self._groups:
-            if group.promised > usable:
+            several = len(group.sequences) > 1
+            if group.promised > usable or several and held_back:
                 continue
-            if len(group.sequences) > 1:
-                fits = fits or self._room_for_choices(running, granted)
-                if not fits(len(group.sequences)):
-                    continue
+            if several and not self._room_for_choices(running, granted)(len(group.sequences)):
+                held_back = True  # younger ones too: else those of fewer choices overtook for ever
+                continue
             return group
         return None
 

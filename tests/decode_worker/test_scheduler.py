@@ -450,3 +450,15 @@ def test_where_all_ask_for_several_choices_they_fill_the_batch() -> None:
     for request in requests:
         bench.end(request)
     bench.pool.check()
+
+
+def test_a_request_computed_alone_that_preempts_itself_leaves_others_the_step() -> None:
+    bench = Bench(blocks=8, expected_growth_tokens=1, waiting_share=1.0)
+    older, alone = (bench.submit([number] * 7, max_tokens=24) for number in range(2))
+    alone.alone = True
+    while not bench.scheduler.preemptions:
+        plan = bench.step()
+    assert [sequence.request for sequence in plan.decoding] == [older]
+    bench.end(older)
+    bench.end(alone)
+    bench.pool.check()

@@ -130,3 +130,19 @@ def test_credit_needs_blocks_and_a_place_in_the_batch() -> None:
 def test_a_batch_that_is_smaller_than_a_request_takes_it_alone() -> None:
     waiting, _ = line(blocks=64, max_sequences=2)
     assert waiting.has_credit(group(n=4), [], [])
+
+
+def test_requests_of_few_choices_do_not_overtake_one_of_many() -> None:
+    waiting, _ = line(blocks=400, max_sequences=16)  # a share of four for several choices
+    single = group(arrived=0.0)
+    waiting.join(single)
+    waiting.leave(single)
+    running = group(n=2, arrived=1.0).sequences
+    many, few, last = group(n=4, arrived=2.0), group(n=2, arrived=3.0), group(arrived=4.0)
+    for each in (many, few):
+        waiting.join(each)
+    assert waiting.next(running, []) is None  # else such as `few` might come for ever
+    waiting.join(last)
+    assert waiting.next(running, []) is last
+    running[0].ended = running[1].ended = True
+    assert waiting.next(running, []) is many
