@@ -38,7 +38,7 @@ class DeadEntries:
         """Delete what is dead; how many workers' files that were."""
         deleted, why = 0, ""
         try:
-            deleted = self._sweep(time.monotonic())
+            deleted, why = self._sweep(time.monotonic())
         except OSError as error:
             why = str(error)
         if why and why != self._why:
@@ -48,17 +48,21 @@ class DeadEntries:
             log.info("dead registry entries deleted", workers=deleted)
         return deleted
 
-    def _sweep(self, now_s: float) -> int:
-        deleted = 0
+    def _sweep(self, now_s: float) -> tuple[int, str]:
+        """As `sweep`, and why some could not be deleted, which keeps no other."""
+        deleted, why = 0, ""
         seen = {}
         for worker_id, mark in self._marks().items():
             last = self._seen.get(worker_id)
             since_s = last[1] if last is not None and last[0] == mark else now_s
             seen[worker_id] = mark, since_s
             if now_s - since_s >= DEAD_S and deleted < MAX_DELETED:
-                deleted += self._delete(worker_id, mark)
+                try:
+                    deleted += self._delete(worker_id, mark)
+                except OSError as error:  # such as a lock that another user owns
+                    why = why or str(error)
         self._seen = seen
-        return deleted
+        return deleted, why
 
     def _marks(self) -> dict[str, Mark]:
         """Of each worker id that has an entry or a lock. What is no regular file is left alone."""

@@ -172,3 +172,13 @@ def test_thousands_are_deleted_in_a_few_sweeps(tmp_path: Path, clock: Clock) -> 
     dead, began_s = DeadEntries(tmp_path), time.monotonic()
     assert swept(dead, clock) == dead_entries.MAX_DELETED and dead.sweep() == 1000
     assert time.monotonic() - began_s < 20.0
+
+
+def test_an_entry_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, clock: Clock) -> None:
+    registry, dead = DirectoryRegistry(tmp_path), DeadEntries(tmp_path)
+    for number in range(4):
+        registry.announce(replace(ONE, worker_id=f"decode-{number}"))
+        if number % 2:
+            (tmp_path / f"decode-{number}.lock").mkdir()  # as one of another user: not opened
+    assert swept(dead, clock) == 2
+    assert dead.sweep() == 0 and len(names(tmp_path)) == 4
