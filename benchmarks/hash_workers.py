@@ -117,7 +117,8 @@ async def serve(options: argparse.Namespace) -> None:
         for record in records:
             registry.announce(record)
         try:
-            await asyncio.wait_for(stop.wait(), RENEW_S)
+            async with asyncio.timeout(RENEW_S):
+                await stop.wait()
         except TimeoutError:
             continue
     for task in running:

@@ -253,7 +253,8 @@ async def offer(
         tasks.append(asyncio.create_task(clients.ask(wanted[len(tasks) % len(wanted)])))
         next_s += 1 / per_s
         with suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), max(0.0, next_s - clock()))
+            async with asyncio.timeout(max(0.0, next_s - clock())):
+                await over.wait()
     return tasks
 
 

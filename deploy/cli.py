@@ -85,13 +85,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _check_command(made: argparse.ArgumentParser, given: str) -> None:
+def _check_command(made: argparse.ArgumentParser, word: str) -> None:
     """End the process with a suggestion if the first word is no command."""
-    if given.startswith("-") or given in COMMANDS:
+    if word.startswith("-") or word in COMMANDS:
         return
-    near = difflib.get_close_matches(given, COMMANDS, n=1)
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
     hint = f"did you mean `baton {near[0]}`?" if near else "`baton --help` lists the commands"
-    made.error(f"there is no command {given!r}: {hint}")
+    made.error(f"there is no command {word!r}: {hint}")
 
 
 class _Version(argparse.Action):

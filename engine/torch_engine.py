@@ -72,7 +72,8 @@ class TorchHandle:
     async def result(self) -> StepResult:
         """Raises EngineError if the step failed, DeviceLost if it is not done in time."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._future), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(self._future)
         except TimeoutError as error:
             raise DeviceLost(f"the device gave no result within {self._timeout_s} s") from error
 

@@ -145,11 +145,11 @@ class Gate:
 
 
 def _kept_open(
-    scope: Scope, given: Mapping[bytes, bytes], answer: Iterable[tuple[bytes, bytes]]
+    scope: Scope, head: Mapping[bytes, bytes], answer: Iterable[tuple[bytes, bytes]]
 ) -> list[tuple[bytes, bytes]]:
     """The header by which a connection of HTTP/1.0 stays open, if its client asked for that and
     can tell where the answer ends; by another it is closed."""
-    if scope["http_version"] != "1.0" or b"keep-alive" not in given.get(b"connection", b"").lower():
+    if scope["http_version"] != "1.0" or b"keep-alive" not in head.get(b"connection", b"").lower():
         return []
     sized = any(name == b"content-length" for name, _ in answer)
     return [(b"connection", b"keep-alive" if sized else b"close")]

@@ -70,7 +70,8 @@ class Health:
                     await call.write(HealthCheckResponse(status=status))
                     told = status
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._leaving.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await self._leaving.wait()
             raise Unavailable("the router stops")
         finally:
             self._watchers -= 1

@@ -29,6 +29,7 @@ NARROWING = {
     ("router/choice_text.py", "output.token is not None"): "its one caller has looked",
     ("router/chat_prompt.py", "self._template is not None"): "`plain` has refused else",
     ("router/fleet.py", "welcome is not None"): "a link is up once it is welcomed",
+    ("router/tokenizer.py", "self._plain is not None"): "pieces come where control tokens are text",
     ("router/tool_calls.py", "found is not None"): "the pattern matches the empty text",
 }
 

@@ -47,8 +47,8 @@ async def test_so_many_block_events_wait_for_one_router() -> None:
 async def test_so_many_chunks_of_a_handoff_wait_for_their_sums() -> None:
     opening = handoff_pb2.OpenHandoff(lease_ms=100)
     config = HandoffConfig(offer_queue=5)
-    nothing = cast(Any, None)
-    made = _Handoff(nothing, opening, 0.0, nothing, nothing, b"boot", config, None)
+    nothing, mover = cast(Any, None), Cluster(Config()).add_prefill("p", 8).mover
+    made = _Handoff(nothing, opening, 0.0, nothing, mover, b"boot", config, None)
     assert made._to_sum.maxsize == 5
 
 

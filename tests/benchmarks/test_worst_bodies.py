@@ -44,7 +44,7 @@ def test_each_is_as_large_as_is_read(worst: Any, monkeypatch: pytest.MonkeyPatch
 def test_every_step_is_timed(worst: Any) -> None:
     make, shape = worst.BODIES["a chat of calls at all bounds"]
     steps = worst.read_once(make(), shape)
-    assert list(steps) == ["next", "decoded", "shaped", "plain", "text"]
+    assert list(steps) == ["next", "decoded", "shaped", "plain", "plain_tools"]
     assert all(ms > 0 for ms in steps.values())
     assert set(worst.hand_over(160)) == {"identities", "message"}
 

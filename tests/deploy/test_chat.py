@@ -297,8 +297,9 @@ def test_a_models_output_cannot_steer_the_terminal() -> None:
 # -- on a real pseudo-terminal -------------------------------------------------------------------
 
 CHAT = """\
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C reaches the process by its terminal alone
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run detached
 from baton.deploy.cli import main
 sys.exit(main(sys.argv[1:]))
 """

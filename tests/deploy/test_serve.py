@@ -123,7 +123,7 @@ def test_a_ready_server_answers_and_ctrl_c_leaves_nothing(serving: Callable[...,
     assert len(processes_of(instance_id)) == 6
     assert served.until(r"curl -N (\S+)/v1/chat/completions")[1] == url
     client = ChatClient(url)
-    assert client.models() == ["stand-in"]
+    assert [model.name for model in client.models()] == ["stand-in"]
     assert "".join(client.stream("stand-in", [])) == "two words"
     assert served.interrupt()[0] == 0
     assert processes_of(instance_id) == []

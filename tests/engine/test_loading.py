@@ -40,9 +40,9 @@ def test_a_pool_that_memory_is_too_little_for_is_refused(
     """Before the weights are read if that is known by then, and again beside them."""
     loaded = []
 
-    def load(*given):
+    def load(*given, **named):
         loaded.append(given)
-        return load_weights(*given)
+        return load_weights(*given, **named)
 
     left = iter([blocks * 24576 + 24575 for blocks in available])
     monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: next(left))
@@ -65,7 +65,7 @@ def test_the_refusal_names_both_sizes(qwen3, monkeypatch):
 def test_quantization_is_made_of_plain_weights(qwen3, made, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "baton.engine.loading.load_weights", lambda *given: seen.append(given[-1]) or stop()
+        "baton.engine.loading.load_weights", lambda *given, **_: seen.append(given[-1]) or stop()
     )
     with pytest.raises(StopAsyncIteration):
         build_runner(qwen3.folder, blocks=2, quantization=made)

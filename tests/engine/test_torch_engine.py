@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.batch import Done, Draw, SamplingParams, Slice, StepBatch, StepResult
 from baton.engine.loading import build_engine, build_runner
-from baton.engine.torch_engine import TorchEngine
+from baton.engine.torch_engine import TorchEngine, TorchHandle
 from baton.runtime.errors import DeviceLost, EngineError
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -138,6 +138,20 @@ async def test_giving_up_does_not_disturb_the_step(gate, gated):
         await waiting
     gate.go.set()
     assert await handle.result() == await handle.result()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_cancel_that_comes_with_the_result_is_not_lost(turns):
+    """A worker that is stopped just then would go on for ever."""
+    future = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(TorchHandle(future, 20).result())
+    await asyncio.sleep(0.001)
+    future.set_result(StepResult(()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    done = not waiting.cancel()
+    await asyncio.wait([waiting])
+    assert done or waiting.cancelled()
 
 
 async def test_copy_comes_before_later_steps(engine):

@@ -38,7 +38,9 @@ RULES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "top_logprobs": 2},
     {"temperature": 1.0, "repetition_penalty": 1.3, "min_p": 0.01},
+    {"temperature": 1.0, "presence_penalty": 0.5},
 ]
+CUTS = {"top_k", "top_p", "min_p"}  # where one token is barred, they keep others
 
 
 async def test_no_barred_token_is_drawn_early(client: Client) -> None:
@@ -51,7 +53,8 @@ async def test_no_barred_token_is_drawn_early(client: Client) -> None:
             assert ended == free[: free.index(barred[0]) + 1] and reason == worker_pb2.STOP
             least, reason = await drawn(client, **asked, min_tokens=LEAST, barred=barred)
             assert barred[0] not in least[:LEAST] and len(least) >= LEAST
-            assert least[: free.index(barred[0])] == free[: free.index(barred[0])]
+            if not rules.keys() & CUTS:
+                assert least[: free.index(barred[0])] == free[: free.index(barred[0])]
             assert (reason == worker_pb2.STOP) == (least[-1] == barred[0])
 
 
