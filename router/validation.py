@@ -126,6 +126,8 @@ class Validator:
         max_tokens = room if asked is None else max(asked, 1)
         finished = self._finish(request, prompt, top, max_tokens, limits)
         check_scored([finished])
+        if finished.stream:  # a body holds the prompt once, a stream in each choice's first chunk
+            check_repeated([finished])
         return replace(finished, calling=calling)
 
     async def tokens(self, request: TokenizeRequest, limits: Limits) -> list[int]:

@@ -104,6 +104,22 @@ async def test_chat_logprobs(fields: Any, expected: int | None) -> None:
         assert made.sampling.top_logprobs == expected
 
 
+async def test_a_stream_repeats_no_long_chat_in_each_choice() -> None:
+    limits, made = Limits(max_context=1 << 17, vocab_size=200), validator()
+    message = {"role": "user", "content": "a" * 100_000}
+    fields = {"model": "m", "messages": [message], "n": 3, "return_token_ids": True}
+
+    async def chat_of(**others: Any) -> GenerationRequest:
+        asked = await made.parsed(orjson.dumps(fields | others), ChatRequest)
+        return await made.chat(asked, limits)
+
+    assert (await chat_of()).token_ids  # its body holds the prompt once
+    assert (await chat_of(stream=True, n=2)).token_ids
+    with pytest.raises(InvalidRequest, match="300003 tokens") as caught:
+        await chat_of(stream=True)
+    assert caught.value.field == "return_token_ids"
+
+
 async def test_completion_logprobs() -> None:
     made = await complete(logprobs=0)
     assert made.logprobs and made.sampling.top_logprobs == 0
