@@ -115,7 +115,7 @@ async def test_a_stream_repeats_no_long_chat_in_each_choice() -> None:
 
     assert (await chat_of()).token_ids  # its body holds the prompt once
     assert (await chat_of(stream=True, n=2)).token_ids
-    with pytest.raises(InvalidRequest, match="300003 tokens") as caught:
+    with pytest.raises(InvalidRequest, match="300006 tokens") as caught:
         await chat_of(stream=True)
     assert caught.value.field == "return_token_ids"
 
