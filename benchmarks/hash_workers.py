@@ -51,6 +51,9 @@ class NoPeers:
 
     def forget(self, boot_id: bytes) -> None: ...
 
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        return []
+
     async def close(self) -> None: ...
 
 

@@ -79,6 +79,9 @@ class NoPeers:
     def forget(self, boot_id: bytes) -> None:
         pass
 
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        return []
+
     async def close(self) -> None:
         pass
 

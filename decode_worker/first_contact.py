@@ -1,7 +1,8 @@
 """First contact with a prefill worker: how fast its pool can be read, said loudly once.
 
 Stock systems fall back to TCP in silence and lose a hundredfold. A pair below the configured
-floor is marked degraded in the log and in the metrics; a pair that cannot be read is refused.
+floor is marked degraded in the log, the metrics and the load report; a pair that cannot be read
+is refused.
 The blocks read into are leased from the own pool for that moment; what lands is thrown away.
 """
 
@@ -12,8 +13,10 @@ import asyncio
 from baton.engine.blocks import BlockPool, Hold
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.preflight import PreflightFailed, measure
+from baton.proto import worker_pb2
 from baton.runtime import logs, metrics
 from baton.runtime.errors import OutOfBlocks
+from baton.runtime.wire import MAX_DEGRADED_PEERS
 
 log = logs.get(__name__)
 
@@ -29,6 +32,15 @@ class FirstContact:
         self._pool = pool
         self._floor_gbps = floor_gbps
         self._checks: set[asyncio.Task[None]] = set()
+        self._degraded: dict[bytes, worker_pb2.DegradedPeer] = {}  # by boot id, the oldest first
+
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        """Return the peers whose last measurement was below the floor."""
+        return list(self._degraded.values())
+
+    def forget(self, boot_id: bytes) -> None:
+        """Remove a peer's mark: it is measured again before its next stream."""
+        self._degraded.pop(boot_id, None)
 
     async def check(self, worker_id: str, peer: PeerPool) -> None:
         """Measure and report. Raises ReadFailed if the peer's pool cannot be read. A pool
@@ -66,6 +78,16 @@ class FirstContact:
             degraded=report.degraded,
         )
         metrics.PEERS.labels("degraded" if report.degraded else "good").inc()
+        self.forget(peer.boot_id)
+        if report.degraded:
+            self._mark(worker_id, peer.boot_id, report.gbps)
+
+    def _mark(self, worker_id: str, boot_id: bytes, gb_per_s: float) -> None:
+        self._degraded[boot_id] = worker_pb2.DegradedPeer(
+            worker_id=worker_id, boot_id=boot_id, gb_per_s=gb_per_s
+        )
+        if len(self._degraded) > MAX_DEGRADED_PEERS:
+            del self._degraded[next(iter(self._degraded))]
 
     def _quarantine(self, blocks: list[int], settled: asyncio.Future[None]) -> None:
         self._pool.convert(blocks, Hold.LEASED, Hold.QUARANTINED)

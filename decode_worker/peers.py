@@ -44,6 +44,10 @@ class Peers(Protocol):
         """The peer has died or fell silent: greet again before the next stream."""
         ...
 
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        """Return the peers whose first contact was slower than the configured floor."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -108,8 +112,12 @@ class RegisteredPeers:
             raise Unavailable(LOST)
         return peer.calls.open()
 
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        return self._first_contact.degraded()
+
     def forget(self, boot_id: bytes) -> None:
         self._mover.forget(boot_id)
+        self._first_contact.forget(boot_id)
         peer = self._peers.pop(boot_id, None)
         if peer is not None:
             closing = asyncio.ensure_future(peer.calls.close())
@@ -140,6 +148,7 @@ class RegisteredPeers:
             finally:
                 if boot_id not in self._peers:  # forgotten meanwhile: it connected for nobody
                     self._mover.forget(boot_id)
+                    self._first_contact.forget(boot_id)
             self._in_vain.pop(boot_id, None)
             if self._peers.get(boot_id) is peer:
                 self._forget_predecessors(peer)

@@ -74,6 +74,7 @@ class DecodeWorker:
         self.boot_id = boot_id
         self._steps: StepPipeline[StepPlan] = StepPipeline(engine)
         self._pool = pool
+        self._peers = peers
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         costs = getattr(engine, "draw_costs", FREE)
@@ -135,6 +136,7 @@ class DecodeWorker:
             requests=len(self._requests.living()),
             at_once=self._scheduler.at_once,
             overdue_requests=self._overdue_requests(),
+            degraded_peers=self._peers.degraded(),
         )
 
     def _overdue_requests(self) -> list[str]:
@@ -235,6 +237,14 @@ class DecodeWorker:
             "sessions": self._sessions.count,
             "draining": self.draining.is_set(),
             "preemptions": self._scheduler.preemptions,
+            "degraded_peers": [
+                {
+                    "worker_id": peer.worker_id,
+                    "boot_id": peer.boot_id.hex(),
+                    "gb_per_s": round(peer.gb_per_s, 4),
+                }
+                for peer in self._peers.degraded()
+            ],
         }
 
     async def _woken(self) -> None:

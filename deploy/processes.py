@@ -65,8 +65,20 @@ def _rows(folder: Path) -> Iterator[ProcessRow]:
             address=record.address if record else _router_address(folder, name),
             admin=record.admin_address if record else "",
             model=record.model if record else "",
-            audit=fetch_audit(record.admin_address) if record else {},
+            audit=_audit_of(record, records) if record else {},
         )
+
+
+def _audit_of(record: WorkerRecord, records: dict[str, WorkerRecord]) -> dict[str, Any]:
+    """A worker's audit, without degraded peers whose boot has ended."""
+    audit = fetch_audit(record.admin_address)
+    peers = audit.get("degraded_peers")
+    if isinstance(peers, list):
+        boots = {other.boot_id for other in records.values()}
+        audit["degraded_peers"] = [
+            peer for peer in peers if isinstance(peer, dict) and peer.get("boot_id") in boots
+        ]
+    return audit
 
 
 def _announced(registry: Path) -> list[WorkerRecord]:
@@ -150,4 +162,8 @@ def _load(audit: dict[str, Any]) -> str:
     if isinstance(blocks, dict):
         total, *empty = (blocks.get(name, 0) for name in ("total", "free", "cached"))
         words.append(f"KV {100 * (total - sum(empty)) / max(total, 1):.0f} %")
+    words += [
+        f"DEGRADED from {peer.get('worker_id')}: {peer.get('gb_per_s')} GB/s"
+        for peer in audit.get("degraded_peers") or ()
+    ]
     return ", ".join(words)

@@ -301,7 +301,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., detail: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "trouble", "served", "requests", "at_once", "overdue_requests")
+    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "trouble", "served", "requests", "at_once", "overdue_requests", "degraded_peers")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +318,7 @@ class Load(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     OVERDUE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_PEERS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -334,7 +335,18 @@ class Load(_message.Message):
     requests: int
     at_once: int
     overdue_requests: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., trouble: _Optional[str] = ..., served: _Optional[int] = ..., requests: _Optional[int] = ..., at_once: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ...) -> None: ...
+    degraded_peers: _containers.RepeatedCompositeFieldContainer[DegradedPeer]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., trouble: _Optional[str] = ..., served: _Optional[int] = ..., requests: _Optional[int] = ..., at_once: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ..., degraded_peers: _Optional[_Iterable[_Union[DegradedPeer, _Mapping]]] = ...) -> None: ...
+
+class DegradedPeer(_message.Message):
+    __slots__ = ("worker_id", "boot_id", "gb_per_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    GB_PER_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    boot_id: bytes
+    gb_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., gb_per_s: _Optional[float] = ...) -> None: ...
 
 class WatchBlocksRequest(_message.Message):
     __slots__ = ()

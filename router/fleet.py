@@ -31,6 +31,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
+from baton.runtime.wire import degraded_peers
 
 POLL_S = 0.5
 LINK_S = 1.0
@@ -81,6 +82,7 @@ class Fleet:
                 self.rebuilt()  # though nobody asks: who comes later is not waited for
                 self._tell_mixture()
                 self._judge()
+                self._count_degraded()
                 self._tell_misfits()
                 self.index.sweep()
                 await asyncio.sleep(POLL_S)
@@ -146,6 +148,12 @@ class Fleet:
         self.circuits.keep([link.boot_id for link in self._links.values()])
         for state, count in self.circuits.counts(now_s).items():
             metrics.CIRCUITS.labels(state).set(count)
+
+    def _count_degraded(self) -> None:
+        """Show the pairs that placement avoids: those whose both ends are linked."""
+        views = self.views()
+        linked = {view.boot_id for view in views}
+        metrics.DEGRADED_PAIRS.set(sum(len(view.degraded & linked) for view in views))
 
     def _tell_misfits(self) -> None:
         """Say so, once for each such fleet, where prefill workers cannot be used."""
@@ -334,6 +342,7 @@ def view_of(link: WorkerLink, bit: int) -> WorkerView:
         draining=not link.takes_work,
         line=link.line(),
         bit=bit,
+        degraded=degraded_peers(load),
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from baton.router.radix_index import Holders
 from baton.router.roster import Kind, Ranking, Roster
@@ -125,7 +126,7 @@ def place(
         if kind.shape == decode.shape and _computes(need, kind.size)
     ]
     candidates = _ranked(
-        _Search(need, fleet.passed_over, held, MAX_CANDIDATES, need.left),
+        _Search(need, fleet.passed_over, held, MAX_CANDIDATES, need.left, decode.degraded),
         like,
         lambda worker, uncached: uncached + worker.queue_tokens,
         lambda uncached: (uncached,),
@@ -138,13 +139,15 @@ def place(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """For the first `count` workers, without those of the boot ids `barred`."""
+    """For the first `count` workers, without those of the boot ids `barred`; those that are
+    `degraded` come after those that are not."""
 
     need: Need
     passed_over: frozenset[bytes]
     held: Callable[[Shape], Holders]
     count: int
     barred: frozenset[bytes] = frozenset()
+    degraded: frozenset[bytes] = frozenset()
 
 
 def _ranked(
@@ -153,28 +156,34 @@ def _ranked(
     price: Callable[[WorkerView, int], int],
     floors: Callable[[int], tuple[int, ...]],
 ) -> list[WorkerView]:
-    """The cheapest first, those that have failed the request last. Those that are passed over only
+    """The cheapest first; after them those whose pair with the decode worker is degraded, and last
+    those that have failed the request. Those that are passed over only
     where there are no others: others that are full are no reason to ask a worker that fails."""
     need = search.need
 
-    def best(avoided: bool, barred: frozenset[bytes]) -> list[WorkerView]:
+    def best(rank: tuple[bool, bool], barred: frozenset[bytes]) -> list[WorkerView]:
         ranking = Ranking(search.count)
         for kind in kinds:
             for workers, others, blocks in search.held(kind.shape).sets():
                 uncached = _uncached(need, blocks, kind.size)
 
                 def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
-                    if (worker.boot_id in need.avoid) != avoided or worker.boot_id in barred:
+                    boot_id = worker.boot_id
+                    if (boot_id in need.avoid, boot_id in search.degraded) != rank:
+                        return None
+                    if boot_id in barred:
                         return None
                     return price(worker, uncached)
 
                 ranking.search(kind, workers, others, priced, floors(uncached))
         return ranking.views()
 
+    ranks = sorted(product({False, bool(need.avoid)}, {False, bool(search.degraded)}))
     for barred in (search.barred | search.passed_over, search.barred):
-        found = best(False, barred)
-        if need.avoid and len(found) < search.count:
-            found += best(True, barred)
+        found: list[WorkerView] = []
+        for rank in ranks:
+            if len(found) < search.count:
+                found += best(rank, barred)
         if found:
             return found[: search.count]
     return []

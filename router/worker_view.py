@@ -50,6 +50,9 @@ class WorkerView:
     draining: bool = False  # takes nothing new, for whatever reason
     line: tuple[float, float] | None = None
     bit: int = 0
+    degraded: frozenset[bytes] = (
+        frozenset()
+    )  # boot ids of peers that this decode worker reads slowly
 
     @property
     def block_size(self) -> int:

@@ -161,6 +161,11 @@ CIRCUITS = _gauge(
     "state",
     ("closed", "open", "half_open"),
 )
+DEGRADED_PAIRS = _gauge(
+    "baton_degraded_pairs",
+    "Pairs of linked workers whose first READs were below the floor: placement avoids them while "
+    "the decode worker has another prefill worker.",
+)
 CIRCUITS_OPENED = _counter(
     "baton_circuits_opened_total",
     "Circuits opened, by why: the worker failed requests, was much slower than its fellows, or "

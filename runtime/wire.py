@@ -20,6 +20,7 @@ from baton.runtime.sampling import MAX_LOGPROBS, SamplingParams
 MAX_CHOICES = 128
 MAX_BIAS = 4096
 MAX_BARRED = 1024
+MAX_DEGRADED_PEERS = 64  # of a load report
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,13 @@ def check_scores(
         raise HandoffError(f"the prompt of {prompt_tokens} tokens has {lengths[0]} logprobs")
     if max(scores.top_tokens, default=0) >= vocab_size:
         raise HandoffError("a token of the prompt's logprobs is outside the vocabulary")
+
+
+def degraded_peers(load: worker_pb2.Load) -> frozenset[bytes]:
+    """Return the boot ids (16 bytes each) of the peers that a load report calls degraded, of
+    which only the first MAX_DEGRADED_PEERS are looked at."""
+    named = (peer.boot_id for peer in load.degraded_peers[:MAX_DEGRADED_PEERS])
+    return frozenset(boot_id for boot_id in named if len(boot_id) == 16)
 
 
 def check_tokens(tokens: Iterable[int], field: str, vocab_size: int) -> None:

@@ -196,6 +196,9 @@ class MemoryPeers:
     def forget(self, boot_id: bytes) -> None:
         self._mover.forget(boot_id)
 
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        return []  # no first contact measures here
+
     async def close(self) -> None:
         pass
 

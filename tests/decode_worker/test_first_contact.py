@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from baton.decode_worker import first_contact
 from baton.decode_worker.first_contact import FirstContact
 from baton.engine.blocks import BlockPool, Hold
 from baton.kv_transfer import preflight
@@ -49,6 +50,30 @@ async def test_a_peer_below_the_floor_is_marked() -> None:
     bench, before = Bench(floor_gbps=1e9), met("degraded")
     await bench.check()
     assert met("degraded") == before + 1
+    (mark,) = bench.contact.degraded()
+    assert (mark.worker_id, mark.boot_id) == ("prefill-0", PEER) and 0 < mark.gb_per_s < 1e9
+
+
+async def test_a_mark_ends_when_measured_as_good_or_forgotten() -> None:
+    bench = Bench(floor_gbps=1e9)
+    await bench.check()
+    bench.contact._floor_gbps = 0.0  # the pair has become fast enough
+    await bench.check()
+    assert bench.contact.degraded() == []
+    bench.contact._floor_gbps = 1e9
+    await bench.check()
+    bench.contact.forget(PEER)
+    assert bench.contact.degraded() == []
+
+
+async def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_contact, "MAX_DEGRADED_PEERS", 1)
+    bench = Bench(floor_gbps=1e9)
+    await bench.check()
+    other = MemoryMover(HostPool(np.ones((4, 64), np.uint8), 2), b"q" * 16, bench.exchange)
+    await bench.mover.connect(other.describe())
+    await bench.contact.check("prefill-1", other.describe())
+    assert [mark.worker_id for mark in bench.contact.degraded()] == ["prefill-1"]
 
 
 async def test_a_full_pool_leaves_the_measurement_out() -> None:

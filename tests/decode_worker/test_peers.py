@@ -67,10 +67,10 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
 
 
 class Scene:
-    def __init__(self, peer: Peer, address: str) -> None:
+    def __init__(self, peer: Peer, address: str, floor_gbps: float = 0.0) -> None:
         self.peer, self.address = peer, address
         self.mover = peer.mover(OWN)
-        contact = FirstContact(self.mover, BlockPool(8, 4), 0.0)
+        contact = FirstContact(self.mover, BlockPool(8, 4), floor_gbps)
         own = peer.greeting("decode-0", self.mover.describe())
         self.registry = MemoryRegistry()
         self.peers = RegisteredPeers(
@@ -425,3 +425,13 @@ async def test_who_leaves_while_it_greets_takes_nobodys_channel_along(scene: Sce
     scene.peer.gate.set()
     await (await second).close()
     assert scene.known() == {b"1" * 16}
+
+
+async def test_a_slow_peer_is_reported_until_its_boot_is_forgotten(scene: Scene) -> None:
+    slow = Scene(scene.peer, scene.address, floor_gbps=1e9)
+    slow.register(slow.peer.boot_id)
+    await slow.open(slow.peer.boot_id)
+    assert [mark.boot_id for mark in slow.peers.degraded()] == [slow.peer.boot_id]
+    slow.peers.forget(slow.peer.boot_id)
+    assert slow.peers.degraded() == []
+    await slow.peers.close()

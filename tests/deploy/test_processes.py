@@ -264,3 +264,23 @@ def test_the_table_shows_load_in_words_a_row_to_a_line_and_brackets_as_they_are(
     _, line = capsys.readouterr().out.splitlines()
     assert line.split()[:6] == ["test", "decode-0", "running", "41", "1", "[fd00::1]:4000"]
     assert line.rstrip().endswith(f" {load}")
+
+
+def test_a_degraded_peer_is_named_with_its_bandwidth_while_its_boot_lives(
+    instance: Instance, kept: set[str], admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept.update({"decode-0", "prefill-0"})
+    for name in ("decode-0", "prefill-0"):
+        put_status(instance, name, "running")
+    announce(instance, "prefill-0")
+    announce(instance, "decode-0", admin=address(admin))
+    slow = {"worker_id": "prefill-0", "boot_id": "b" * 32, "gb_per_s": 0.012}
+    ended = {"worker_id": "prefill-1", "boot_id": "c" * 32, "gb_per_s": 0.001}
+    audit = {"role": "decode", "degraded_peers": [slow, ended]}
+    admin.answer = (200, json.dumps(audit).encode())
+    assert show(as_json=False) == 0
+    text = capsys.readouterr().out
+    assert "DEGRADED from prefill-0: 0.012 GB/s" in text and "prefill-1" not in text
+    assert show(as_json=True) == 0
+    (decode, _) = json.loads(capsys.readouterr().out)
+    assert decode["audit"]["degraded_peers"] == [slow]

@@ -334,3 +334,27 @@ async def test_a_new_request_is_expected_to_end_where_it_ends_first(
     assert link is not None
     link.hung = True
     assert 99 < scene.fleet.expected_s() < 100.2
+
+
+@on_virtual_time
+async def test_a_degraded_pair_is_known_while_both_are_linked(
+    fleet_scene: Any, eventually: Any
+) -> None:
+    scene = fleet_scene()
+    scene.add("prefill-0", 1)
+    stub = scene.add("decode-0", 2)
+    await eventually(lambda: len(scene.fleet.views()) == 2)
+    boots = {view.worker_id: view.boot_id for view in scene.fleet.views()}
+    gauge: Any = metrics.DEGRADED_PAIRS
+
+    async def report(*boot_ids: bytes) -> None:
+        peers = [worker_pb2.DegradedPeer(boot_id=boot_id) for boot_id in boot_ids]
+        load = worker_pb2.Load(degraded_peers=peers)
+        await stub.ends[-1].send(worker_pb2.WorkerMessage(load=load))
+
+    await report(boots["prefill-0"], b"gone" * 4, b"no boot id")
+    await eventually(lambda: gauge._value.get() == 1)
+    (decode,) = [view for view in scene.fleet.views() if view.role == "decode"]
+    assert decode.degraded == {boots["prefill-0"], b"gone" * 4}
+    await report()  # measured again, as good
+    await eventually(lambda: gauge._value.get() == 0)

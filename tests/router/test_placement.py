@@ -87,6 +87,7 @@ def plainly_placed(
         _trusted([worker for worker in prefills if _computes(need, worker)]),
         key=lambda e: (
             e.boot_id in need.avoid,
+            e.boot_id in decode.degraded,
             _uncached(need, e) + e.queued_tokens + e.placed_tokens,
             e.worker_id,
         ),
@@ -139,6 +140,27 @@ def placed(found: Placement | BatonError) -> Placement:
 
 NEED = Need(tokens=1000, output_tokens=100, most_tokens=1100)
 D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("prefill-1")
+
+
+def test_a_degraded_pair_comes_last_and_is_still_used() -> None:
+    """The mark is of the pair: another decode worker's order is as before."""
+    marked = replace(D0, degraded=frozenset({b"prefill-0"}))
+    holder = replace(P0, held_blocks=60)
+    found = placed(place(NEED, [marked, holder, P1], "auto", 64))
+    assert [worker.worker_id for worker in found.candidates] == ["prefill-1", "prefill-0"]
+    busy = replace(marked, running=9)
+    found = placed(place(NEED, [busy, D1, holder, P1], "auto", 64))
+    assert found.decode.worker_id == "decode-1"
+    assert [worker.worker_id for worker in found.candidates] == ["prefill-0", "prefill-1"]
+    found = placed(place(NEED, [marked, P0], "disaggregated", 64))
+    assert found.candidates == (P0,) and not found.local
+
+
+def test_a_degraded_pair_comes_before_one_that_failed() -> None:
+    marked = replace(D0, degraded=frozenset({b"prefill-0"}))
+    need = replace(NEED, avoid=frozenset({b"prefill-1"}))
+    found = placed(place(need, [marked, P0, P1], "auto", 64))
+    assert [worker.worker_id for worker in found.candidates] == ["prefill-0", "prefill-1"]
 
 
 def test_the_holder_of_the_prefix_is_preferred() -> None:
@@ -301,6 +323,10 @@ def test_rules_that_always_hold(workers: list[Seen], mode: Any) -> None:
         assert found.local == (not any(worker.role == "prefill" for worker in alive))
 
 
+NO_BOOTS: frozenset[bytes] = frozenset()
+EVEN_PREFILLS = frozenset(f"prefill-{number:02}".encode() for number in range(0, 100, 2))
+
+
 def views(blocks: int, most: int) -> Any:
     """Workers of two shapes and three sizes, many of them alike."""
     shapes = st.sampled_from([SHAPE, SHAPE, SHAPE, ("g", "float32", 16), ("f", "float32", 4)])
@@ -322,6 +348,7 @@ def views(blocks: int, most: int) -> Any:
             placed_requests=st.integers(0, 1),
             draining=st.sampled_from([False, False, False, True]),
             passed_over=st.sampled_from([False, False, False, True]),
+            degraded=st.sampled_from([NO_BOOTS, NO_BOOTS, EVEN_PREFILLS]),
         ),
         max_size=most,
         unique_by=lambda worker: worker.worker_id,
