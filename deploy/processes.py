@@ -162,8 +162,7 @@ def _load(audit: dict[str, Any]) -> str:
     if isinstance(blocks, dict):
         total, *empty = (blocks.get(name, 0) for name in ("total", "free", "cached"))
         words.append(f"KV {100 * (total - sum(empty)) / max(total, 1):.0f} %")
-    words += [
-        f"DEGRADED from {peer.get('worker_id')}: {peer.get('gb_per_s')} GB/s"
-        for peer in audit.get("degraded_peers") or ()
-    ]
+    slow = audit.get("degraded_peers")
+    if isinstance(slow, list):
+        words += [f"DEGRADED from {e.get('worker_id')}: {e.get('gb_per_s')} GB/s" for e in slow]
     return ", ".join(words)
