@@ -151,7 +151,7 @@ class Fleet:
 
     def _count_degraded(self) -> None:
         """Show the pairs that placement avoids: those whose both ends are linked."""
-        views = self.views()
+        views = self.roster().views()
         linked = {view.boot_id for view in views}
         metrics.DEGRADED_PAIRS.set(sum(len(view.degraded & linked) for view in views))
 
