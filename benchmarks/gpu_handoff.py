@@ -68,8 +68,8 @@ def grant(device: str, blocks: int, size: int) -> None:
     if device != "cpu":
         torch.cuda.synchronize()
     metadata = base64.b64encode(agent.get_agent_metadata()).decode()
-    told = {"metadata": metadata, "address": pool.data_ptr(), "ipc": _exported(pool)}
-    print(json.dumps(told), flush=True)
+    described = {"metadata": metadata, "address": pool.data_ptr(), "ipc": _exported(pool)}
+    print(json.dumps(described), flush=True)
     os.set_blocking(sys.stdin.fileno(), False)
     while sys.stdin.buffer.read(1) != b"":  # None while it is open
         agent.get_new_notifs()

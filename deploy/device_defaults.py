@@ -1,7 +1,7 @@
-"""Defaults that a GPU changes: a setting that is given by nobody has another value there.
+"""Defaults that a GPU changes: a setting that the operator leaves out has another value there.
 
 A GPU computes a prompt of 8,192 tokens faster than a CPU one of 256, and its memory is the
-workers' own, where a CPU's is everybody's. Keeps no state.
+workers' own, where a CPU's is shared by all processes. Keeps no state.
 """
 
 from __future__ import annotations

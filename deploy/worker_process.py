@@ -298,22 +298,23 @@ async def _listen(
 
 
 async def _announce(registry: RegistryClient, record: WorkerRecord) -> None:
-    told = ""
+    logged = ""
     while True:
         announcing = registry.announce(record)
         while not await waits.over(announcing, ANSWER_S):
-            told = _told_unannounced(hung(ANSWER_S), told)
+            logged = _log_failure(hung(ANSWER_S), logged)
         why = ""
         try:
             announcing.result()
         except OSError as error:  # a full disk ends no request; the announcement fades
             why = str(error)
-        told = _told_unannounced(why, told)
+        logged = _log_failure(why, logged)
         await asyncio.sleep(ANNOUNCE_S)
 
 
-def _told_unannounced(why: str, told: str) -> str:
-    if why and why != told:
+def _log_failure(why: str, logged: str) -> str:
+    """Log why the worker is not announced, once for each reason; return the reason."""
+    if why and why != logged:
         log.error("the worker could not announce itself", why=why)
     return why
 
