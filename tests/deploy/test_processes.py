@@ -267,8 +267,13 @@ def test_the_table_shows_load_in_words_a_row_to_a_line_and_brackets_as_they_are(
 
 
 def test_a_degraded_peer_is_named_with_its_bandwidth_while_its_boot_lives(
-    instance: Instance, kept: set[str], admin: Admin, capsys: pytest.CaptureFixture[str]
+    instance: Instance,
+    kept: set[str],
+    admin: Admin,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     kept.update({"decode-0", "prefill-0"})
     for name in ("decode-0", "prefill-0"):
         put_status(instance, name, "running")
