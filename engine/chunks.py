@@ -92,7 +92,7 @@ class ChunkScheduler(Generic[Key]):
         self, tokens_per_s: float = 0.0, among: Callable[[Key], bool] = _any
     ) -> list[Chunk[Key]]:
         """Chunks for one step, at most one per prompt `among` those here, within the step's token
-        budget. A last chunk's draws count as the tokens that could be computed meanwhile; those of
+        budget. A last chunk's draws count as the tokens that fit into the same time; those of
         the oldest prompt alone may exceed the budget.
 
         A chunk that is not the prompt's last ends on a block border, so that every block it

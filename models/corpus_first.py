@@ -132,7 +132,7 @@ def _drawn(choose: random.Random) -> tuple[str, str]:
 
 
 def _greeting(choose: random.Random) -> tuple[str, str]:
-    """A greeting with somebody's name or a number of last letters too many."""
+    """Return a greeting with a name, or with its last letter repeated."""
     said, answered = choose.choice(tuple(_ECHOED.items()))
     if said in PLAIN and choose.random() < 0.4:
         text = said + said[-1] * choose.randint(1, 4)
@@ -206,7 +206,7 @@ _FILLINGS: dict[str, Draw] = {
 
 
 def _typed(choose: random.Random, text: str) -> str:
-    """The phrase as somebody types it."""
+    """Return the phrase as a person types it."""
     words = [
         _SHORTENED.get(word, word) if choose.random() < 0.06 else word for word in text.split(" ")
     ]

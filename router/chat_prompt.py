@@ -86,8 +86,8 @@ class ChatPrompt:
         """Return the prompt, open for an answer, of what `plain` gave; in pieces where control
         tokens in it are text. Raises InvalidRequest if the template refuses it."""
         assert self._template is not None
-        told = await turns.run(0, plain_tools, tools, self._refuses_strict)
-        given = Guarded([*plain], told, dict(variables or {}))
+        described = await turns.run(0, plain_tools, tools, self._refuses_strict)
+        given = Guarded([*plain], described, dict(variables or {}))
         long = _is_long([given.messages, given.tools, given.variables])
         if self._control is not None:
             guard = self._control.guard
