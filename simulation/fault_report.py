@@ -27,8 +27,9 @@ from typing import Any
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError
 from baton.simulation import breaks, lab, mutations, regressions
+from baton.simulation.draw_scenario import draw
 from baton.simulation.engine_kind import HASHES, EngineKind
-from baton.simulation.scenario import BLOCK, Scenario, draw
+from baton.simulation.scenario import BLOCK, Scenario
 
 MOST_VOID = 9  # void seeds that are named
 MOST_SHORTENED = 5  # failing seeds: it takes many runs each; of others all events are kept

@@ -54,6 +54,7 @@ class Striker:
             "step": self._step,
             "withhold": self._withhold,
             "checksums": self._checksums,
+            "registry": self._registry,
         }
         world.exchange.decide = self._fate
 
@@ -170,6 +171,14 @@ class Striker:
         mover = self._world.workers[fault.targets[0]].mover
         mover.stick_checksums()
         return mover.release_checksums
+
+    def _registry(self, fault: Fault) -> Callable[[], None]:
+        registry = self._world.client
+        if fault.what == "hangs":
+            registry.hold()
+            return registry.release
+        registry.fail()
+        return registry.recover
 
     def _spoil(self, fault: Fault) -> Callable[[], None]:
         self._reads.append(fault)

@@ -25,10 +25,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from baton.runtime import metrics, waits
 from baton.runtime.registry import Role
 from baton.simulation import checks
+from baton.simulation.draw_scenario import draw
 from baton.simulation.engine_kind import HASHES, EngineKind
 from baton.simulation.faults import Striker
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
-from baton.simulation.scenario import BLOCK, Event, Fault, Scenario, draw
+from baton.simulation.scenario import BLOCK, Event, Fault, Scenario
 from baton.simulation.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 from baton.simulation.world import World
 

@@ -2,7 +2,7 @@
 
 On handoffs it may last longer than any request, for its reader or granter has to give up; a
 checksum thread that is stuck is the same from outside. On links and block feeds it lasts a while.
-Pure: draws what scenario.py makes faults and events of.
+Pure: draws what draw_scenario.py makes faults and events of.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An entry has the seed that shows the bug, and `undo`, which takes its fix out again for the
 length of a run: so it is known that the seed would still show it. A scenario is drawn from its
-seed; a change of scenario.py makes another one of it, and `baton faults --mutation NAME` finds
+seed; a change of draw_scenario.py makes another one of it, and `baton faults --mutation NAME` finds
 a new seed. What broke the product on purpose is in mutations.py.
 """
 

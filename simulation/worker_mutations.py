@@ -6,9 +6,11 @@ A part of mutations.py, which says what they are for.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.step_health import StepHealth
@@ -66,6 +68,14 @@ def _failure_forgotten(before: Any) -> Any:
     return fail
 
 
+def _waited_for(_: Any) -> Any:
+    async def check_registered(self: Any, candidate: Any) -> None:
+        with suppress(OSError):
+            self._records = await self._registry.workers()
+
+    return check_registered
+
+
 OF_WITHHELD_ANSWERS: dict[str, Break] = {
     "wait-for-checksums-for-ever": Break(
         "nothing that a granter owes is ever overdue",
@@ -78,6 +88,12 @@ OF_WITHHELD_ANSWERS: dict[str, Break] = {
         granter._Handoff,
         "_fail",
         _failure_forgotten,
+    ),
+    "wait-for-the-registry": Break(
+        "a reader waits for a registry that hangs, however long",
+        RegisteredPeers,
+        "_check_registered",
+        _waited_for,
     ),
     "checksums-never-stuck": Break(
         "a worker never says that its checksum thread is stuck",

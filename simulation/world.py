@@ -6,7 +6,7 @@
 
 Above the seams is the production code; below them are the network, the exchange of READs and the
 hash engine. A worker that dies comes back under its name and address with another boot id. Owns
-the processes; what befalls them is drawn in scenario.py.
+the processes; what befalls them is drawn in draw_scenario.py.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
-from baton.runtime.registry_client import InlineRegistry
 from baton.runtime.worker_links import serve_link
 from baton.simulation.engine_kind import HASHES, EngineKind
+from baton.simulation.held_registry import HeldRegistry
 from baton.simulation.machine import Machine
 from baton.simulation.network import Network, Service, SimLink
 from baton.simulation.virtual_loop import VirtualLoop
@@ -115,11 +115,13 @@ class World:
     router_started: Callable[[RouterProcess], None] = lambda process: None
     rolls: Callable[[str, WorkerProcess], None] = lambda stage, process: None  # as of rolls.py
     network: Network = field(init=False)
+    client: HeldRegistry = field(init=False)  # the registry, as all processes read it
     reads: list[MemoryRead] = field(default_factory=list)  # all that were asked for
     _handoffs: int = 0
 
     def __post_init__(self) -> None:
         self.kind.begin()
+        self.client = HeldRegistry(self.registry)
         self.network = Network(self.loop, self._delay)
         self.exchange.later = self._later
         begin = self.exchange.begin
@@ -192,10 +194,6 @@ class World:
         record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
         self.registry.announce(record)
         return process
-
-    @property
-    def client(self) -> InlineRegistry:
-        return InlineRegistry(self.registry)
 
     def start_router(self, name: str) -> RouterProcess:
         machine = self._machine(name)

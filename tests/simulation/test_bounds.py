@@ -13,9 +13,10 @@ from baton.router.circuits import Circuits
 from baton.runtime import logs
 from baton.simulation import breaks, lab
 from baton.simulation.breaks import Break
+from baton.simulation.draw_scenario import STORM_EVERY, STORM_SEED, draw
 from baton.simulation.mutations import MUTATIONS
 from baton.simulation.regressions import PAST_BUGS
-from baton.simulation.scenario import STORM_EVERY, STORM_SEED, Fault, draw
+from baton.simulation.scenario import Fault
 
 STORMY = ("fails always", "no memory at all")
 STORMS = range(STORM_SEED, 15 * STORM_EVERY, STORM_EVERY)

@@ -17,7 +17,7 @@ from baton.runtime import logs
 from baton.runtime.errors import Overloaded
 from baton.simulation import breaks, lab
 from baton.simulation.breaks import Break, Misfit, broken_promises
-from baton.simulation.scenario import draw
+from baton.simulation.draw_scenario import draw
 
 LEAK = "after 12 s of quiet, r0: 1 tickets taken"
 SEED = 0

@@ -10,8 +10,8 @@ import pytest
 from baton.kv_transfer.memory_mover import Fate
 from baton.router.answering import Usage
 from baton.simulation import checks, virtual_loop
+from baton.simulation.draw_scenario import draw
 from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
-from baton.simulation.scenario import draw
 from baton.simulation.told import TOKENIZER
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World

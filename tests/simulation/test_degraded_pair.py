@@ -14,8 +14,8 @@ from baton.decode_worker.first_contact import READ_BLOCKS
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.runtime import logs
 from baton.simulation import virtual_loop
+from baton.simulation.draw_scenario import draw
 from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.scenario import draw
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 

@@ -16,9 +16,9 @@ import structlog
 from baton.deploy import cli
 from baton.runtime.errors import ConfigError
 from baton.simulation import fault_report, lab, regressions
+from baton.simulation.draw_scenario import STORM_SEED, draw
 from baton.simulation.fault_report import Report, faults, run
 from baton.simulation.regressions import PAST_BUGS
-from baton.simulation.scenario import STORM_SEED, draw
 
 CAUGHT_BY = 1  # a seed that catches the mutation below
 MUTATION = "lose-tickets"

@@ -15,8 +15,9 @@ from baton.router.dispatch import Dispatcher
 from baton.runtime import logs
 from baton.simulation import breaks, lab
 from baton.simulation.breaks import Break
+from baton.simulation.draw_scenario import HANG_EVERY, HANG_S, HANG_SEED, draw
 from baton.simulation.regressions import PAST_BUGS
-from baton.simulation.scenario import HANG_EVERY, HANG_S, HANG_SEED, Fault, draw
+from baton.simulation.scenario import Fault
 from baton.simulation.world import DRIFT
 
 HANGING = range(HANG_SEED, 10 * HANG_EVERY, HANG_EVERY)

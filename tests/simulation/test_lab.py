@@ -21,8 +21,9 @@ from baton.engine.step_pipeline import StepPipeline
 from baton.kv_transfer.places import Places
 from baton.runtime import logs
 from baton.simulation import fault_report, lab
+from baton.simulation.draw_scenario import draw
 from baton.simulation.history import Ask
-from baton.simulation.scenario import Event, Fault, Scenario, draw
+from baton.simulation.scenario import Event, Fault, Scenario
 
 SEEDS = 1000  # `make nightly` runs as many again, `make faults` 100,000
 PART = 250

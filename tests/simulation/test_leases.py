@@ -15,9 +15,9 @@ from baton.engine.blocks import Hold
 from baton.kv_transfer.lease import GranterLease, ReaderLease
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.simulation import virtual_loop
+from baton.simulation.draw_scenario import draw
 from baton.simulation.leases import Granted, Leases
 from baton.simulation.machine import OWNER
-from baton.simulation.scenario import draw
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 

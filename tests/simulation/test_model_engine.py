@@ -20,9 +20,10 @@ from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.sampling import SamplingParams
 from baton.simulation import fault_report, lab, mutations, virtual_loop
+from baton.simulation.draw_scenario import draw
 from baton.simulation.engine_kind import HASHES
 from baton.simulation.model_engine import ModelKind
-from baton.simulation.scenario import BLOCK, draw
+from baton.simulation.scenario import BLOCK
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 

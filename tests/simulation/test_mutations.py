@@ -14,8 +14,8 @@ import structlog
 from baton.runtime import logs
 from baton.simulation import lab, mutations
 from baton.simulation.breaks import Mutation, broken_promises
+from baton.simulation.draw_scenario import draw
 from baton.simulation.mutations import MUTATIONS
-from baton.simulation.scenario import draw
 
 WITHIN = 500
 CAUGHT_BY = {
@@ -66,6 +66,7 @@ CAUGHT_BY = {
     "cached-blocks-untold": 0,
     "evicted-blocks-untold": 4,
     "snapshot-of-nothing": 8,
+    "wait-for-the-registry": 94,
     "checksums-never-stuck": 185,
     "always-ready": 136,
     "never-probed": 306,

@@ -7,8 +7,8 @@ import random
 
 from baton.runtime.registry import WorkerRecord
 from baton.simulation import virtual_loop
+from baton.simulation.draw_scenario import draw
 from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.scenario import draw
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 

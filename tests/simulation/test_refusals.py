@@ -15,8 +15,9 @@ from baton.runtime import logs
 from baton.runtime.errors import Overloaded
 from baton.simulation import breaks, lab, mutations
 from baton.simulation.breaks import Break
+from baton.simulation.draw_scenario import draw
 from baton.simulation.history import Ask
-from baton.simulation.scenario import Event, Scenario, draw
+from baton.simulation.scenario import Event, Scenario
 
 ASKS = 20
 

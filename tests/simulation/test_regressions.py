@@ -11,9 +11,9 @@ import structlog
 from baton.runtime import logs
 from baton.simulation import breaks, fault_report, lab
 from baton.simulation.breaks import broken_promises
+from baton.simulation.draw_scenario import draw
 from baton.simulation.mutations import MUTATIONS
 from baton.simulation.regressions import PAST_BUGS
-from baton.simulation.scenario import draw
 
 
 @pytest.fixture(autouse=True)

@@ -15,15 +15,8 @@ from baton.runtime import logs
 from baton.runtime.errors import ReadFailed
 from baton.simulation import breaks, lab
 from baton.simulation.breaks import Break
-from baton.simulation.scenario import (
-    CONTACT_BLOCKS,
-    LINK_EVERY,
-    LINK_S,
-    LINK_SEED,
-    READ_BLOCKS,
-    Fault,
-    draw,
-)
+from baton.simulation.draw_scenario import CONTACT_BLOCKS, LINK_EVERY, LINK_S, LINK_SEED, draw
+from baton.simulation.scenario import READ_BLOCKS, Fault
 
 LINKED = range(LINK_SEED, 30 * LINK_EVERY, LINK_EVERY)
 

@@ -13,7 +13,9 @@ from baton.router import placement
 from baton.runtime import logs
 from baton.simulation import breaks, lab
 from baton.simulation.breaks import Break
-from baton.simulation.scenario import BLOCK, Ask, Event, Fault, Scenario, draw
+from baton.simulation.draw_scenario import draw
+from baton.simulation.history import Ask
+from baton.simulation.scenario import BLOCK, Event, Fault, Scenario
 
 SEEDS = range(8)
 SMALL, LARGE = 6, 80  # blocks

@@ -14,7 +14,7 @@ from baton.prefill_worker import worker as prefill
 from baton.proto import handoff_pb2
 from baton.simulation import virtual_loop
 from baton.simulation.checks import Watch
-from baton.simulation.scenario import draw
+from baton.simulation.draw_scenario import draw
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 

@@ -17,16 +17,12 @@ from baton.runtime import logs
 from baton.runtime.config import HandoffConfig
 from baton.simulation import virtual_loop
 from baton.simulation.checks import Watch
+from baton.simulation.draw_scenario import WITHHELD_EVERY, WITHHELD_SEED, draw
 from baton.simulation.faults import Striker
 from baton.simulation.history import FINISHED, Ask, History, serve
 from baton.simulation.network import kind_of
 from baton.simulation.partial_silence import BY_GRANTER, BY_READER, BY_ROUTER, BY_WORKER
-from baton.simulation.scenario import (
-    WITHHELD_EVERY,
-    WITHHELD_SEED,
-    Fault,
-    draw,
-)
+from baton.simulation.scenario import Fault
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 

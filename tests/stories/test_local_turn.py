@@ -13,8 +13,8 @@ import structlog
 from baton.runtime import logs
 from baton.simulation import virtual_loop
 from baton.simulation.checks import Watch
+from baton.simulation.draw_scenario import draw
 from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.scenario import draw
 from baton.simulation.virtual_loop import VirtualLoop
 from baton.simulation.world import World
 
