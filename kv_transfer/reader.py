@@ -181,7 +181,8 @@ class HandoffReader:
         self._conclude()
 
     def _start_reads(self) -> None:
-        """Start READs of what is offered, while the window admits them."""
+        """Start READs of what is offered, while the window admits them and the lease is
+        trusted."""
         most = min(self._config.window_bytes, self._config.read_bytes) // self._block_bytes
         while self._ready and not self._outcome.done():
             reads = -(-len(self._ready) // max(1, most))
@@ -189,6 +190,9 @@ class HandoffReader:
             places = [self._ready[i] for i in range(count)]
             size = len(places) * self._block_bytes
             if not self._window.admits(size):
+                return
+            if not self._session.trusted():  # as after a pause: the granter may have unpinned
+                self._fail(LeaseLost("the lease ran out before a READ was started"))
                 return
             own = self._places.own(places)
             seeds = self._places.seeds(places) if self._config.verify else None

@@ -102,6 +102,24 @@ def test_lost_renewals_end_both_sides_and_the_reader_first(lab: Any) -> None:
     lab.nothing_left(stage, prompt)
 
 
+def test_no_read_is_started_once_the_lease_ran_out(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a pause: the offer came before the lease ended, and is heard after it."""
+    started: list[Any] = []
+    stage = lab.Stage(decide=lambda attempt: started.append(attempt) or Fate())
+    prompt = lab.chunked()
+    monkeypatch.setattr("baton.kv_transfer.session.ReaderSession.trusted", lambda session: False)
+
+    async def main() -> None:
+        with pytest.raises(LeaseLost, match="before a READ was started"):
+            await lab.play(stage, prompt)
+
+    lab.on_virtual_time(main)
+    assert started == []
+    lab.nothing_left(stage, prompt)
+
+
 def test_the_lease_is_asked_after_each_landing_and_before_any_use(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +130,7 @@ def test_the_lease_is_asked_after_each_landing_and_before_any_use(
 
     def trusted(session: Any) -> bool:
         asked.append(lab.moved(stage, lab.OWN[:2], lab.THEIRS[:2]))
-        return False
+        return not asked[-1]  # READs may start
 
     monkeypatch.setattr("baton.kv_transfer.session.ReaderSession.trusted", trusted)
 
@@ -121,7 +139,7 @@ def test_the_lease_is_asked_after_each_landing_and_before_any_use(
             await lab.play(stage, prompt)
 
     lab.on_virtual_time(main)
-    assert asked == [True]
+    assert asked[0] is False and asked.count(True) == 1 and asked[-1] is True
     lab.nothing_left(stage, prompt)
 
 
