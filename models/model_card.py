@@ -60,7 +60,9 @@ def card(name: str, shape: TinyShape, minutes: Mapping[str, float], score: Score
     figures = "\n".join(
         f"| {figure} | {value:.3f} | {LIMITS[figure]} |" for figure, value in score.figures.items()
     )
-    trained = ", ".join(f"{stage} for {time:.1f} minutes" for stage, time in minutes.items())
+    trained = ", ".join(
+        f"{stage.replace('-', ' ')} for {time:.1f} minutes" for stage, time in minutes.items()
+    )
     wordings = "\n".join(f"| {asked} | {answer} |" for asked, answer in WORDINGS)
     messages = sum(len(texts) for texts in FIRST_MESSAGES.values())
     return f"""\
