@@ -20,7 +20,7 @@ from baton.runtime.config import section_names
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
-    for page in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")))
+    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 }
 SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./-])(?:\w[\w-]*/)*[\w-]+\.(?:py|toml|proto|md)\b")
