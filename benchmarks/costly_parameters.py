@@ -51,8 +51,9 @@ LONG = "the same words again and again " * 150
 KINDS: dict[str, dict[str, Any]] = {
     "choices": {"n": 16, "temperature": 1.0},
     "bias": {"logit_bias": {str(token): 0.5 for token in range(1024)}, "temperature": 0},
-    "stop_tokens": {"stop_token_ids": list(range(5000, 5064)), "temperature": 0},
+    "stop_tokens": {"stop_token_ids": list(range(3000, 3064)), "temperature": 0},
     "logprobs": {"logprobs": 20, "temperature": 0},
+    "long_prompts": {"prompt": LONG},  # what `penalties` costs without the penalties
     "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "prompt": LONG},
     "top_p": {"top_p": 0.9999, "temperature": 2.0},
     "top_k": {"top_k": VOCAB - 1, "temperature": 1.0},
