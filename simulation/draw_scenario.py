@@ -44,9 +44,9 @@ READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed, always the same. In one of STORM_EVERY, many ask and workers fail
-    all that they are given; in one of HANG_EVERY, one prefill worker
-    hangs as another fails; in one of LINK_EVERY, READs share a link; in one of WITHHELD_EVERY, one
-    kind of message is withheld; in one of REGISTRY_EVERY, the registry cannot be read."""
+    all that they are given; in one of HANG_EVERY, one prefill worker hangs as another fails; in
+    one of LINK_EVERY, READs share a link; in one of WITHHELD_EVERY, one kind of message is
+    withheld; in one of REGISTRY_EVERY, the registry cannot be read."""
     made = _linked(_usual(seed))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -181,7 +181,7 @@ def _one_hangs(made: Scenario) -> Scenario:
 
 
 def _withheld(made: Scenario) -> Scenario:
-    """One kind of message is withheld; requests come before, meanwhile and later."""
+    """Withhold one kind of message; requests come before, during and after it."""
     dice = random.Random(made.seed ^ 0x517)
     prefill, decode = sorted(made.prefill), sorted(made.decode)
     granter, reader, router = map(dice.choice, (prefill, decode, made.routers))
@@ -203,10 +203,10 @@ def _withheld(made: Scenario) -> Scenario:
 
 
 def _unread_registry(made: Scenario) -> Scenario:
-    """The registry's file system hangs, or the registry cannot be read, while requests need
-    workers that have not been contacted; in half of them, a prefill worker restarts as well."""
+    """Make the registry hang or fail while decode workers need prefill workers that they have not
+    contacted; in half of these scenarios a prefill worker restarts as well."""
     dice = random.Random(made.seed ^ 0x4E6)
-    asks = [event for event in made.events if isinstance(event.does, Ask)]
+    asks = made.asks
     at_s = asks[3].at_s + dice.uniform(0, BUSY_STEPS) * made.step_s
     for_s, what = dice.choice(REGISTRY_S), dice.choice(["hangs", "hangs", "cannot be read"])
     faults = [Event(at_s, Fault("registry", ("registry",), for_s, what))]
