@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as functional
 
-from baton.engine.huge_pages import zeros
+from baton.engine.memory.huge_pages import zeros
 
 _READ_BYTES = 512 << 20  # many times the last cache
 NO_UNIT = "no bf16 instruction: in float32"

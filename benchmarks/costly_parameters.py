@@ -87,7 +87,7 @@ def served(folder: Path) -> Iterator[str]:
         dtype="bfloat16",
         seed=1,
     )
-    command = ["-P", "-m", "baton.deploy.cli", "serve", str(model), "--port", "0"]
+    command = ["-P", "-m", "baton.deploy.cli.main", "serve", str(model), "--port", "0"]
     command += ["--launcher", "process", "--prefill", "1", "--decode", "2", "--blocks", "1500"]
     with open(folder / "log", "wb+") as log:
         process = subprocess.Popen(

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.batch import Draw, Slice, StepBatch
-from baton.engine.loading import build_runner
-from baton.engine.runner import ModelRunner
+from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
 from baton.runtime.sampling import SamplingParams
 from benchmarks.cached_model import cached_model

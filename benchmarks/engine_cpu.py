@@ -56,11 +56,11 @@ from pathlib import Path
 
 import torch
 
-from baton.deploy.plan import SHORT_SPIN
-from baton.engine.batch import Draw, Slice, StepBatch, StepResult
-from baton.engine.loading import build_runner
-from baton.engine.runner import ModelRunner
-from baton.engine.spec import ModelSpec
+from baton.deploy.serve.plan import SHORT_SPIN
+from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch, StepResult
+from baton.engine.spec.model_spec import ModelSpec
 from baton.models.embedded import embedded_model
 from baton.runtime.errors import ConfigError
 from baton.runtime.sampling import SamplingParams

@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.draw_adjustments import Adjustments
-from baton.engine.draw_logprobs import LogprobRoom
-from baton.engine.draw_rules import DrawRules
-from baton.engine.history import history_of
-from baton.engine.triton_adjust import adjust_logits, find_logprobs
-from baton.engine.triton_sampling import draw_tokens
+from baton.engine.sampling.draw_adjustments import Adjustments
+from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.token_history import history_of
+from baton.engine.triton.adjust import adjust_logits, find_logprobs
+from baton.engine.triton.sampling import draw_tokens
 from benchmarks.gpu_models import GREEDY, seconds_of
 from benchmarks.gpu_speed import Given
 from benchmarks.report import Figure

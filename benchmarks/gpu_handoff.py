@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.engine.triton_checksum import block_checksums
+from baton.engine.triton.checksum import block_checksums
 from benchmarks.gpu_models import seconds_of
 from benchmarks.gpu_speed import Given, Skipped
 from benchmarks.report import Figure, at_least, at_most

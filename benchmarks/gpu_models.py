@@ -13,15 +13,15 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.device_runner import device_runner
-from baton.engine.graph_device import CudaDevice
-from baton.engine.linear import PlainMatrix
-from baton.engine.pool import KvPool
-from baton.engine.rope_spec import RopeSpec
-from baton.engine.spec import AttentionSpec, ModelSpec
-from baton.engine.weights import LayerWeights, MlpWeights, Weights
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.device_runner import device_runner
+from baton.engine.execution.graph_device import CudaDevice
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.linear import PlainMatrix
+from baton.engine.model.weights import LayerWeights, MlpWeights, Weights
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec, ModelSpec
+from baton.engine.spec.rope_spec import RopeSpec
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from baton.engine.graph_device import CudaDevice, HostDevice
-from baton.engine.triton_checksum import block_checksums
+from baton.engine.execution.graph_device import CudaDevice, HostDevice
+from baton.engine.triton.checksum import block_checksums
 from baton.kv_transfer.checksum import reference
 from benchmarks.gpu_handoff import nixl_installed, read_all
 from benchmarks.gpu_speed import Given

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from baton.engine.attention_triton import TritonAttention
-from baton.engine.batch import Draw, Slice, StepBatch
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.decode_buffers import DecodeLimits
-from baton.engine.pool import KvPool
-from baton.engine.step_layout import Bounds, StepLayout, lay_out
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
+from baton.engine.triton.attention_backend import TritonAttention
+from baton.engine.triton.decode_buffers import DecodeLimits
 from benchmarks.gpu_models import (
     BLOCK_SIZE,
     GREEDY,

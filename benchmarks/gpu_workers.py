@@ -20,9 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from baton.deploy.packages import check_worker_packages
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.loading import build_engine
+from baton.deploy.host.packages import check_worker_packages
+from baton.engine.execution.loading import build_engine
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from benchmarks.gpu_small_model import write_small_model
 from benchmarks.gpu_speed import Given, Skipped
 from benchmarks.report import Figure
@@ -77,7 +77,7 @@ def check_packages() -> None:
     """Raises Skipped where a worker would not start here."""
     try:
         check_worker_packages("cuda")  # among them NIXL, which no import here asks for
-        import baton.deploy.worker_process  # noqa: F401
+        import baton.deploy.processes.worker_process  # noqa: F401
         import benchmarks.worker_pair  # noqa: F401
     except Exception as error:  # grpcio and protobuf, if too old, raise errors of their own
         raise Skipped(f"workers need more, or newer, packages: {error}") from error

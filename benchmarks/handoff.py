@@ -47,8 +47,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.deploy.worker_process import SWITCH_INTERVAL_S
-from baton.engine.spec import ModelSpec, read_spec
+from baton.deploy.processes.worker_process import SWITCH_INTERVAL_S
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.kv_transfer import greeting
 from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, worker_pb2

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from baton.decode_worker.worker import DecodeWorker
-from baton.engine.blocks import BlockPool
+from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.proto import worker_pb2, worker_pb2_grpc
@@ -36,7 +36,7 @@ from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker_service import WorkerService
-from baton.simulation.hash_engine import HashEngine, block_bytes
+from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
 
 SLABS = 2
 POOL_BLOCKS = 8192

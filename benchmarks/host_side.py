@@ -13,10 +13,10 @@ from opentelemetry.context import Context
 
 from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
 from baton.decode_worker.sequences import Request, Sequence
-from baton.engine.batch import Drawn, StepResult
-from baton.engine.blocks import BlockPool
-from baton.engine.runner import prepare
-from baton.engine.step_layout import Bounds
+from baton.engine.execution.runner import prepare
+from baton.engine.model.step_layout import Bounds
+from baton.engine.scheduling.batch import Drawn, StepResult
+from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import worker_pb2
 from baton.runtime import identity
 from baton.runtime.config import StepConfig

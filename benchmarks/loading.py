@@ -28,8 +28,8 @@ from pathlib import Path
 
 import torch
 
-from baton.engine import weights
-from baton.engine.spec import read_spec
+from baton.engine.model import weights
+from baton.engine.spec.model_spec import read_spec
 from baton.models.embedded import embedded_model
 from benchmarks.cached_model import cached_model
 from benchmarks.report import Figure, at_most, parser, report

@@ -25,11 +25,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.linear import Matrix
-from baton.engine.linear_quantized import QuantizedMatrix
-from baton.engine.loading import build_runner
-from baton.engine.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
+from baton.engine.execution.loading import build_runner
+from baton.engine.model.linear import Matrix
+from baton.engine.model.linear_quantized import QuantizedMatrix
+from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
+from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 from benchmarks.report import Figure, parser, report
 

@@ -33,16 +33,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_codes import CodesAttention
-from baton.engine.attention_numba import NumbaAttention
-from baton.engine.batch import Draw, Slice, StepBatch
-from baton.engine.kv_codes import CODES
-from baton.engine.loading import build_runner
-from baton.engine.pool import KvPool
-from baton.engine.runner import ModelRunner
-from baton.engine.spec import AttentionSpec, ModelSpec
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.cpu.attention_numba import NumbaAttention
+from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec, ModelSpec
 from baton.models.embedded import embedded_model
 from benchmarks.cached_model import cached_model
 from benchmarks.engine_cpu import GREEDY, SPIN

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from baton.proto import worker_pb2
-from baton.router.radix_index import RadixIndex
+from baton.router.fleet.radix_index import RadixIndex
 from baton.runtime.identity import chain, cluster_key, root
 
 PROMPT_BLOCKS = 64  # 1,024 tokens in blocks of 16

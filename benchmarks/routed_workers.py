@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.deploy.instance import grpc_address_file
+from baton.deploy.host.instance import grpc_address_file
 from baton.models.embedded import embedded_model
 
 MODEL = "baton-tiny"
@@ -44,7 +44,7 @@ class RoutedWorkers:
         """host:port, once the router listens. Raises RuntimeError if it does not come up."""
         address = self._base / "address"
         address.unlink(missing_ok=True)
-        command = ["-P", "-m", "baton.deploy.cli", "router", "--model", str(self._model)]
+        command = ["-P", "-m", "baton.deploy.cli.main", "router", "--model", str(self._model)]
         command += ["--model-name", MODEL, "--registry", str(self._base / "registry")]
         command += ["--address-file", str(address)]
         command += [f"--set={setting}" for setting in self._settings]

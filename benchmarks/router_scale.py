@@ -23,12 +23,12 @@ import orjson
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.dialer import Connection, RouterLink
-from baton.router.dispatch import Dispatcher
-from baton.router.fleet import Fleet
-from baton.router.generation import Generation
-from baton.router.generation_request import GenerationRequest
-from baton.router.validation import Limits
+from baton.router.answers.active_request import Generation
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.fleet.dialer import Connection, RouterLink
+from baton.router.fleet.fleet import Fleet
+from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validator import Limits
 from baton.runtime import garbage
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root

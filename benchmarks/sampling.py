@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.sampling import sample
-from baton.engine.sampling_numba import compiled_draw
+from baton.engine.cpu.sampling_numba import compiled_draw
+from baton.engine.sampling.sampling import sample
+from baton.engine.scheduling.batch import Draw, SamplingParams
 from benchmarks.report import Figure, at_most, parser, report
 
 BIASES = 1024

@@ -31,12 +31,12 @@ from baton.decode_worker.peer_calls import HandoffLink
 from baton.decode_worker.scheduler import StepPlan
 from baton.decode_worker.sequences import Word
 from baton.decode_worker.worker import DecodeWorker
-from baton.deploy.plan import SHORT_SPIN
-from baton.engine import step_pipeline
-from baton.engine.blocks import BlockPool
-from baton.engine.loading import build_engine
-from baton.engine.step_pipeline import Over, StepPipeline
-from baton.engine.torch_engine import TorchEngine
+from baton.deploy.serve.plan import SHORT_SPIN
+from baton.engine.execution.loading import build_engine
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.scheduling import step_pipeline
+from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.models.embedded import embedded_model

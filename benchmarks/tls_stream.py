@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.deploy.authority import Authority, files_of
+from baton.deploy.host.authority import Authority, files_of
 from baton.proto import worker_pb2
 from baton.runtime.grpc_links import (
     ClientLink,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.deploy.authority import Authority
+from baton.deploy.host.authority import Authority
 from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.runtime.config import Config
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
@@ -82,7 +82,7 @@ class WorkerPair:
         self._folder.cleanup()
 
     def _start(self, role: str, model: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "baton.deploy.cli", "worker"]
+        command = [sys.executable, "-P", "-m", "baton.deploy.cli.main", "worker"]
         command += ["--role", role, "--worker-id", f"{role}-0", "--model", str(model)]
         command += ["--registry", str(self._log.parent / "registry")]
         files = self._authority.issue(f"{role}-0", Config().worker.host).settings()

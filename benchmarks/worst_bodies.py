@@ -2,10 +2,10 @@
 
     python -m benchmarks.worst_bodies [--rounds 9] [--json FILE]
 
-A chat at all bounds of router/parsing.py at once, token ids, text full of escapes. Each is read
-in turns with the heap as a process starts (`live`), and as a router process has it (`set apart`):
-what its start has made is left out of Python's collections. Told is the best and the worst of
-each step; beside other work the worst is also that of others.
+A chat at all bounds of router/requests/request_parser.py at once, token ids, text full of
+escapes. Each is read in turns with the heap as a process starts (`live`), and as a router process
+has it (`set apart`): what its start has made is left out of Python's collections. The
+figures are the best and the worst of each step; beside other work the worst is also that of others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import orjson
 
 from baton.proto import worker_pb2
 from baton.router import server
-from baton.router.chat_template import ChatTemplate
-from baton.router.openai_schema import (
+from baton.router.requests.loop_budget import Turns
+from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
     MOST_TOKEN_VALUES,
     MOST_VALUES,
@@ -34,14 +34,14 @@ from baton.router.openai_schema import (
     CompletionRequest,
     DetokenizeRequest,
 )
-from baton.router.parsing import MOST_CONTAINERS, MOST_STRINGS
-from baton.router.turns import Turns
-from baton.router.validation import Limits, Validator
+from baton.router.requests.request_parser import MOST_CONTAINERS, MOST_STRINGS
+from baton.router.requests.validator import Limits, Validator
+from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import garbage
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import InvalidRequest
 from baton.runtime.identity import chain, root
-from baton.simulation.byte_tokenizer import ByteTokenizer
+from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
 assert server  # what a router process has loaded is what its collections look through
 

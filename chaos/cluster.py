@@ -24,8 +24,8 @@ from typing import Any
 import grpc.aio
 import httpx
 
-from baton.deploy.authority import Authority
-from baton.deploy.instance import grpc_address_file
+from baton.deploy.host.authority import Authority
+from baton.deploy.host.instance import grpc_address_file
 from baton.models.embedded import embedded_model
 from baton.runtime.config import Config
 from baton.runtime.grpc_links import open_channel
@@ -36,7 +36,7 @@ from chaos.starter import start
 
 START_S = 90.0
 END_S = 40.0  # from SIGTERM to the end, with its drain
-BATON = (sys.executable, "-P", "-m", "baton.deploy.cli")
+BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "a secret of this test"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.engine.blocks import BlockPool, Hold
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.preflight import PreflightFailed, measure
 from baton.proto import worker_pb2

@@ -19,7 +19,7 @@ from baton.decode_worker.peer_calls import HandoffLink
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request
-from baton.engine.blocks import BlockPool, Hold
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.reader import HandoffReader

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton.decode_worker.credit import blocks_for
 from baton.decode_worker.sequences import Group, Phase, Sequence
-from baton.engine.blocks import BlockPool, Hold
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime import identity
 
 

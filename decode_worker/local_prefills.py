@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from baton.decode_worker.sequences import Group
-from baton.engine.chunks import Chunk
+from baton.engine.scheduling.chunks import Chunk
 from baton.runtime import metrics, tracing
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
-from baton.engine.batch import Drawn
+from baton.engine.scheduling.batch import Drawn
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import (

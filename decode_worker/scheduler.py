@@ -20,10 +20,10 @@ from baton.decode_worker import credit
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
 from baton.decode_worker.waiting_line import WaitingLine
-from baton.engine.batch import NOTHING, Drawn, Slice, StepBatch, StepResult
-from baton.engine.blocks import BlockPool
-from baton.engine.chunks import Chunk, ChunkScheduler
-from baton.engine.draw_costs import FREE, DrawCosts
+from baton.engine.scheduling.batch import NOTHING, Drawn, Slice, StepBatch, StepResult
+from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
+from baton.engine.scheduling.draw_costs import FREE, DrawCosts
 from baton.runtime import identity, metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import EngineError, OutOfBlocks, OutOfMemory

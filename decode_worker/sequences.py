@@ -17,8 +17,8 @@ from typing import Literal, TypeAlias
 
 from opentelemetry.context import Context
 
-from baton.engine.batch import Draw, Scores, Scoring, Slice
-from baton.engine.history import History, PromptTokens, Text
+from baton.engine.scheduling.batch import Draw, Scores, Scoring, Slice
+from baton.engine.scheduling.token_history import History, PromptTokens, Text
 from baton.proto import worker_pb2
 from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams

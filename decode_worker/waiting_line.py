@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group, Sequence
-from baton.engine.blocks import BlockPool
+from baton.engine.scheduling.blocks import BlockPool
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
 

@@ -24,11 +24,11 @@ from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler, StepOutcome, StepPlan
 from baton.decode_worker.sequences import Group, Phase, Request, Word
 from baton.decode_worker.sessions import RouterSessions
-from baton.engine.batch import Engine, StepResult
-from baton.engine.blocks import BlockPool
-from baton.engine.draw_costs import FREE
-from baton.engine.step_health import StepHealth
-from baton.engine.step_pipeline import Over, StepPipeline
+from baton.engine.scheduling.batch import Engine, StepResult
+from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.draw_costs import FREE
+from baton.engine.scheduling.step_health import StepHealth
+from baton.engine.scheduling.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing

@@ -11,7 +11,7 @@ The sum of a slab of 64-bit words w[0..n) under a seed s is
 Weyl sequence; `total` changes with every single flipped bit; `mix` is the finaliser of
 SplitMix64 (Steele et al., OOPSLA 2014). Additions commute, so a GPU may sum in any order.
 It guards against wrong, stale and torn blocks, not against a forger. Here is the definition;
-hosts compute it by checksum_numba.py, GPUs by engine/triton_checksum.py. Stateless.
+hosts compute it by checksum_numba.py, GPUs by engine/triton/checksum.py. Stateless.
 """
 
 from __future__ import annotations

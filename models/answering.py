@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from baton.engine.batch import Draw, Slice, StepBatch
-from baton.engine.loading import build_runner
+from baton.engine.execution.loading import build_runner
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 

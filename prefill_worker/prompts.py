@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from opentelemetry.context import Context
 
-from baton.engine.batch import Draw, Drawn, Scoring
-from baton.engine.history import history_of
+from baton.engine.scheduling.batch import Draw, Drawn, Scoring
+from baton.engine.scheduling.token_history import history_of
 from baton.kv_transfer.granter import Computed
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import BatonError

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine.batch import NOTHING, Slice, StepBatch, StepResult
-from baton.engine.blocks import BlockPool, Hold
-from baton.engine.chunks import Chunk, ChunkScheduler
-from baton.engine.draw_costs import FREE, DrawCosts
+from baton.engine.scheduling.batch import NOTHING, Slice, StepBatch, StepResult
+from baton.engine.scheduling.blocks import BlockPool, Hold
+from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
+from baton.engine.scheduling.draw_costs import FREE, DrawCosts
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.runtime.config import StepConfig

@@ -14,12 +14,12 @@ import asyncio
 import contextlib
 from typing import Any
 
-from baton.engine.batch import Engine, StepResult
-from baton.engine.blocks import BlockPool
-from baton.engine.chunks import Chunk
-from baton.engine.draw_costs import FREE
-from baton.engine.step_health import StepHealth
-from baton.engine.step_pipeline import Over, StepPipeline
+from baton.engine.scheduling.batch import Engine, StepResult
+from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.chunks import Chunk
+from baton.engine.scheduling.draw_costs import FREE
+from baton.engine.scheduling.step_health import StepHealth
+from baton.engine.scheduling.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.granter import GrantReport, grant
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.sum_cache import SumCache

@@ -19,21 +19,21 @@ from pathlib import Path
 
 import uvicorn
 
-from baton.router.admission import Admission
-from baton.router.answering import Serving
-from baton.router.app import Router, build_app
-from baton.router.body_budget import body_budget
-from baton.router.chat_template import template_of
-from baton.router.dialer import Dialer, GrpcDialer
-from baton.router.dispatch import Dispatcher
-from baton.router.fleet import Fleet
-from baton.router.gate import Gate
-from baton.router.grpc_front import GrpcFront
-from baton.router.http_protocol import BoundedHttp
-from baton.router.model_card import read_card, tokenizer_info
-from baton.router.sampling_defaults import sampling_defaults
-from baton.router.tokenizer import HfTokenizer
-from baton.router.validation import Limits, Validator
+from baton.router.answers.request_handler import Serving
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.fleet.dialer import Dialer, GrpcDialer
+from baton.router.fleet.fleet import Fleet
+from baton.router.grpc_frontend.frontend import GrpcFront
+from baton.router.http_frontend.app import Router, build_app
+from baton.router.http_frontend.auth_middleware import Gate
+from baton.router.http_frontend.http_protocol import BoundedHttp
+from baton.router.requests.admission import Admission
+from baton.router.requests.body_budget import body_budget
+from baton.router.requests.sampling_defaults import sampling_defaults
+from baton.router.requests.validator import Limits, Validator
+from baton.router.templates.chat_template import template_of
+from baton.router.templates.model_card import read_card, tokenizer_info
+from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import logs, metrics
 from baton.runtime.accepts import ACCEPTS
 from baton.runtime.config import NO_GRPC, Config, RouterConfig

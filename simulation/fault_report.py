@@ -26,10 +26,11 @@ from typing import Any
 
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError
-from baton.simulation import breaks, lab, mutations, regressions
-from baton.simulation.draw_scenario import draw
-from baton.simulation.engine_kind import HASHES, EngineKind
-from baton.simulation.scenario import BLOCK, Scenario
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.scenario import BLOCK, Scenario
+from baton.simulation.mutations import mutations, patches, regressions
 
 MOST_VOID = 9  # void seeds that are named
 MOST_SHORTENED = 5  # failing seeds: it takes many runs each; of others all events are kept
@@ -122,13 +123,13 @@ class _How:
     """Seeds are run so."""
 
     mutation: str
-    broken: breaks.Mutation
+    broken: patches.Mutation
     kind: EngineKind
 
     def run(self, scenario: Scenario) -> lab.Outcome:
         outcome = lab.run(scenario, self.broken, kind=self.kind)
         if self.mutation:  # what only breaks down is not caught
-            outcome.breaches = breaks.broken_promises(outcome.breaches)
+            outcome.breaches = patches.broken_promises(outcome.breaches)
         return outcome
 
     def arguments(self) -> str:
@@ -174,10 +175,10 @@ def _scenario(seed: int, keep: Sequence[int] | None) -> Scenario:
     return scenario.only(tuple(keep))
 
 
-def _named(name: str) -> breaks.Mutation:
+def _named(name: str) -> patches.Mutation:
     """A deliberate break, or a past bug without its fix."""
     bug = regressions.PAST_BUGS.get(name)
-    return partial(breaks.applied, bug.undo) if bug else mutations.named(name)
+    return partial(patches.applied, bug.undo) if bug else mutations.named(name)
 
 
 def _shown(
@@ -267,7 +268,9 @@ def faults(
 def _kind(model: Path | None) -> EngineKind:
     if model is None:
         return HASHES
-    from baton.simulation.model_engine import ModelKind  # with torch, which hashes do not need
+    from baton.simulation.fleet.model_engine import (
+        ModelKind,  # with torch, which hashes do not need
+    )
 
     return ModelKind(model, BLOCK)
 

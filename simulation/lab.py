@@ -24,14 +24,14 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from baton.runtime import metrics, waits
 from baton.runtime.registry import Role
-from baton.simulation import checks
-from baton.simulation.draw_scenario import draw
-from baton.simulation.engine_kind import HASHES, EngineKind
-from baton.simulation.faults import Striker
-from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
-from baton.simulation.scenario import BLOCK, Event, Fault, Scenario
-from baton.simulation.virtual_loop import Deadlock, OutOfTime, VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.faults import Striker
+from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
+from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
+from baton.simulation.fleet.world import World
+from baton.simulation.invariants import checks
+from baton.simulation.virtual.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 
 END_S = 30.0  # all deadlines are over by then
 QUIET_S = 12.0  # after the last end: leases, silences, a first contact's READ timeout

@@ -188,11 +188,11 @@ HEAVY = ("torch", "ray", "transformers", "numba", "nixl", "nixl_cu13", "triton")
     ("module", "forbidden"),
     [
         ("baton.router.server", HEAVY),
-        ("baton.deploy.router_process", HEAVY),
-        ("baton.deploy.serve", HEAVY),
-        ("baton.deploy.cli", (*HEAVY, "grpc", "fastapi", "rich", "pydantic")),
-        ("baton.deploy.supervisor", (*HEAVY, "grpc", "fastapi", "structlog")),
-        ("baton.engine.batch", ("grpc", "redis", "structlog", "opentelemetry")),
+        ("baton.deploy.processes.router_process", HEAVY),
+        ("baton.deploy.serve.serve", HEAVY),
+        ("baton.deploy.cli.main", (*HEAVY, "grpc", "fastapi", "rich", "pydantic")),
+        ("baton.deploy.serve.supervisor", (*HEAVY, "grpc", "fastapi", "structlog")),
+        ("baton.engine.scheduling.batch", ("grpc", "redis", "structlog", "opentelemetry")),
     ],
 )
 def test_a_process_loads_only_what_it_needs(module: str, forbidden: tuple[str, ...]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
-from baton.deploy import cli
-from baton.router.openai_schema import ChatRequest, CompletionRequest
+from baton.deploy.cli import main
+from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime import metrics, settings
 from baton.runtime.config import section_names
 
@@ -57,7 +57,7 @@ def test_targets_that_are_named_exist(page: str) -> None:
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (choices,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    (choices,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert isinstance(choices, dict)
     return choices
 

@@ -17,20 +17,29 @@ REACHED = ("router", "runtime", "kv_transfer", "prefill_worker", "decode_worker"
 # `-O` drops asserts. Here one may tell the type checker what other lines guarantee, and no more.
 # (file, its condition): what guarantees it
 NARROWING = {
-    ("deploy/hub.py", "child.stdout is not None"): "the child was started with a pipe",
+    ("deploy/serve/hub.py", "child.stdout is not None"): "the child was started with a pipe",
     ("kv_transfer/preflight.py", "child.stdout is not None"): "the child was started with a pipe",
     (
         "kv_transfer/nixl_mover.py",
         "sums is not None and seeds is not None",
     ): "the callback is given to no READ without seeds",
-    ("router/answering.py", "self._generation is not None"): "set by `start`, before",
-    ("router/app.py", "isinstance(error, BatonError)"): "what the handler is registered for",
-    ("router/app.py", "isinstance(error, HTTPException)"): "what the handler is registered for",
-    ("router/choice_text.py", "output.token is not None"): "its one caller has looked",
-    ("router/chat_prompt.py", "self._template is not None"): "`plain` has refused else",
-    ("router/fleet.py", "welcome is not None"): "a link is up once it is welcomed",
-    ("router/tokenizer.py", "self._plain is not None"): "pieces come where control tokens are text",
-    ("router/tool_calls.py", "found is not None"): "the pattern matches the empty text",
+    ("router/answers/request_handler.py", "self._generation is not None"): "set by `start`, before",
+    (
+        "router/http_frontend/app.py",
+        "isinstance(error, BatonError)",
+    ): "what the handler is registered for",
+    (
+        "router/http_frontend/app.py",
+        "isinstance(error, HTTPException)",
+    ): "what the handler is registered for",
+    ("router/answers/choice_text.py", "output.token is not None"): "its one caller has looked",
+    ("router/templates/chat_prompt.py", "self._template is not None"): "`plain` has refused else",
+    ("router/fleet/fleet.py", "welcome is not None"): "a link is up once it is welcomed",
+    (
+        "router/text/tokenizer.py",
+        "self._plain is not None",
+    ): "pieces come where control tokens are text",
+    ("router/text/tool_calls.py", "found is not None"): "the pattern matches the empty text",
 }
 
 # Names that hold what nobody may guess bit by bit; in files that handle secrets, other names too.
@@ -95,7 +104,11 @@ def _words(node: ast.AST) -> set[str]:
 def test_no_secret_is_compared_by_time() -> None:
     """`==` and `in` end at the first byte that differs."""
     handling = [name for name, text, _ in trees() if any(word in text for word in HANDLES_SECRETS)]
-    assert {"router/gate.py", "runtime/grpc_links.py", "deploy/admin.py"} <= set(handling)
+    assert {
+        "router/http_frontend/auth_middleware.py",
+        "runtime/grpc_links.py",
+        "deploy/processes/admin.py",
+    } <= set(handling)
     found = [
         f"{name}: {comparison}"
         for name, _, tree in trees()

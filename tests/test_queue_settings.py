@@ -9,17 +9,17 @@ from typing import Any, cast
 import pytest
 from opentelemetry.sdk.trace import export
 
-from baton.deploy import worker_roles
+from baton.deploy.processes import worker_roles
 from baton.kv_transfer.granter import _Handoff
 from baton.proto import handoff_pb2
-from baton.router.fleet import Fleet
+from baton.router.fleet.fleet import Fleet
+from baton.router.requests.validator import Limits
 from baton.router.server import bind
-from baton.router.validation import Limits
 from baton.runtime import tracing
 from baton.runtime.config import Config, HandoffConfig, RouterConfig, WorkerConfig
 from baton.runtime.registry import MemoryRegistry
 from baton.runtime.registry_client import InlineRegistry
-from baton.simulation.cluster import Cluster
+from baton.simulation.fleet.cluster import Cluster
 
 
 def test_the_index_of_a_router_remembers_so_many_blocks() -> None:

@@ -44,7 +44,7 @@ def test_it_writes_its_figures(tmp_path: Path, measured: Any) -> None:
 
 def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    from baton.engine.spec import read_spec
+    from baton.engine.spec.model_spec import read_spec
     from baton.models.embedded import embedded_model
     from benchmarks.engine_cpu import decode_bytes, least_step_s, matrix_elements, prefill_flops
 

@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from baton.engine.loading import build_runner
+from baton.engine.execution.loading import build_runner
 
 FOLDER = Path(__file__).resolve().parents[2]
 GIVEN = argparse.Namespace(dry_run=True, reference=None)

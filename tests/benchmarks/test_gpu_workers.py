@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from baton.deploy import packages
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.loading import build_runner
+from baton.deploy.host import packages
+from baton.engine.execution.loading import build_runner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime import metrics
 
 FOLDER = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.spec import read_spec
+from baton.engine.spec.model_spec import read_spec
 from baton.models.embedded import embedded_model
 
 FOLDER = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.router import parsing
-from baton.router.openai_schema import MAX_MESSAGES, ChatRequest
-from baton.router.parsing import check_counts, decoded
+from baton.router.requests import request_parser
+from baton.router.requests.openai_schema import MAX_MESSAGES, ChatRequest
+from baton.router.requests.request_parser import check_counts, decoded
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import InvalidRequest
 
@@ -36,8 +36,8 @@ def test_each_is_as_large_as_is_read(worst: Any, monkeypatch: pytest.MonkeyPatch
             continue
         assert len(decoded(body)["messages"]) == MAX_MESSAGES
         with monkeypatch.context() as lower, pytest.raises(InvalidRequest, match="body holds"):
-            lower.setattr(parsing, "MOST_STRINGS", parsing.MOST_STRINGS - less)
-            lower.setattr(parsing, "MOST_CONTAINERS", parsing.MOST_CONTAINERS - less)
+            lower.setattr(request_parser, "MOST_STRINGS", request_parser.MOST_STRINGS - less)
+            lower.setattr(request_parser, "MOST_CONTAINERS", request_parser.MOST_CONTAINERS - less)
             check_counts(shape.most_values - less, body)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / "build" / "clients"
-DEMO = [sys.executable, "-P", "-m", "baton.deploy.cli", "demo", "--port", "0"]
+DEMO = [sys.executable, "-P", "-m", "baton.deploy.cli.main", "demo", "--port", "0"]
 DEMO += ["--launcher", "process"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.decode_worker import first_contact
 from baton.decode_worker.first_contact import FirstContact
-from baton.engine.blocks import BlockPool, Hold
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer import preflight
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover

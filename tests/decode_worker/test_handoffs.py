@@ -24,8 +24,8 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
-from baton.simulation.client import Client, Request
-from baton.simulation.cluster import Cluster
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.cluster import Cluster
 
 PROMPT = list(range(30))
 

@@ -12,8 +12,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from baton.proto import worker_pb2
 from baton.runtime import metrics, tracing
 from baton.runtime.config import Config, PoolConfig, StepConfig
-from baton.simulation.client import Client
-from baton.simulation.cluster import Cluster
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import Cluster
 
 REASONS = ("placed", "no_candidate", "recompute")
 

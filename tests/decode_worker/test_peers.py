@@ -16,7 +16,7 @@ from baton.decode_worker import peer_calls, peers
 from baton.decode_worker.first_contact import FirstContact
 from baton.decode_worker.peer_calls import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
-from baton.engine.blocks import BlockPool
+from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer import greeting
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from baton.decode_worker import credit
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Request, Sequence
-from baton.engine.batch import Drawn, StepResult
-from baton.engine.blocks import BlockPool
+from baton.engine.scheduling.batch import Drawn, StepResult
+from baton.engine.scheduling.blocks import BlockPool
 from baton.runtime.config import StepConfig
-from baton.simulation.scripted_request import scripted_request
+from baton.simulation.fleet.scripted_request import scripted_request
 
 SIZE = 4
 GROWTH = 8  # tokens that a sequence is expected to grow by

@@ -13,8 +13,8 @@ from baton.decode_worker.intake import to_request
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Word
-from baton.engine.batch import Drawn
-from baton.engine.blocks import BlockPool
+from baton.engine.scheduling.batch import Drawn
+from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import BatonError, DeadlineExceeded, EngineError, HandoffError, WorkerLost

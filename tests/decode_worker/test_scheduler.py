@@ -8,8 +8,8 @@ import pytest
 
 from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
 from baton.decode_worker.sequences import Group, Phase, Request
-from baton.engine.batch import Drawn, StepResult
-from baton.engine.blocks import BlockPool, Hold
+from baton.engine.scheduling.batch import Drawn, StepResult
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import (
@@ -19,7 +19,7 @@ from baton.runtime.errors import (
     OutOfMemory,
     Overloaded,
 )
-from baton.simulation.scripted_request import scripted_request
+from baton.simulation.fleet.scripted_request import scripted_request
 
 SIZE = 4
 KEY = b"key"

@@ -13,7 +13,7 @@ from baton.decode_worker.sessions import RouterSessions
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
 from baton.runtime.links import LinkClosed
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 Emit = Callable[[worker_pb2.Output | worker_pb2.Asked], None]
 

@@ -7,10 +7,10 @@ import pytest
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group
 from baton.decode_worker.waiting_line import SHUT_OUT_S, WaitingLine
-from baton.engine.blocks import BlockPool, Hold
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
-from baton.simulation.scripted_request import scripted_request
+from baton.simulation.fleet.scripted_request import scripted_request
 
 SIZE = 4
 

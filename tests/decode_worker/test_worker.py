@@ -10,16 +10,16 @@ import pytest
 from baton.decode_worker import waiting_line
 from baton.decode_worker import worker as decode_worker
 from baton.decode_worker.scheduler import StepPlan
-from baton.engine.batch import StepBatch
-from baton.engine.blocks import Hold
+from baton.engine.scheduling.batch import StepBatch
+from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Fate
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavailable
-from baton.simulation.client import Client
-from baton.simulation.cluster import MAX_CONTEXT, VOCAB, Cluster
-from baton.simulation.virtual_steps import VirtualStep
-from baton.simulation.virtual_time import at_the_end, on_virtual_time
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import MAX_CONTEXT, VOCAB, Cluster
+from baton.simulation.virtual.virtual_steps import VirtualStep
+from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 
 MakeCluster = Callable[[], Cluster]
 
@@ -266,7 +266,7 @@ async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     cluster = make_cluster()
-    monkeypatch.setattr("baton.engine.step_pipeline.UNKNOWN_S", 0.2)
+    monkeypatch.setattr("baton.engine.scheduling.step_pipeline.UNKNOWN_S", 0.2)
     client = Client(cluster, "decode-0")
     await client.submit(list(range(40)), max_tokens=8).finished()
     node = (cluster.prefill | cluster.decode)[f"{role}-0"]  # type: ignore[operator]

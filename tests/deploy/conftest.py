@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.instance import Instance, Job, JobStatus, processes_of, read_status
-from baton.deploy.process_launcher import spawn_keepers
+from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, read_status
+from baton.deploy.serve.process_launcher import spawn_keepers
 
 WAIT_S = 60.0
 

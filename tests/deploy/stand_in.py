@@ -18,13 +18,14 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from baton.deploy import gpus, plan
-from baton.deploy.demo import demo
-from baton.deploy.instance import write_private
-from baton.deploy.load_progress import LoadProgress
-from baton.deploy.plan import ServeOptions
-from baton.deploy.process_exit import exiting
-from baton.deploy.serve import serve
+from baton.deploy.host import gpus
+from baton.deploy.host.instance import write_private
+from baton.deploy.host.process_exit import exiting
+from baton.deploy.serve import plan
+from baton.deploy.serve.demo import demo
+from baton.deploy.serve.load_progress import LoadProgress
+from baton.deploy.serve.plan import ServeOptions
+from baton.deploy.serve.serve import serve
 from baton.runtime.config import Config, RouterConfig, TelemetryConfig
 from baton.runtime.errors import ModelError
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from baton.deploy import admin
-from baton.deploy.admin import AdminServer
+from baton.deploy.processes import admin
+from baton.deploy.processes.admin import AdminServer
 from baton.runtime.errors import ConfigError
 
 

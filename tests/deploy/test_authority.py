@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from baton.deploy import authority as module
-from baton.deploy.authority import LIFE, RETRY, SKEW, Authority, files_of
+from baton.deploy.host import authority as module
+from baton.deploy.host.authority import LIFE, RETRY, SKEW, Authority, files_of
 from baton.runtime.certificates import read
 from baton.runtime.config import SecurityConfig
 from baton.runtime.errors import ConfigError

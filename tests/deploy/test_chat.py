@@ -18,9 +18,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from baton.deploy import chat_session
-from baton.deploy.chat import ChatClient, ServedModel, printable
-from baton.deploy.instance import Instance
+from baton.deploy.cli import chat_session
+from baton.deploy.cli.chat import ChatClient, ServedModel, printable
+from baton.deploy.host.instance import Instance
 from baton.models.embedded import EMBEDDED
 from baton.models.model_card import WORDINGS
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
@@ -300,7 +300,7 @@ CHAT = """\
 import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C reaches the process by its terminal alone
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run detached
-from baton.deploy.cli import main
+from baton.deploy.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 LEFT, UP, CTRL_C, CTRL_D = "\x1b[D", "\x1b[A", "\x03", "\x04"

@@ -9,8 +9,8 @@ from socket import SHUT_RDWR, create_server, socket
 
 import pytest
 
-from baton.deploy import chat_session
-from baton.deploy.chat import ChatClient
+from baton.deploy.cli import chat_session
+from baton.deploy.cli.chat import ChatClient
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 Serve = Callable[[bytes], str]

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import cli
-from baton.deploy.restarts import CONFIG_EXIT
+from baton.deploy.cli import main
+from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings import load
 
-COMMANDS = cli.COMMANDS
+COMMANDS = main.COMMANDS
 
 
 def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", "baton.deploy.cli", *arguments],
+        [sys.executable, "-P", "-m", "baton.deploy.cli.main", *arguments],
         capture_output=True,
         text=True,
         timeout=100,
@@ -32,7 +32,7 @@ def test_help_names_every_command() -> None:
     done = baton("--help")
     assert done.returncode == 0
     assert [name for name in COMMANDS if f"\n    {name} " not in done.stdout] == []
-    (commands,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert sorted(commands or ()) == sorted(COMMANDS)
 
 
@@ -49,7 +49,7 @@ def test_an_unknown_command_names_the_nearest(
     capsys: pytest.CaptureFixture[str], given: str, hint: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main([given])
+        main.main([given])
     assert ended.value.code == 2
     assert f"there is no command '{given}': {hint}" in capsys.readouterr().err
 
@@ -57,20 +57,20 @@ def test_an_unknown_command_names_the_nearest(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_explains_itself(command: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert ended.value.code == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_flag_is_explained(command: str) -> None:
-    (commands,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert isinstance(commands, dict) and commands[command].description
     told = {action.dest: action.help for action in commands[command]._actions}
     assert [name for name, words in told.items() if not words] == []
 
 
 def test_the_demos_placement_is_told_as_it_is() -> None:
-    (commands,) = (a.choices for a in cli.parser()._actions if a.dest == "command")
+    (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert isinstance(commands, dict)
     for name, default in (("serve", "auto"), ("demo", "disaggregated")):
         told = " ".join(commands[name].format_help().split())
@@ -79,7 +79,7 @@ def test_the_demos_placement_is_told_as_it_is() -> None:
 
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["--version"])
+        main.main(["--version"])
     assert capsys.readouterr().out == f"baton {version('baton-serve')}\n"
 
 
@@ -112,7 +112,7 @@ def test_a_malformed_command_line_is_refused_by_name(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+        main.main(arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
 
@@ -155,18 +155,18 @@ def test_a_server_that_is_not_there_is_no_configuration_error() -> None:
 
 
 def test_kv_dtype_becomes_a_setting() -> None:
-    flags = cli.flags_of(cli.parser().parse_args(["serve", "--kv-dtype", "fp8_e4m3"]))
+    flags = main.flags_of(main.parser().parse_args(["serve", "--kv-dtype", "fp8_e4m3"]))
     assert load(None, {}, flags).pool.kv_dtype == "fp8_e4m3"
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int4': give one of auto, int8"):
         load(None, {}, {"pool.kv_dtype": "int4"})
 
 
 def test_options_become_settings_and_set_wins() -> None:
-    options = cli.parser().parse_args(
+    options = main.parser().parse_args(
         ["serve", "--port", "1", "--placement", "local", "--set", "router.port=2",
          "--set", " pool.block_size = 32 "]
     )  # fmt: skip
-    assert cli.flags_of(options) == {
+    assert main.flags_of(options) == {
         "router.port": "2",
         "router.placement": "local",
         "pool.block_size": "32",
@@ -176,19 +176,19 @@ def test_options_become_settings_and_set_wins() -> None:
 @pytest.mark.parametrize("text", ["a", "a=1", "a.b.c=1", "a.b"])
 def test_a_malformed_setting_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "--set", text])
+        main.main(["serve", "--set", text])
     assert ended.value.code == 2 and "write it as section.key=value" in capsys.readouterr().err
 
 
 def test_the_demo_is_disaggregated_unless_told_otherwise() -> None:
-    parse = cli.parser().parse_args
-    assert cli.flags_of(parse(["demo"]))["router.placement"] == "disaggregated"
-    assert cli.flags_of(parse(["demo", "--placement", "local"]))["router.placement"] == "local"
-    assert "router.placement" not in cli.flags_of(parse(["serve"]))
+    parse = main.parser().parse_args
+    assert main.flags_of(parse(["demo"]))["router.placement"] == "disaggregated"
+    assert main.flags_of(parse(["demo", "--placement", "local"]))["router.placement"] == "local"
+    assert "router.placement" not in main.flags_of(parse(["serve"]))
 
 
 def test_ray_address_comes_from_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert cli.parser().parse_args(["serve"]).ray_address == "10.0.0.1:6379"
+    assert main.parser().parse_args(["serve"]).ray_address == "10.0.0.1:6379"
     monkeypatch.delenv("RAY_ADDRESS")
-    assert cli.parser().parse_args(["serve"]).ray_address == ""
+    assert main.parser().parse_args(["serve"]).ray_address == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.deploy.device_defaults import on_gpu, worker_config
+from baton.deploy.serve.device_defaults import on_gpu, worker_config
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings import given_names, load

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from baton.deploy import doctor
-from baton.deploy.authority import Authority
-from baton.deploy.doctor import GIB, Finding
+from baton.deploy.cli import doctor
+from baton.deploy.cli.doctor import GIB, Finding
+from baton.deploy.host.authority import Authority
 from baton.runtime.config import Config, RouterConfig, SecurityConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
 
@@ -71,7 +71,7 @@ def examined(tmp_path: Path, *absent: str) -> tuple[int, dict[str, dict[str, str
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = ["doctor", "--json", "--set=worker.device=cpu", "--set=router.port=0"]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "baton.deploy.cli", *command],
+        [sys.executable, "-P", "-m", "baton.deploy.cli.main", *command],
         env=os.environ | {"PYTHONPATH": path, "UCX_TLS": "tcp"},
         capture_output=True,
         text=True,

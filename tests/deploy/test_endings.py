@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import supervisor
-from baton.deploy.instance import Instance, Job, JobStatus, processes_of, read_status
-from baton.deploy.supervisor import Supervisor
+from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, read_status
+from baton.deploy.serve import supervisor
+from baton.deploy.serve.supervisor import Supervisor
 
 Wait = Callable[[Callable[[], bool]], bool]
 Start = Callable[[Job], JobStatus]

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from baton.deploy.gpu_preflight import gpu_mover, on_gpu
+from baton.deploy.processes.gpu_preflight import gpu_mover, on_gpu
 from baton.kv_transfer import preflight
 from baton.runtime.errors import ConfigError, ReadFailed
 
@@ -16,7 +16,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 def test_both_ends_run_this_module_on_the_same_gpu() -> None:
     ends = on_gpu("cuda:1")
-    assert ends.arguments == ("-m", "baton.deploy.gpu_preflight", "--device", "cuda:1")
+    assert ends.arguments == ("-m", "baton.deploy.processes.gpu_preflight", "--device", "cuda:1")
 
 
 @no_gpu
@@ -42,5 +42,5 @@ def test_loading_it_loads_no_torch() -> None:
     """The doctor must be able to say that torch is missing."""
     import subprocess
 
-    code = "import baton.deploy.transport_check, sys; sys.exit('torch' in sys.modules)"
+    code = "import baton.deploy.processes.transport_check, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], timeout=100).returncode == 0

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton.deploy import gpus
-from baton.deploy.gpus import built_for_cuda, driver_there, visible_gpus
+from baton.deploy.host import gpus
+from baton.deploy.host.gpus import built_for_cuda, driver_there, visible_gpus
 from baton.runtime.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import pytest
 
-from baton.deploy import hub
+from baton.deploy.serve import hub
 from baton.runtime.errors import ModelError
 
 Wait = Callable[[Callable[[], bool]], bool]
@@ -26,7 +26,7 @@ REVISIONS = {"": COMMIT, "main": COMMIT, COMMIT: COMMIT, "v1": TAGGED, TAGGED: T
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"not asked for"}
 ENDLESS_FILE = ("slow", "model.safetensors")
 ENDLESS = 1 << 30  # bytes
-SERVE = [sys.executable, "-P", "-m", "baton.deploy.cli", "serve", "--launcher", "process"]
+SERVE = [sys.executable, "-P", "-m", "baton.deploy.cli.main", "serve", "--launcher", "process"]
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import instance as instances
-from baton.deploy.instance import Instance, Job
+from baton.deploy.host import instance as instances
+from baton.deploy.host.instance import Instance, Job
 from baton.runtime.errors import ConfigError
 
 
@@ -63,7 +63,7 @@ def test_a_second_claim_of_the_same_name_names_the_remedy() -> None:
 def test_what_a_killed_instance_left_is_cleared() -> None:
     code = (
         "import os, signal\n"
-        "from baton.deploy.instance import Instance\n"
+        "from baton.deploy.host.instance import Instance\n"
         "(Instance.claim('port-1').folder / 'left').write_text('x')\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

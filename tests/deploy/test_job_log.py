@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import supervisor
-from baton.deploy.instance import Instance, Job
-from baton.deploy.job_log import keep_logs, open_log, rotate
-from baton.deploy.supervisor import Supervisor
+from baton.deploy.host.instance import Instance, Job
+from baton.deploy.host.job_log import keep_logs, open_log, rotate
+from baton.deploy.serve import supervisor
+from baton.deploy.serve.supervisor import Supervisor
 from baton.runtime.errors import ConfigError
 
 Wait = Callable[[Callable[[], bool]], bool]

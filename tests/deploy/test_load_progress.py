@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import load_progress
-from baton.deploy.instance import PROGRESS_KEY, read_progress
-from baton.deploy.load_progress import LoadProgress
+from baton.deploy.host.instance import PROGRESS_KEY, read_progress
+from baton.deploy.serve import load_progress
+from baton.deploy.serve.load_progress import LoadProgress
 
 Said = list[dict[str, object]]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import hub
-from baton.deploy.model_source import check_model, find_model
-from baton.engine.loading import build_runner
-from baton.engine.shard_headers import read_header
+from baton.deploy.serve import hub
+from baton.deploy.serve.model_source import check_model, find_model
+from baton.engine.checkpoint.shard_headers import read_header
+from baton.engine.execution.loading import build_runner
 from baton.runtime.errors import ModelError
 
 
@@ -90,7 +90,7 @@ def test_what_a_worker_would_refuse_is_refused_alike_without_torch(
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from pathlib import Path\n"
-        "from baton.deploy.model_source import check_model\n"
+        "from baton.deploy.serve.model_source import check_model\n"
         "from baton.runtime.errors import ModelError\n"
         "try:\n    check_model(Path(sys.argv[1]), 0)\n"
         "except ModelError as error:\n    print(error)\n"

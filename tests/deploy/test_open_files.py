@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.deploy.open_files import MOST_FILES, raise_limit
+from baton.deploy.host.open_files import MOST_FILES, raise_limit
 
 
 @pytest.fixture

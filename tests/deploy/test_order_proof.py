@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.deploy.order_proof import PROOF_BYTES, order_proof
+from baton.deploy.processes.order_proof import PROOF_BYTES, order_proof
 
 PARTS = st.tuples(*[st.text("ab/é", max_size=4)] * 4)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import orders
-from baton.deploy.admin import ANSWER_S, TAKE_S, TO_BE_TAKEN
-from baton.deploy.instance import TOKEN_KEY, Instance
-from baton.deploy.order_proof import order_proof
-from baton.deploy.orders import change_role, cluster_at, drain, find, live_clusters
+from baton.deploy.cli import orders
+from baton.deploy.cli.orders import change_role, cluster_at, drain, find, live_clusters
+from baton.deploy.host.instance import TOKEN_KEY, Instance
+from baton.deploy.processes.admin import ANSWER_S, TAKE_S, TO_BE_TAKEN
+from baton.deploy.processes.order_proof import order_proof
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import packages
-from baton.deploy.packages import NEEDED, check_worker_packages, missing_packages
+from baton.deploy.host import packages
+from baton.deploy.host.packages import NEEDED, check_worker_packages, missing_packages
 from baton.runtime.errors import ConfigError
 
 
@@ -46,7 +46,10 @@ def outside(module: str) -> set[str]:
 
 
 def test_all_that_a_worker_imports_beyond_a_router_is_on_the_list() -> None:
-    router, worker = outside("baton.deploy.router_process"), outside("baton.deploy.worker_process")
+    router, worker = (
+        outside("baton.deploy.processes.router_process"),
+        outside("baton.deploy.processes.worker_process"),
+    )
     assert "grpc" in router and "torch" not in router
     beyond = worker - router - {"numpy"}  # which comes with the router's package too
     assert beyond == {"torch"}
@@ -108,7 +111,7 @@ def test_one_of_nixls_builds_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_serve_and_worker_say_at_once_what_is_missing(tmp_path: Path, command: list[str]) -> None:
     code = (
         "import sys; sys.modules['numba'] = None\n"
-        "from baton.deploy.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from baton.deploy.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, *command],

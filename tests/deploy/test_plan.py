@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.model_source import ModelSource
-from baton.deploy.plan import (
+from baton.deploy.serve.model_source import ModelSource
+from baton.deploy.serve.plan import (
     LauncherName,
     ServeOptions,
     devices,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from baton.deploy.pool_memory import local_pool
-from baton.engine.pool import KvPool
-from baton.engine.spec import read_spec
+from baton.deploy.processes.pool_memory import local_pool
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.spec.model_spec import read_spec
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import HostPool
 from baton.models.embedded import embedded_model

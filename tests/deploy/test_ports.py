@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from baton.deploy.ports import address_of, bind, check_grpc_port, check_port
+from baton.deploy.host.ports import address_of, bind, check_grpc_port, check_port
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import ConfigError
 

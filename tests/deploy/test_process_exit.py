@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.instance import ERROR_KEY
-from baton.deploy.process_exit import INTERRUPTED, exiting
-from baton.deploy.restarts import CONFIG_EXIT, ILL_EXIT
+from baton.deploy.host.instance import ERROR_KEY
+from baton.deploy.host.process_exit import INTERRUPTED, exiting
+from baton.deploy.host.restarts import CONFIG_EXIT, ILL_EXIT
 from baton.runtime.errors import (
     BatonError,
     ConfigError,

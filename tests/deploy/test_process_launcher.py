@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import process_launcher
-from baton.deploy.instance import Instance, Job, is_locked
-from baton.deploy.process_launcher import ProcessLauncher, spawn_keepers
+from baton.deploy.host.instance import Instance, Job, is_locked
+from baton.deploy.serve import process_launcher
+from baton.deploy.serve.process_launcher import ProcessLauncher, spawn_keepers
 from baton.runtime.errors import BatonError
 
 TICK_S = 0.1

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from baton.deploy import processes
-from baton.deploy.instance import Instance, JobState, JobStatus, live_instances, write_private
-from baton.deploy.processes import fetch_audit, running, show
+from baton.deploy.cli import process_list
+from baton.deploy.cli.process_list import fetch_audit, running, show
+from baton.deploy.host.instance import Instance, JobState, JobStatus, live_instances, write_private
 from baton.runtime import registry_client
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
@@ -70,7 +70,7 @@ def announce(
 def kept(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the jobs whose keeper lives."""
     names: set[str] = set()
-    monkeypatch.setattr(processes, "is_locked", lambda path: path.stem in names)
+    monkeypatch.setattr(process_list, "is_locked", lambda path: path.stem in names)
     return names
 
 
@@ -192,7 +192,7 @@ def test_a_worker_that_does_not_answer_is_a_row_all_the_same(
 
 
 def test_a_worker_that_is_silent_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "AUDIT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(process_list, "AUDIT_TIMEOUT_S", 0.05)
     with HTTPServer(("127.0.0.1", 0), Handler) as deaf:  # accepts nothing, the kernel does
         assert fetch_audit(f"127.0.0.1:{deaf.server_port}") == {}
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from baton.deploy import ray_driver
-from baton.deploy.instance import Instance, read_job
-from baton.deploy.ray_driver import WorkerActor, connect, drive, place
-from baton.deploy.ray_launcher import RayLauncher, driver_command
+from baton.deploy.host.instance import Instance, read_job
+from baton.deploy.serve import ray_driver
+from baton.deploy.serve.ray_driver import WorkerActor, connect, drive, place
+from baton.deploy.serve.ray_launcher import RayLauncher, driver_command
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 
@@ -304,7 +304,7 @@ def test_the_launcher_keeps_one_more_job_that_names_the_placed_ones(instance: In
     job = read_job(instance.folder, "ray")
     assert job.argv == driver_command(instance.folder, ["prefill-0", "decode-0"], "auto", 3)
     assert job.argv[-5:] == ("auto", "--sharing", "3", "prefill-0", "decode-0")
-    assert "baton.deploy.ray_driver" in job.argv
+    assert "baton.deploy.serve.ray_driver" in job.argv
 
 
 def test_no_ray_is_taken_that_asks_for_no_token() -> None:
@@ -323,5 +323,5 @@ def test_no_ray_is_taken_that_asks_for_no_token() -> None:
             2,
             59,
         )
-    code = (root / "deploy/ray_driver.py").read_text()
+    code = (root / "deploy/serve/ray_driver.py").read_text()
     assert "AUTH_MODE" not in code and "dashboard_host" not in code

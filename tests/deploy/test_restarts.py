@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.deploy.restarts import CONFIG_EXIT, ILL_EXIT, RestartRule
+from baton.deploy.host.restarts import CONFIG_EXIT, ILL_EXIT, RestartRule
 
 
 def test_a_wrong_configuration_is_given_up_at_once() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.deploy import router_process
+from baton.deploy.processes import router_process
 from baton.runtime.config import Config, SecurityConfig
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy import processes
-from baton.deploy.authority import files_of
-from baton.deploy.chat import ChatClient
-from baton.deploy.instance import (
+from baton.deploy.cli import process_list
+from baton.deploy.cli.chat import ChatClient
+from baton.deploy.host.authority import files_of
+from baton.deploy.host.instance import (
     live_instances,
     processes_of,
     read_environment,
@@ -320,17 +320,17 @@ def test_the_demo_streams_one_answer_and_ends(serving: Callable[..., Served]) ->
 def test_ps_lists_every_job(
     serving: Callable[..., Served], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert processes.show(as_json=False) == 1
+    assert process_list.show(as_json=False) == 1
     assert "nothing runs" in capsys.readouterr().out
     served = serving()
     url = served.until(r"Ready at (http://\S+) after")[1]
-    assert processes.show(as_json=True) == 0
+    assert process_list.show(as_json=True) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == {"router", "prefill-0", "decode-0"}
     assert {row["state"] for row in rows.values()} == {"running"}
     assert url == f"http://{rows['router']['address']}"
     assert rows["decode-0"]["model"] == "m" and rows["decode-0"]["audit"] == {}
-    assert processes.show(as_json=False) == 0
+    assert process_list.show(as_json=False) == 0
     assert "prefill-0" in capsys.readouterr().out
     assert served.interrupt()[0] == 0
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from baton.deploy import serve
-from baton.deploy.authority import Authority
-from baton.deploy.instance import (
+from baton.deploy.host.authority import Authority
+from baton.deploy.host.instance import (
     Instance,
     JobState,
     JobStatus,
     grpc_address_file,
     write_private,
 )
-from baton.deploy.model_source import ModelSource
-from baton.deploy.plan import ServeOptions
-from baton.deploy.serve import Serving, grpc_address
+from baton.deploy.serve import serve
+from baton.deploy.serve.model_source import ModelSource
+from baton.deploy.serve.plan import ServeOptions
+from baton.deploy.serve.serve import Serving, grpc_address
 from baton.runtime.config import Config, HandoffConfig, SecurityConfig
 from baton.runtime.errors import BatonError, ConfigError
 

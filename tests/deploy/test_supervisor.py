@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from baton.deploy import supervisor
-from baton.deploy.instance import (
+from baton.deploy.host.instance import (
     Instance,
     Job,
     JobStatus,
@@ -29,9 +28,10 @@ from baton.deploy.instance import (
     read_status,
     write_private,
 )
-from baton.deploy.process_launcher import ProcessLauncher, lacks_keeper, spawn_keepers
-from baton.deploy.restarts import RestartRule
-from baton.deploy.supervisor import Supervisor
+from baton.deploy.host.restarts import RestartRule
+from baton.deploy.serve import supervisor
+from baton.deploy.serve.process_launcher import ProcessLauncher, lacks_keeper, spawn_keepers
+from baton.deploy.serve.supervisor import Supervisor
 
 Wait = Callable[[Callable[[], bool]], bool]
 Start = Callable[[Job], JobStatus]
@@ -189,8 +189,8 @@ def test_a_keeper_without_its_instances_lifeline_starts_nothing(
 def test_no_orphan_after_kill_9_of_the_instances_process(wait_for: Wait) -> None:
     code = (
         "import sys, time\n"
-        "from baton.deploy.instance import Instance, Job\n"
-        "from baton.deploy.process_launcher import ProcessLauncher\n"
+        "from baton.deploy.host.instance import Instance, Job\n"
+        "from baton.deploy.serve.process_launcher import ProcessLauncher\n"
         "instance = Instance.claim('killed')\n"
         "instance.write_environment({})\n"
         f"instance.write_job(Job('a', (sys.executable, '-S', '-c', {SLEEP!r})))\n"
@@ -255,7 +255,7 @@ def test_a_job_that_was_well_is_started_once_it_can_be(
 ) -> None:
     real = subprocess.Popen if of == "subprocess.Popen" else supervisor.open_log
     fail, calls = failing(9, error, real)
-    monkeypatch.setattr(f"baton.deploy.supervisor.{of}", fail)
+    monkeypatch.setattr(f"baton.deploy.serve.supervisor.{of}", fail)
     with keeping(instance, python_job("a", SLEEP), well=True):
         assert wait_for(lambda: state_of(instance, "a") == "waiting")
         assert error.strerror in status(instance, "a").message
@@ -345,9 +345,16 @@ def test_a_job_that_was_given_up_has_its_keeper_until_that_is_written(
 def test_a_keeper_whose_disk_is_full_to_the_last_byte_keeps_its_job(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.deploy.instance.NAMED_S", 0.05)
+    monkeypatch.setattr("baton.deploy.host.instance.NAMED_S", 0.05)
     instance.write_job(python_job("a", SLEEP))
-    command = [sys.executable, "-P", "-m", "baton.deploy.supervisor", str(instance.folder), "a"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "baton.deploy.serve.supervisor",
+        str(instance.folder),
+        "a",
+    ]
     nothing = (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     with open("/dev/full", "w") as full:
         started = subprocess.run(

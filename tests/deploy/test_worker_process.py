@@ -17,24 +17,24 @@ import httpx
 import numpy as np
 import pytest
 
-from baton.deploy import worker_process
-from baton.deploy.order_proof import order_proof
-from baton.deploy.worker_process import (
+from baton.deploy.processes import worker_process
+from baton.deploy.processes.order_proof import order_proof
+from baton.deploy.processes.worker_process import (
     WorkerProcess,
     _listen,
     first_step,
     run_worker,
 )
-from baton.deploy.worker_roles import Boot
-from baton.engine.batch import StepBatch
-from baton.engine.blocks import BlockPool, Hold
-from baton.engine.loading import build_engine
+from baton.deploy.processes.worker_roles import Boot
+from baton.engine.execution.loading import build_engine
+from baton.engine.scheduling.batch import StepBatch
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.models.embedded import embedded_model
 from baton.prefill_worker.service import HandoffService
 from baton.proto import worker_pb2
-from baton.router.dialer import GrpcDialer
+from baton.router.fleet.dialer import GrpcDialer
 from baton.runtime import logs, worker_lock
 from baton.runtime.config import Config, SecurityConfig, WorkerConfig
 from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError, by_code
@@ -42,7 +42,7 @@ from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
-from baton.simulation.hash_engine import HashEngine, block_bytes
+from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
 
 
 class LostFolder(MemoryRegistry):

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from baton.deploy import worker_process
-from baton.deploy.worker_process import _watch_quarantine, _watch_steps
-from baton.engine.blocks import BlockPool, Hold
+from baton.deploy.processes import worker_process
+from baton.deploy.processes.worker_process import _watch_quarantine, _watch_steps
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, InlineRegistry
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 RECORD = WorkerRecord("decode-0", "b" * 32, "decode", "a:1", "a:2", "m", pid=1)
 

@@ -10,8 +10,8 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from baton.deploy import worker_process
-from baton.deploy.cli import main
+from baton.deploy.cli.main import main
+from baton.deploy.processes import worker_process
 from baton.kv_transfer.checksum_numba import checksums
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead

@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from baton.deploy.cli import main
-from baton.engine.batch import Started, StepBatch
-from baton.engine.runner import ModelRunner
+from baton.deploy.cli.main import main
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.scheduling.batch import Started, StepBatch
 
 start = ModelRunner.start
 

@@ -26,7 +26,7 @@ from baton.runtime.links import LINK_PROTOCOL_VERSION
 TOKEN = "a secret of this test"
 WORST = 2**32 - 1
 COMPLETE = "/v1/completions"
-BATON = [sys.executable, "-P", "-m", "baton.deploy.cli"]
+BATON = [sys.executable, "-P", "-m", "baton.deploy.cli.main"]
 
 
 async def served(client: httpx.AsyncClient) -> None:

@@ -19,7 +19,7 @@ import pytest
 FIRST_TOKEN_S = 60.0
 TOKENS = 300
 ANSWER = r"a fox called Rosa.* a red kite"  # it tells the story that it was asked for
-COMMAND = [sys.executable, "-P", "-m", "baton.deploy.cli"]
+COMMAND = [sys.executable, "-P", "-m", "baton.deploy.cli.main"]
 
 
 def marked(marker: str) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.deploy.order_proof import order_proof
+from baton.deploy.processes.order_proof import order_proof
 
 pytestmark = pytest.mark.timeout(240)
 

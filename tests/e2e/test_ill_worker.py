@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.timeout(240)
 
 SETTINGS = ("router.placement=disaggregated", "worker.failing_s=1.0", "step.chunk_tokens=64")
-ILL_EXIT = 70  # as deploy/restarts.py has it
+ILL_EXIT = 70  # as deploy/host/restarts.py has it
 
 
 async def test_a_worker_all_of_whose_steps_fail_is_replaced_and_nobody_loses_a_request(

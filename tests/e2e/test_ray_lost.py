@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-COMMAND = [sys.executable, "-P", "-m", "baton.deploy.cli"]
+COMMAND = [sys.executable, "-P", "-m", "baton.deploy.cli.main"]
 HEAD = ("raylet", "gcs_server")
 TOKENS = 600
 

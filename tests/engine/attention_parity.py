@@ -15,19 +15,19 @@ import torch
 from parity import Check, error, noticed
 from torch import Tensor
 
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_triton import TritonAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.decode_buffers import DecodeLimits
-from baton.engine.pool import KvPool
-from baton.engine.rope import Rotary, rotate
-from baton.engine.rope_spec import RopeSpec
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import Bounds, lay_out
-from baton.engine.triton_decode import Splits, decode_attention, decode_tiles, new_partials
-from baton.engine.triton_kv_write import rotate_and_write, write
-from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_attention, prefill_tiles
-from baton.engine.triton_tile import Tiles
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.rope import Rotary, rotate
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec
+from baton.engine.spec.rope_spec import RopeSpec
+from baton.engine.triton.attention_backend import TritonAttention
+from baton.engine.triton.decode import Splits, decode_attention, decode_tiles, new_partials
+from baton.engine.triton.decode_buffers import DecodeLimits
+from baton.engine.triton.kv_write import rotate_and_write, write
+from baton.engine.triton.prefill import Chunk, plan_prefill, prefill_attention, prefill_tiles
+from baton.engine.triton.tile import Tiles
 
 CHECKS: dict[str, Check] = {}
 ALLOWED = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -21,12 +21,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton.engine import device_runner as device_runners
-from baton.engine.graph_device import HostDevice
-from baton.engine.kv_codes import CODES
-from baton.engine.pool import KvPool
-from baton.engine.spec import read_spec
-from baton.engine.weights import load_weights
+from baton.engine.execution import device_runner as device_runners
+from baton.engine.execution.graph_device import HostDevice
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES
+from baton.engine.model.weights import load_weights
+from baton.engine.spec.model_spec import read_spec
 
 META = torch.device("meta")
 

@@ -15,17 +15,17 @@ import torch
 from parity import Check, error, noticed
 from torch import Tensor
 
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_triton import TritonAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.decode_buffers import DecodeLimits
-from baton.engine.kv_codes import CODES, LEAST, KvCodes
-from baton.engine.pool import KvPool
-from baton.engine.rope import Rotary
-from baton.engine.rope_spec import RopeSpec
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import Bounds, StepLayout, lay_out
-from baton.engine.triton_kv_write import rotate_and_write, write
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES, LEAST, KvCodes
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.rope import Rotary
+from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec
+from baton.engine.spec.rope_spec import RopeSpec
+from baton.engine.triton.attention_backend import TritonAttention
+from baton.engine.triton.decode_buffers import DecodeLimits
+from baton.engine.triton.kv_write import rotate_and_write, write
 
 ALLOWED = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 LAYERS = 2

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.loading import build_runner
-from baton.engine.runner import ModelRunner
-from baton.engine.spec import ModelSpec, read_spec
+from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 
 HERE = Path(__file__).parent
 GREEDY = SamplingParams(temperature=0.0)

@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine import determinism_proof
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.determinism_proof import prove_graphs
-from baton.engine.device_runner import device_runner
-from baton.engine.kv_codes import CODES
-from baton.engine.loading import build_runner
-from baton.engine.pool import KvPool
-from baton.engine.quantization import MADE
-from baton.engine.spec import read_spec
-from baton.engine.weights import load_weights
+from baton.engine.deterministic import determinism_proof
+from baton.engine.deterministic.determinism_proof import prove_graphs
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.device_runner import device_runner
+from baton.engine.execution.loading import build_runner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES
+from baton.engine.model.weights import load_weights
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.quantization_config import MADE
 from baton.runtime.errors import ConfigError
 
 sys.path.append(str(Path(__file__).parent))

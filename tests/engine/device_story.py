@@ -17,17 +17,17 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.device_runner import device_runner
-from baton.engine.gpu_loading import Build, CudaMemory, GpuOptions, sized_runner
-from baton.engine.history import PromptTokens, Text
-from baton.engine.kv_codes import CODES
-from baton.engine.loading import build_runner
-from baton.engine.pool import KvPool
-from baton.engine.runner import ModelRunner
-from baton.engine.spec import ModelSpec, read_spec
-from baton.engine.weights import load_weights
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.device_runner import device_runner
+from baton.engine.execution.gpu_loading import Build, CudaMemory, GpuOptions, sized_runner
+from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES
+from baton.engine.model.weights import load_weights
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.token_history import PromptTokens, Text
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 
 sys.path.append(str(Path(__file__).parent))
 from interpreter import patch_once_a_launch

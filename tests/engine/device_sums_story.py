@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.engine.device_sums import DeviceSums
+from baton.engine.triton.device_checksums import DeviceSums
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import DevicePool
 

@@ -12,11 +12,11 @@ import torch
 from parity import Check, error, noticed
 from torch import Tensor
 
-from baton.engine.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
-from baton.engine.triton_experts import expert_matmul, expert_matmul_reference, sort_by_expert
-from baton.engine.triton_linear import FixedLinear, fixed_products
-from baton.engine.triton_quantized import TritonQuantized
-from baton.engine.triton_quantized_experts import quantized_expert_matmul, stacked_codes
+from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
+from baton.engine.triton.experts import expert_matmul, expert_matmul_reference, sort_by_expert
+from baton.engine.triton.linear import FixedLinear, fixed_products
+from baton.engine.triton.quantized import TritonQuantized
+from baton.engine.triton.quantized_experts import quantized_expert_matmul, stacked_codes
 
 CHECKS: dict[str, Check] = {}
 ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -14,16 +14,16 @@ import torch
 from parity import Check, error, noticed
 from torch import Tensor
 
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.decode_buffers import DecodeLimits
-from baton.engine.kv_codes import CODES
-from baton.engine.latent import LatentAttention
-from baton.engine.latent_triton import TritonLatentAttention
-from baton.engine.mixture_spec import LatentSpec
-from baton.engine.pool import KvPool
-from baton.engine.step_layout import Bounds, StepLayout, lay_out
-from baton.engine.triton_decode import Splits, new_partials
-from baton.engine.triton_latent import latent_attention
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES
+from baton.engine.model.mla import LatentAttention
+from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.moe_spec import LatentSpec
+from baton.engine.triton.decode import Splits, new_partials
+from baton.engine.triton.decode_buffers import DecodeLimits
+from baton.engine.triton.mla import latent_attention
+from baton.engine.triton.mla_backend import TritonLatentAttention
 
 ALLOWED = {torch.float32: 4e-6, torch.bfloat16: 2e-2}
 

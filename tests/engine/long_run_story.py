@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.attention import TorchAttention
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.decode_graph import DecodeGraphs, DrawKernels
-from baton.engine.graph_device import HostDevice
-from baton.engine.loading import build_runner
-from baton.engine.pool import KvPool
-from baton.engine.runner import ModelRunner
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.decode_graph import DecodeGraphs, DrawKernels
+from baton.engine.execution.graph_device import HostDevice
+from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime import heap
 
 WARM_UP = 100

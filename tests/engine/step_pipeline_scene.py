@@ -6,9 +6,16 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch, StepResult, forsake
-from baton.engine.draw_costs import FREE, DrawCosts
-from baton.engine.step_pipeline import Over, StepPipeline
+from baton.engine.scheduling.batch import (
+    Draw,
+    SamplingParams,
+    Slice,
+    StepBatch,
+    StepResult,
+    forsake,
+)
+from baton.engine.scheduling.draw_costs import FREE, DrawCosts
+from baton.engine.scheduling.step_pipeline import Over, StepPipeline
 from baton.runtime.errors import EngineError
 
 

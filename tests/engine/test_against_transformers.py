@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.batch import Slice
-from baton.engine.fingerprint import model_fingerprint
+from baton.engine.checkpoint.fingerprint import model_fingerprint
+from baton.engine.scheduling.batch import Slice
 
 STEPS = 64
 TOLERANCE = 1e-4

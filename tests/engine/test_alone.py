@@ -19,9 +19,9 @@ class Refuse:
 
 
 sys.meta_path.insert(0, Refuse())
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.fingerprint import model_fingerprint
-from baton.engine.loading import build_runner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.checkpoint.fingerprint import model_fingerprint
+from baton.engine.execution.loading import build_runner
 
 folder = Path(sys.argv[1])
 assert len(model_fingerprint(folder)) == 32

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_numba import NumbaAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.pool import KvPool
-from baton.engine.spec import AttentionSpec, read_spec
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.cpu.attention_numba import NumbaAttention
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec, read_spec
 
 BACKENDS = [TorchAttention, NumbaAttention]
 BLOCKS, SIZE, DIM = 40, 8, 32

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-import baton.engine.attention_bf16 as attention_bf16
-import baton.engine.rotation_bf16 as rotation_bf16
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_bf16 import BfloatAttention, usable
-from baton.engine.attention_numba import NumbaAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.dot_bf16 import supported
-from baton.engine.pool import KvPool
-from baton.engine.rope import rotate
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import Bounds, ChunkRows, lay_out
+import baton.engine.cpu.attention_bf16 as attention_bf16
+import baton.engine.cpu.rotation_bf16 as rotation_bf16
+from baton.engine.cpu.attention_bf16 import BfloatAttention, usable
+from baton.engine.cpu.attention_numba import NumbaAttention
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.rope import rotate
+from baton.engine.model.step_layout import Bounds, ChunkRows, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 BLOCKS, LAYERS = 30, 2

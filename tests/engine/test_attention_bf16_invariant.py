@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-import baton.engine.attention_bf16_invariant as attention_bf16_invariant
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_bf16_invariant import InvariantBfloatAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.dot_bf16 import supported
-from baton.engine.pool import KvPool
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import Bounds, lay_out
+import baton.engine.cpu.attention_bf16_invariant as attention_bf16_invariant
+from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 BLOCKS, LAYERS, LENGTH = 40, 2, 200

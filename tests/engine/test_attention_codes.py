@@ -5,18 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import baton.engine.attention_codes as attention_codes
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_codes import CodesAttention
-from baton.engine.attention_codes_bf16 import BfloatCodesAttention, usable
-from baton.engine.attention_invariant import InvariantAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.dot_bf16 import supported
-from baton.engine.kv_codes import CODES
-from baton.engine.pool import KvPool
-from baton.engine.rope import rotate
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import Bounds, lay_out
+import baton.engine.cpu.attention_kv_quant as attention_codes
+from baton.engine.cpu.attention_invariant import InvariantAttention
+from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.cpu.attention_kv_quant_bf16 import BfloatCodesAttention, usable
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.rope import rotate
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec
 
 BLOCKS, LAYERS, SIZE = 24, 2, 16
 STARTS = [0, 1, 15, 16, 17, 63, 100]

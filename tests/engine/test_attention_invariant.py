@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.engine.attention_invariant import InvariantAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.cpu.attention_invariant import InvariantAttention
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec
 from baton.runtime.errors import ConfigError
 
 BLOCKS, SIZE, KV_HEADS, HEADS, DIM, LENGTH = 60, 8, 2, 6, 20, 200

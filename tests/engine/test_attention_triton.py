@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.engine import attention_triton
-from baton.engine.attention_triton import TritonAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.decode_buffers import DecodeLimits
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import Bounds, lay_out
-from baton.engine.triton_tile import Tiles
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec
+from baton.engine.triton import attention_backend as attention_triton
+from baton.engine.triton.attention_backend import TritonAttention
+from baton.engine.triton.decode_buffers import DecodeLimits
+from baton.engine.triton.tile import Tiles
 from baton.runtime.errors import ConfigError
 
 SPEC = AttentionSpec(0.25, (0, 8))

@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-from baton.engine import dot_bf16
-from baton.engine.attention_bf16 import BfloatAttention
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.decode_pass import DecodePass
-from baton.engine.dot_bf16 import has_matrix_unit, supported
-from baton.engine.linear_numba import Panels
-from baton.engine.loading import build_runner
-from baton.engine.row_kernels import NumbaNorms, silu_gate
+from baton.engine.cpu import dot_bf16
+from baton.engine.cpu.attention_bf16 import BfloatAttention
+from baton.engine.cpu.decode_pass import DecodePass
+from baton.engine.cpu.dot_bf16 import has_matrix_unit, supported
+from baton.engine.cpu.linear_numba import Panels
+from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate
+from baton.engine.execution.loading import build_runner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")

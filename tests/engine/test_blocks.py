@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.engine.blocks import BlockPool, Hold
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.errors import OutOfBlocks
 from baton.runtime.identity import chain, root
 

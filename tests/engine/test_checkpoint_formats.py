@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.batch import Slice
-from baton.engine.checkpoint_formats import read_quantized
-from baton.engine.loading import build_runner
-from baton.engine.quantization import StoredForm
-from baton.engine.shards import Shards
+from baton.engine.checkpoint.checkpoint_formats import read_quantized
+from baton.engine.checkpoint.shards import Shards
+from baton.engine.execution.loading import build_runner
+from baton.engine.scheduling.batch import Slice
+from baton.engine.spec.quantization_config import StoredForm
 from baton.runtime.errors import ModelError
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ: which column lies at the i-th four bits

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
-from baton.engine.dot_bf16 import supported
-from baton.engine.tile_bf16 import MOST_ROWS, tile
+from baton.engine.cpu.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.cpu.tile_bf16 import MOST_ROWS, tile
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 QUERIES = range(1, MOST_QUERIES + 1)

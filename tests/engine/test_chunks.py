@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.chunks import Chunk, ChunkScheduler
+from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 
 
 def commit(scheduler: ChunkScheduler[Any], chunks: list[Chunk[Any]]) -> None:

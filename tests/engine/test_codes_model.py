@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-import baton.engine.loading as loading
-from baton.engine.attention import TorchAttention
-from baton.engine.attention_codes import CodesAttention
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.loading import build_engine, build_runner
+import baton.engine.execution.loading as loading
+from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.execution.loading import build_engine, build_runner
+from baton.engine.model.attention import TorchAttention
+from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError
 

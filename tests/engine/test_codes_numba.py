@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.codes_numba import Slabs, decode_row
-from baton.engine.kv_codes import FP8_E4M3, INT8, LEAST
-from baton.engine.pool import KvPool
+from baton.engine.cpu.kv_quant_numba import Slabs, decode_row
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, LEAST
 
 HEADS, LAYERS, SIZE, BLOCKS = 3, 2, 8, 20
 

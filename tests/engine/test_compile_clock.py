@@ -9,8 +9,9 @@ from typing import Any
 import numba
 import pytest
 
-from baton.engine import compile_clock, compiled
-from baton.engine.compile_clock import CompileClock, watch_triton
+from baton.engine.cpu import compiled
+from baton.engine.scheduling import compile_clock
+from baton.engine.scheduling.compile_clock import CompileClock, watch_triton
 
 
 class Now:

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-import baton.engine.compiled as module
-from baton.engine.compiled import cache_folder, compiled, inner, keep, take_threads
-from baton.engine.dot_bf16 import supported
+import baton.engine.cpu.compiled as module
+from baton.engine.cpu.compiled import cache_folder, compiled, inner, keep, take_threads
+from baton.engine.cpu.dot_bf16 import supported
 
 # Every kernel that hands on the address of an array of its own, with arrays of many sizes.
 KERNELS = """
 import torch
 from types import SimpleNamespace
-from baton.engine.attention_bf16 import BfloatAttention
-from baton.engine.row_kernels import silu_gate
-from baton.engine.spec import AttentionSpec
-from baton.engine.step_layout import ChunkRows
+from baton.engine.cpu.attention_bf16 import BfloatAttention
+from baton.engine.cpu.row_kernels import silu_gate
+from baton.engine.spec.model_spec import AttentionSpec
+from baton.engine.model.step_layout import ChunkRows
 tensor = torch.randn(40, 1, 1, 2, 16, 128).to(torch.bfloat16)
 attention = BfloatAttention(SimpleNamespace(tensor=tensor), AttentionSpec(0.1, (0,)))
 table, queries = torch.arange(40), torch.randn(640, 8, 128).to(torch.bfloat16)
@@ -107,7 +107,7 @@ def test_numbas_start_leaves_torch_its_threads():
     """Else matrices are measured, and oneDNN's kernels kept, for another number than steps have."""
     text = (
         "import torch; torch.set_num_threads(1); torch.get_num_threads(); "
-        "import baton.engine.compiled as made; "
+        "import baton.engine.cpu.compiled as made; "
         "print(torch.get_num_threads(), made._THREADS)"
     )
     environment = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
@@ -162,7 +162,7 @@ def test_a_change_in_any_compiled_source_asks_for_another_folder(tmp_path, monke
 
 
 def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path):
-    say = "import numba; import baton.engine.compiled; print(numba.config.CACHE_DIR)"
+    say = "import numba; import baton.engine.cpu.compiled; print(numba.config.CACHE_DIR)"
 
     def told(**changes):
         environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)} | changes

@@ -1,6 +1,6 @@
 import pytest
 
-from baton.engine.config_fields import ConfigFields, read_fields
+from baton.engine.spec.config_fields import ConfigFields, read_fields
 from baton.runtime.errors import ModelError
 
 

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from baton.engine.batch import (
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs
+from baton.engine.execution.graph_device import HostDevice
+from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.sampling.noise import gumbel, noise_bits, stream_key, stream_start
+from baton.engine.scheduling.batch import (
     Draw,
     Drawn,
     SamplingParams,
@@ -14,14 +21,7 @@ from baton.engine.batch import (
     fed,
     unfinished,
 )
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.decode_graph import BUCKETS, DecodeGraphs
-from baton.engine.graph_device import HostDevice
-from baton.engine.history import PromptTokens, Text, history_of
-from baton.engine.loading import build_runner
-from baton.engine.noise import gumbel, noise_bits, stream_key, stream_start
-from baton.engine.pool import KvPool
-from baton.engine.runner import ModelRunner
+from baton.engine.scheduling.token_history import PromptTokens, Text, history_of
 from baton.runtime.errors import EngineError
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -83,7 +83,7 @@ class Told:
         pool = KvPool(spec, BLOCKS, SIZE, torch.float32, torch.device("cpu"))
         pool.tensor.fill_(float("nan"))
         self.plain.pool.tensor.fill_(float("nan"))
-        from baton.engine.attention import TorchAttention
+        from baton.engine.model.attention import TorchAttention
 
         eager = ModelRunner(spec, weights, pool, TorchAttention(pool, spec.attention))
         self.device = Recorder()

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.noise import gumbel, noise_bits, stream_key
-from baton.engine.sampling import torch_draw, truncate
-from baton.engine.sampling_numba import compiled_draw, draw_and_cut
+from baton.engine.cpu.sampling_numba import compiled_draw, draw_and_cut
+from baton.engine.sampling.noise import gumbel, noise_bits, stream_key
+from baton.engine.sampling.sampling import torch_draw, truncate
+from baton.engine.scheduling.batch import Draw, SamplingParams
 
 BACKENDS = ["torch", "compiled"]
 ROUNDING = 2e-6  # of float32 weights, summed in float64

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.attention_bf16 import BfloatAttention
-from baton.engine.decode_bf16 import _find, _first, attend_all, room, tile_place
-from baton.engine.dot_bf16 import supported
-from baton.engine.spec import AttentionSpec
+from baton.engine.cpu.attention_bf16 import BfloatAttention
+from baton.engine.cpu.decode_bf16 import _find, _first, attend_all, room, tile_place
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.spec.model_spec import AttentionSpec
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 KV_HEADS, HEADS, DIM, SIZE = 2, 6, 64, 16
@@ -98,7 +98,7 @@ def test_memory_that_cannot_be_had_is_an_error(monkeypatch):
         raise RuntimeError("can't allocate memory")
 
     attention = BfloatAttention(Pool(), AttentionSpec(0.2, (0,), 0.0))
-    monkeypatch.setattr("baton.engine.attention_bf16.room", fail)
+    monkeypatch.setattr("baton.engine.cpu.attention_bf16.room", fail)
     one = torch.ones(1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="can't allocate"):
         attention.decode(0, torch.zeros(1, 1, DIM).bfloat16(), one[None] * 0, one)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from baton.engine import decode_buffers
-from baton.engine.decode_buffers import DecodeBuffers, DecodeLimits, DecodeShape
+from baton.engine.triton import decode_buffers
+from baton.engine.triton.decode_buffers import DecodeBuffers, DecodeLimits, DecodeShape
 from baton.runtime.errors import ConfigError
 
 SHAPE = DecodeShape(programs=2, heads=6, dim=16, tile_tokens=64)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.decode_graph import BUCKETS, DecodeGraphs
-from baton.engine.graph_device import HostDevice
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs
+from baton.engine.execution.graph_device import HostDevice
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 
 SPARE, WIDTH, VOCAB = 50, 6, 9
 
@@ -95,7 +95,7 @@ def test_padding_of_a_larger_batch_before_does_not_stay(graphs, decoder):
 def test_rules_come_through_bit_for_bit(graphs, rules):
     warm = SamplingParams(0.3, top_k=5, top_p=0.123456789, min_p=0.01, seed=-(2**62))
     started(graphs, Slice([1], 0, [1]), draws=[Draw(2, 1 << 41, warm)]).wait()
-    from baton.engine.draw_rules import DrawRules
+    from baton.engine.sampling.draw_rules import DrawRules
 
     wanted = DrawRules.of([Draw(2, 1 << 41, warm)]).tensors()
     for seen, mine in zip(rules.seen, wanted, strict=True):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.decode_ir import fetch, narrow_mixed, scores_of_two
-from baton.engine.dot_bf16 import supported
-from baton.engine.softmax_ir import scores
+from baton.engine.cpu.decode_ir import fetch, narrow_mixed, scores_of_two
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.cpu.softmax_ir import scores
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-import baton.engine.decode_pass as module
-from baton.engine import dot_bf16
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.decode_pass import DecodePass, decode_pass
-from baton.engine.linear import Matrix
-from baton.engine.linear_numba import can_pack
-from baton.engine.loading import build_runner
-from baton.engine.spec import read_spec
-from baton.engine.weights import load_weights
+import baton.engine.cpu.decode_pass as module
+from baton.engine.cpu import dot_bf16
+from baton.engine.cpu.decode_pass import DecodePass, decode_pass
+from baton.engine.cpu.linear_numba import can_pack
+from baton.engine.execution.loading import build_runner
+from baton.engine.model.linear import Matrix
+from baton.engine.model.weights import load_weights
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.spec.model_spec import read_spec
 from baton.models.random_model import make_shaped_model
 
 pytestmark = pytest.mark.skipif(

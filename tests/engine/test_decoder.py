@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.batch import Slice
-from baton.engine.spec import AttentionSpec, read_spec
+from baton.engine.scheduling.batch import Slice
+from baton.engine.spec.model_spec import AttentionSpec, read_spec
 
 TOKENS = 60
 
@@ -87,7 +87,7 @@ def test_every_feature_counts(references, story, prompts, monkeypatch, name, fea
     for feature in features:
         changed = without(spec, feature)
         assert changed != spec
-        monkeypatch.setattr("baton.engine.loading.read_spec", lambda *_, it=changed: it)
+        monkeypatch.setattr("baton.engine.execution.loading.read_spec", lambda *_, it=changed: it)
         assert (logits() - right).abs().max() > 0.02, feature
         monkeypatch.undo()
 
@@ -116,7 +116,7 @@ def test_the_scale_of_the_embedding_is_rounded_as_the_weights_are(references, st
     found = []
     for scale in (8.0, 8.03):
         changed = replace(spec, embedding_scale=scale)
-        monkeypatch.setattr("baton.engine.loading.read_spec", lambda *_, it=changed: it)
+        monkeypatch.setattr("baton.engine.execution.loading.read_spec", lambda *_, it=changed: it)
         told = story(folder, dtype="bfloat16")
         found += told.logits(Slice([5, 6, 7], 0, told.blocks(3)))
     assert torch.equal(found[0], found[1])

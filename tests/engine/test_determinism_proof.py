@@ -6,15 +6,15 @@ from functools import partial
 import pytest
 import torch
 
-from baton.engine import determinism_proof
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.decode_graph import DecodeGraphs
-from baton.engine.determinism_proof import prove, prove_graphs
-from baton.engine.deterministic import deterministic_runner
-from baton.engine.graph_device import HostDevice
-from baton.engine.pool import KvPool
-from baton.engine.spec import read_spec
-from baton.engine.weights import load_weights
+from baton.engine.deterministic import determinism_proof
+from baton.engine.deterministic.determinism_proof import prove, prove_graphs
+from baton.engine.deterministic.deterministic_runner import deterministic_runner
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.decode_graph import DecodeGraphs
+from baton.engine.execution.graph_device import HostDevice
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.weights import load_weights
+from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError
 
 CPU = torch.device("cpu")

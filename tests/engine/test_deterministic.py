@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from baton.engine import determinism_proof, deterministic
-from baton.engine.attention_bf16_invariant import InvariantBfloatAttention
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.determinism_proof import prove
-from baton.engine.dot_bf16 import supported
-from baton.engine.fingerprint import model_fingerprint
-from baton.engine.loading import build_engine, build_runner
+from baton.engine.checkpoint.fingerprint import model_fingerprint
+from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.deterministic import determinism_proof, deterministic_runner
+from baton.engine.deterministic.determinism_proof import prove
+from baton.engine.execution.loading import build_engine, build_runner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime.errors import ConfigError
 
 FAMILIES = [
@@ -215,19 +215,19 @@ def test_a_small_pool_is_enough_for_the_proof(qwen3):
 @pytest.mark.parametrize("part", ["attention", "gate", "linears"])
 def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
     """With the ordinary part in place of one of the three."""
-    from baton.engine.attention import TorchAttention
-    from baton.engine.decoder import torch_gating
+    from baton.engine.model.attention import TorchAttention
+    from baton.engine.model.decoder import torch_gating
 
     if part == "attention":
-        monkeypatch.setattr(deterministic, "InvariantAttention", TorchAttention)
+        monkeypatch.setattr(deterministic_runner, "InvariantAttention", TorchAttention)
     elif part == "gate":
         monkeypatch.setattr(
-            deterministic,
+            deterministic_runner,
             "gate",
             lambda x, activation: torch_gating(x, activation) * (1 + 1e-6 * len(x)),
         )
     else:
-        monkeypatch.setattr(deterministic, "with_invariant_linears", summed_by_rows)
+        monkeypatch.setattr(deterministic_runner, "with_invariant_linears", summed_by_rows)
     with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
         build_runner(qwen3.folder, blocks=40, deterministic=True)
 
@@ -240,20 +240,20 @@ def test_the_proof_covers_many_sizes(references, monkeypatch, whole_proof, name,
     """A gate that is wrong for one number of rows alone does not pass, whichever number it is;
     nor one that is wrong for a late token."""
     assert whole_proof == 1024
-    folder, gate = references(name).folder, deterministic._gate
+    folder, gate = references(name).folder, deterministic_runner._gate
     counts = set()
 
     def watched(gate_up, activation):
         counts.add(len(gate_up))
         return gate(gate_up, activation)
 
-    monkeypatch.setattr(deterministic, "_gate", watched)
+    monkeypatch.setattr(deterministic_runner, "_gate", watched)
     build_runner(folder, blocks=160, block_size=16, dtype=dtype, deterministic=True)
     large = {512} if name == "qwen3" else {511, 512, 513, 1024}  # as far as the context goes
     assert counts >= {*range(1, 34)} | large
     for wrong in {1, 12, 33} | large:
         monkeypatch.setattr(
-            deterministic,
+            deterministic_runner,
             "_gate",
             lambda x, activation, wrong=wrong: gate(x, activation) * (1 + (len(x) == wrong) / 64),
         )
@@ -270,7 +270,7 @@ def summed_by_rows(weights):
 
 
 def test_without_numba_the_setting_is_refused_by_name(qwen3, monkeypatch):
-    monkeypatch.setitem(sys.modules, "baton.engine.deterministic", None)
+    monkeypatch.setitem(sys.modules, "baton.engine.deterministic.deterministic_runner", None)
     with pytest.raises(ConfigError, match=r"worker\.deterministic needs numba"):
         build_runner(qwen3.folder, blocks=4, deterministic=True)
 

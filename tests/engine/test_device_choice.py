@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.device_choice import chosen_device, device_label
+from baton.engine.execution.device_choice import chosen_device, device_label
 from baton.runtime.errors import ConfigError
 
 

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from baton.engine import device_draws
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.device_draws import draw_on_device
-from baton.engine.draw_plan import plan_draws
-from baton.engine.history import history_of
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.execution import device_draws
+from baton.engine.execution.device_draws import draw_on_device
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.sampling.draw_plan import plan_draws
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.token_history import history_of
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.device_sums import _OwnStream
+from baton.engine.triton.device_checksums import _OwnStream
 
 STORY = Path(__file__).with_name("device_sums_story.py")
 

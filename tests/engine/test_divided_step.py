@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baton.engine.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult
-from baton.engine.divided_step import is_out_of_memory, run_divided
-from baton.engine.torch_engine import TorchEngine
+from baton.engine.execution.divided_step import is_out_of_memory, run_divided
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult
 from baton.runtime.errors import EngineError, OutOfMemory
 
 GREEDY = SamplingParams(temperature=0.0)

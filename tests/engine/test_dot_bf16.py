@@ -6,8 +6,8 @@ import torch
 from numba.core import types
 from numba.extending import intrinsic
 
-from baton.engine import dot_bf16
-from baton.engine.dot_bf16 import LANES, supported
+from baton.engine.cpu import dot_bf16
+from baton.engine.cpu.dot_bf16 import LANES, supported
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.draw_adjustments import BARRED_BIAS, Adjustments, most_entries
-from baton.engine.history import PromptTokens, Text
+from baton.engine.sampling.draw_adjustments import BARRED_BIAS, Adjustments, most_entries
+from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.token_history import PromptTokens, Text
 
 ALL = SamplingParams(
     repetition_penalty=1.5,

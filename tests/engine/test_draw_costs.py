@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.draw_costs import FREE, DrawCosts, measure_draws
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.draw_costs import FREE, DrawCosts, measure_draws
 
 COSTS = DrawCosts(1.0, 10.0, 100.0, 1000.0, 10000.0)
 GREEDY = SamplingParams(temperature=0.0)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.draw_rules import DrawRules
-from baton.engine.noise import stream_key, stream_start
+from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.noise import stream_key, stream_start
+from baton.engine.scheduling.batch import Draw, SamplingParams
 
 
 def test_rules_of_draws():

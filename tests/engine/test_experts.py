@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from baton.engine.experts import ExpertWeights, ListedExperts, mix, route
-from baton.engine.linear import Matrix
-from baton.engine.mixture_spec import ExpertsSpec
+from baton.engine.model.experts import ExpertWeights, ListedExperts, mix, route
+from baton.engine.model.linear import Matrix
+from baton.engine.spec.moe_spec import ExpertsSpec
 
 HIDDEN, FFN, SHARED = 24, 16, 40
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.fingerprint import model_fingerprint
+from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.runtime.errors import ModelError
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.experts_triton import StackedExperts
-from baton.engine.fixed_weights import with_fixed_products
-from baton.engine.linear import PlainMatrix
-from baton.engine.linear_quantized import JoinedMatrix
-from baton.engine.quantized_weight import quantize_int8
-from baton.engine.triton_linear import FixedLinear
-from baton.engine.triton_quantized import TritonQuantized
+from baton.engine.deterministic.batch_invariant_weights import with_fixed_products
+from baton.engine.model.linear import PlainMatrix
+from baton.engine.model.linear_quantized import JoinedMatrix
+from baton.engine.model.quantized_weight import quantize_int8
+from baton.engine.triton.experts_backend import StackedExperts
+from baton.engine.triton.linear import FixedLinear
+from baton.engine.triton.quantized import TritonQuantized
 from baton.runtime.errors import ModelError
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from baton.engine.gate_invariant import gate
+from baton.engine.deterministic.gate_invariant import gate
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 

@@ -20,18 +20,18 @@ for name in ("numba", "llvmlite"):
 sys.meta_path.insert(0, Blocked())
 """
 PROCESS = """
-import baton.deploy.cli
-import baton.deploy.doctor
-import baton.deploy.gpu_preflight
-import baton.deploy.worker_process
-import baton.engine.cuda_runner
-import baton.engine.device_runner
-import baton.engine.device_sums
-import baton.engine.gpu_loading
-import baton.engine.triton_experts
-import baton.engine.triton_quantized_experts
+import baton.deploy.cli.main
+import baton.deploy.cli.doctor
+import baton.deploy.processes.gpu_preflight
+import baton.deploy.processes.worker_process
+import baton.engine.execution.cuda_runner
+import baton.engine.execution.device_runner
+import baton.engine.triton.device_checksums
+import baton.engine.execution.gpu_loading
+import baton.engine.triton.experts
+import baton.engine.triton.quantized_experts
 import torch
-from baton.deploy.pool_memory import device_pool
+from baton.deploy.processes.pool_memory import device_pool
 
 pool = device_pool(torch.arange(4096, dtype=torch.uint8).view(4, 1024), 2)
 from baton.kv_transfer.checksum import reference

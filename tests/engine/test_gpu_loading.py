@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.engine import gpu_loading, loading
-from baton.engine.batch import StepResult
-from baton.engine.gpu_loading import GpuOptions, memory_beside_pool, sized_runner
-from baton.engine.kv_codes import FP8_E4M3, INT8
-from baton.engine.pool import KvPool, block_bytes
-from baton.engine.quantization import MADE
-from baton.engine.spec import read_spec
+from baton.engine.execution import gpu_loading, loading
+from baton.engine.execution.gpu_loading import GpuOptions, memory_beside_pool, sized_runner
+from baton.engine.memory.kv_pool import KvPool, block_bytes
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8
+from baton.engine.scheduling.batch import StepResult
+from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.quantization_config import MADE
 from baton.runtime.errors import ConfigError, OutOfMemory
 
 MIB = 1 << 20
@@ -309,6 +309,6 @@ def test_a_gpu_is_told_what_its_pool_holds(qwen3, monkeypatch, name, codes):
 
 
 def test_a_worker_without_triton_is_told(qwen3, monkeypatch):
-    monkeypatch.setitem(sys.modules, "baton.engine.device_runner", None)
+    monkeypatch.setitem(sys.modules, "baton.engine.execution.device_runner", None)
     with pytest.raises(ConfigError, match="kernels of cuda:1.*install triton.*worker.device"):
         loaded(qwen3.folder)

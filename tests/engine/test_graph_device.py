@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import torch
 
-from baton.engine import graph_device
-from baton.engine.graph_device import CudaDevice, HostDevice
+from baton.engine.execution import graph_device
+from baton.engine.execution.graph_device import CudaDevice, HostDevice
 
 
 def test_work_is_done_at_capture_and_at_each_replay():

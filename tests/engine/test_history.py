@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.history import History, PromptTokens, Text, TokenCounts, history_of
-from baton.engine.sampling import adjust
+from baton.engine.sampling.sampling import adjust
+from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.token_history import (
+    History,
+    PromptTokens,
+    Text,
+    TokenCounts,
+    history_of,
+)
 
 VOCAB = 50
 PENALTIES = SamplingParams(

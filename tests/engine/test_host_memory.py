@@ -1,6 +1,6 @@
 import pytest
 
-from baton.engine.host_memory import available_bytes, resident_bytes
+from baton.engine.memory.host_memory import available_bytes, resident_bytes
 
 
 def write(path, text):

@@ -4,8 +4,8 @@ from mmap import PAGESIZE
 import pytest
 import torch
 
-import baton.engine.huge_pages as huge_pages
-from baton.engine.huge_pages import map_memory, zeros
+import baton.engine.memory.huge_pages as huge_pages
+from baton.engine.memory.huge_pages import map_memory, zeros
 from baton.runtime.errors import OutOfMemory
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.kv_codes import CODES, FP8_E4M3, INT8, LEAST
+from baton.engine.memory.kv_quant import CODES, FP8_E4M3, INT8, LEAST
 
 
 @pytest.fixture(params=[INT8, FP8_E4M3], ids=["int8", "fp8"])

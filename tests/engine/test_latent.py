@@ -5,23 +5,23 @@ import math
 import pytest
 import torch
 
-from baton.engine import latent
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.kv_codes import FP8_E4M3, INT8
-from baton.engine.latent import (
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8
+from baton.engine.model import mla as latent
+from baton.engine.model.linear import Matrix
+from baton.engine.model.mla import (
     LatentAttention,
     LatentWeights,
     absorb,
     expansion_pays,
     release,
 )
-from baton.engine.linear import Matrix
-from baton.engine.mixture_spec import LatentSpec
-from baton.engine.pool import KvPool
-from baton.engine.rope import Rotary
-from baton.engine.rope_spec import RopeSpec
-from baton.engine.spec import read_spec
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.model.rope import Rotary
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.moe_spec import LatentSpec
+from baton.engine.spec.rope_spec import RopeSpec
 
 BLOCKS, SIZE, HEADS, HIDDEN, LAYER = 40, 8, 4, 64, 1
 SPEC = LatentSpec(32, 8, 12, 16, query_rank=None, interleaved=True)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.latent import LatentAttention
-from baton.engine.latent_invariant import InvariantLatentAttention
-from baton.engine.mixture_spec import LatentSpec
-from baton.engine.pool import KvPool
-from baton.engine.spec import AttentionSpec, read_spec
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.deterministic.mla_invariant import InvariantLatentAttention
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.mla import LatentAttention
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import AttentionSpec, read_spec
+from baton.engine.spec.moe_spec import LatentSpec
 
 BLOCKS, SIZE, HEADS = 40, 8, 4
 SPEC = LatentSpec(32, 8, 12, 16, query_rank=None, interleaved=True)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.decode_buffers import DecodeLimits
-from baton.engine.latent import expansion_pays
-from baton.engine.latent_triton import TritonLatentAttention
-from baton.engine.mixture_spec import LatentSpec
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.model.mla import expansion_pays
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.moe_spec import LatentSpec
+from baton.engine.triton.decode_buffers import DecodeLimits
+from baton.engine.triton.mla_backend import TritonLatentAttention
 from baton.runtime.errors import ConfigError
 
 SPEC = LatentSpec(24, 8, 16, 8, None, False)

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-import baton.engine.linear as linear
-from baton.engine.linear import Matrix, padded_rows
+import baton.engine.model.linear as linear
+from baton.engine.model.linear import Matrix, padded_rows
 from baton.runtime import heap
 
 # It tells the memory that all numbers of rows take, once those to which they are filled up are met.
 ROWS = """
 import torch
-from baton.engine.linear import Matrix
+from baton.engine.model.linear import Matrix
 from baton.runtime import heap
 
 torch.set_num_threads(1)

@@ -3,17 +3,21 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import baton.engine.linear_invariant as linear_invariant
-from baton.engine.linear import Matrix, _can_pack
-from baton.engine.linear_invariant import InvariantLinear, Ways, with_invariant_linears
+import baton.engine.deterministic.linear_invariant as linear_invariant
+from baton.engine.deterministic.linear_invariant import (
+    InvariantLinear,
+    Ways,
+    with_invariant_linears,
+)
+from baton.engine.model.linear import Matrix, _can_pack
 from baton.runtime import heap
 from baton.runtime.errors import ConfigError
 
 # It tells the memory that all numbers of rows take, once they are measured.
 ROWS = """
 import torch
-from baton.engine.linear import Matrix
-from baton.engine.linear_invariant import InvariantLinear, Ways
+from baton.engine.model.linear import Matrix
+from baton.engine.deterministic.linear_invariant import InvariantLinear, Ways
 from baton.runtime import heap
 
 torch.set_num_threads(1)

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-import baton.engine.dot_bf16 as dot_bf16
-import baton.engine.linear_numba as linear_numba
-from baton.engine.linear import Matrix
-from baton.engine.linear_numba import Panels, can_pack
+import baton.engine.cpu.dot_bf16 as dot_bf16
+import baton.engine.cpu.linear_numba as linear_numba
+from baton.engine.cpu.linear_numba import Panels, can_pack
+from baton.engine.model.linear import Matrix
 
 pytestmark = pytest.mark.skipif(not linear_numba.supported(), reason="this processor has no AVX2")
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 18, 19, 24, 25, 64]  # around the borders of tiles

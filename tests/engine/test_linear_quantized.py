@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import baton.engine.linear_quantized as linear_quantized
-from baton.engine.linear_quantized import JoinedMatrix, QuantizedMatrix
-from baton.engine.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
+import baton.engine.model.linear_quantized as linear_quantized
+from baton.engine.model.linear_quantized import JoinedMatrix, QuantizedMatrix
+from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 
 ROWS = [1, 5, 100]  # few and many, for every form
 

@@ -16,9 +16,9 @@ PROGRAM = """
 import sys, threading, time
 from pathlib import Path
 import torch
-from baton.engine.host_memory import resident_bytes
-from baton.engine.spec import read_spec
-from baton.engine.weights import load_weights
+from baton.engine.memory.host_memory import resident_bytes
+from baton.engine.spec.model_spec import read_spec
+from baton.engine.model.weights import load_weights
 
 def highest():
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -2,15 +2,15 @@ import sys
 
 import pytest
 
-from baton.engine.attention import TorchAttention
-from baton.engine.host_memory import freed_at_once
-from baton.engine.loading import build_engine, build_runner
-from baton.engine.weights import load_weights
+from baton.engine.execution.loading import build_engine, build_runner
+from baton.engine.memory.host_memory import freed_at_once
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.weights import load_weights
 from baton.runtime.errors import ConfigError
 
 
 def test_pool_is_sized_from_what_is_free(qwen3, monkeypatch):
-    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: 100 * 24576)
+    monkeypatch.setattr("baton.engine.execution.loading.available_bytes", lambda: 100 * 24576)
     runner = build_runner(qwen3.folder, memory_fraction=0.5)
     assert runner.pool.blocks == 50
     with pytest.raises(ConfigError, match=r"pool\.memory_fraction"):
@@ -18,7 +18,7 @@ def test_pool_is_sized_from_what_is_free(qwen3, monkeypatch):
 
 
 def test_the_arithmetic_of_the_pool_is_kept(qwen3, monkeypatch):
-    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: 100 * 24576)
+    monkeypatch.setattr("baton.engine.execution.loading.available_bytes", lambda: 100 * 24576)
     plan = build_runner(qwen3.folder, memory_fraction=0.5).memory
     assert (plan.free_bytes, plan.fraction, plan.blocks) == (100 * 24576, 0.5, 50)
     assert (plan.block_bytes, plan.block_size, plan.max_context) == (24576, 16, 512)
@@ -45,8 +45,8 @@ def test_a_pool_that_memory_is_too_little_for_is_refused(
         return load_weights(*given, **named)
 
     left = iter([blocks * 24576 + 24575 for blocks in available])
-    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: next(left))
-    monkeypatch.setattr("baton.engine.loading.load_weights", load)
+    monkeypatch.setattr("baton.engine.execution.loading.available_bytes", lambda: next(left))
+    monkeypatch.setattr("baton.engine.execution.loading.load_weights", load)
     if when:
         with pytest.raises(ConfigError, match=rf"pool\.blocks is 10, .*{when}.*give at most 9,"):
             build_runner(qwen3.folder, blocks=10)
@@ -56,7 +56,7 @@ def test_a_pool_that_memory_is_too_little_for_is_refused(
 
 
 def test_the_refusal_names_both_sizes(qwen3, monkeypatch):
-    monkeypatch.setattr("baton.engine.loading.available_bytes", lambda: 3 << 29)
+    monkeypatch.setattr("baton.engine.execution.loading.available_bytes", lambda: 3 << 29)
     with pytest.raises(ConfigError, match=r"2\.29 GiB, and 1\.50 GiB are available"):
         build_runner(qwen3.folder, blocks=100_000)
 
@@ -65,7 +65,8 @@ def test_the_refusal_names_both_sizes(qwen3, monkeypatch):
 def test_quantization_is_made_of_plain_weights(qwen3, made, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "baton.engine.loading.load_weights", lambda *given, **_: seen.append(given[-1]) or stop()
+        "baton.engine.execution.loading.load_weights",
+        lambda *given, **_: seen.append(given[-1]) or stop(),
     )
     with pytest.raises(StopAsyncIteration):
         build_runner(qwen3.folder, blocks=2, quantization=made)
@@ -83,20 +84,20 @@ def test_unknown_choices_are_refused(qwen3, how):
 
 
 def test_numba_is_optional(qwen3, monkeypatch):
-    monkeypatch.setattr("baton.engine.loading.find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "baton.engine.attention_numba", raising=False)
+    monkeypatch.setattr("baton.engine.execution.loading.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "baton.engine.cpu.attention_numba", raising=False)
     seen = []
     monkeypatch.setattr(
-        "baton.engine.loading.TorchAttention",
+        "baton.engine.execution.loading.TorchAttention",
         lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
     )
     runner = build_runner(qwen3.folder, blocks=2)
     assert seen == [runner.pool]
-    assert "baton.engine.attention_numba" not in sys.modules
+    assert "baton.engine.cpu.attention_numba" not in sys.modules
 
 
 def test_numba_asked_for_and_missing_is_said(qwen3, monkeypatch):
-    monkeypatch.setitem(sys.modules, "baton.engine.attention_numba", None)
+    monkeypatch.setitem(sys.modules, "baton.engine.cpu.attention_numba", None)
     with pytest.raises(ConfigError, match="needs numba"):
         build_runner(qwen3.folder, blocks=2, backend="numba")
 
@@ -105,7 +106,7 @@ def test_float16_goes_to_plain_torch(qwen3, monkeypatch):
     """The compiled kernel reads the two kinds that are float32 or the upper half of one."""
     seen = []
     monkeypatch.setattr(
-        "baton.engine.loading.TorchAttention",
+        "baton.engine.execution.loading.TorchAttention",
         lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
     )
     assert build_runner(qwen3.folder, blocks=2, dtype="float16").pool in seen

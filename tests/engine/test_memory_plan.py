@@ -1,6 +1,6 @@
 import pytest
 
-from baton.engine.memory_plan import MemoryPlan, _size
+from baton.engine.memory.memory_plan import MemoryPlan, _size
 
 
 def plan(**changes):

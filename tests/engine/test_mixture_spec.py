@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from baton.engine.mixture_spec import ExpertsSpec, LatentSpec
-from baton.engine.rope_spec import RopeSpec
-from baton.engine.spec import read_spec
+from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.moe_spec import ExpertsSpec, LatentSpec
+from baton.engine.spec.rope_spec import RopeSpec
 from baton.runtime.errors import ModelError
 
 BASE = {

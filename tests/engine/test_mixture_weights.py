@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as functional
 from safetensors.torch import load_file, save_file
 
-from baton.engine.batch import Slice
-from baton.engine.experts import ExpertWeights, ListedExperts
-from baton.engine.latent import LatentWeights
-from baton.engine.quantized_weight import quantize_int4, quantize_int8
-from baton.engine.spec import read_spec
-from baton.engine.weights import MlpWeights, load_weights
+from baton.engine.model.experts import ExpertWeights, ListedExperts
+from baton.engine.model.mla import LatentWeights
+from baton.engine.model.quantized_weight import quantize_int4, quantize_int8
+from baton.engine.model.weights import MlpWeights, load_weights
+from baton.engine.scheduling.batch import Slice
+from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ModelError
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from baton.engine.noise import gumbel, gumbel_bound, noise_bits, stream_key, stream_start
+from baton.engine.sampling.noise import gumbel, gumbel_bound, noise_bits, stream_key, stream_start
 
 EULER = 0.5772156649
 FIXED_KEY = (3087379262, 2466249467)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.norms import TorchNorms
+from baton.engine.model.norms import TorchNorms
 
 
 def formula(x, weight, eps):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.kv_codes import FP8_E4M3, INT8
-from baton.engine.pool import KvPool, block_bytes, blocks_for
-from baton.engine.spec import read_spec
+from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8
+from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError
 
 

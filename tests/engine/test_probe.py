@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.batch import Slice, StepBatch, StepResult
-from baton.engine.blocks import BlockPool, Hold
-from baton.engine.probe import FAILURES, FIRST_S, PROBE_S, Probe
+from baton.engine.scheduling.batch import Slice, StepBatch, StepResult
+from baton.engine.scheduling.blocks import BlockPool, Hold
+from baton.engine.scheduling.probe import FAILURES, FIRST_S, PROBE_S, Probe
 from baton.runtime.errors import EngineError, OutOfMemory
 
 FINE = StepResult(((),))

@@ -1,7 +1,7 @@
 import pytest
 
-from baton.engine.config_fields import ConfigFields
-from baton.engine.quantization import StoredForm, read_form
+from baton.engine.spec.config_fields import ConfigFields
+from baton.engine.spec.quantization_config import StoredForm, read_form
 from baton.runtime.errors import ModelError
 
 

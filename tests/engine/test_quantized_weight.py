@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from baton.engine.quantized_weight import (
+from baton.engine.model.quantized_weight import (
     QuantizedWeight,
     group_for,
     joined,

@@ -8,9 +8,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from baton.engine.rope import Rotary, rotate
-from baton.engine.rope_spec import RopeSpec
-from baton.engine.spec import read_spec
+from baton.engine.model.rope import Rotary, rotate
+from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.rope_spec import RopeSpec
 
 NAMES = ["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-rope", "qwen3"]
 

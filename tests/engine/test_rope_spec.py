@@ -1,6 +1,6 @@
 import pytest
 
-from baton.engine.rope_spec import RopeSpec
+from baton.engine.spec.rope_spec import RopeSpec
 from baton.runtime.errors import ModelError
 
 LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

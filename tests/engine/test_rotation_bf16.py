@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from baton.engine.dot_bf16 import supported
-from baton.engine.rope import rotate
-from baton.engine.rotation_bf16 import rotate_into
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.cpu.rotation_bf16 import rotate_into
+from baton.engine.model.rope import rotate
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 

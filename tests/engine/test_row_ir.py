@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.dot_bf16 import supported
-from baton.engine.row_ir import add_squares, copy_row, gate_row, scale, squares, turn_row
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.cpu.row_ir import add_squares, copy_row, gate_row, scale, squares, turn_row
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 ROOM = 8  # numbers behind a result that must stay

@@ -3,9 +3,9 @@ import shutil
 import pytest
 import torch
 
-from baton.engine.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.history import history_of
-from baton.engine.loading import build_runner
+from baton.engine.execution.loading import build_runner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.token_history import history_of
 from baton.runtime.errors import ConfigError, EngineError
 
 GREEDY = SamplingParams(temperature=0.0)

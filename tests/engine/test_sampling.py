@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import baton.engine.sampling as sampling
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.history import history_of
-from baton.engine.noise import gumbel, noise_bits, stream_key
-from baton.engine.sampling import adjust, sample, truncate
+import baton.engine.sampling.sampling as sampling
+from baton.engine.sampling.noise import gumbel, noise_bits, stream_key
+from baton.engine.sampling.sampling import adjust, sample, truncate
+from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.token_history import history_of
 
 PLAIN = SamplingParams(temperature=1.0)
 GREEDY = SamplingParams(temperature=0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine import scoring
-from baton.engine.batch import Scoring, Slice, StepBatch
+from baton.engine.sampling import prompt_scoring
+from baton.engine.scheduling.batch import Scoring, Slice, StepBatch
 
 LENGTH, TOP = 90, 3
 
@@ -26,7 +26,7 @@ def slices_of(tokens, blocks, ends):
 
 @pytest.mark.parametrize("ends", [[LENGTH], [1, 2, 17, 64, LENGTH]])
 def test_scores_are_those_of_transformers(reference, story, prompts, ends, monkeypatch):
-    monkeypatch.setattr(scoring, "_PART_NUMBERS", 7 * 199)  # some rows at once
+    monkeypatch.setattr(prompt_scoring, "_PART_NUMBERS", 7 * 199)  # some rows at once
     told, tokens = story(reference.folder), prompts(LENGTH)
     found = [
         told.runner.run(StepBatch((piece,))).scores[0]

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from baton.engine.shard_files import INDEX_FILE, SINGLE_FILE, shard_files
+from baton.engine.checkpoint.shard_files import INDEX_FILE, SINGLE_FILE, shard_files
 from baton.runtime.errors import ModelError
 
 
@@ -51,5 +51,5 @@ def test_a_folder_without_weights_is_refused(tmp_path):
 
 
 def test_it_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import baton.engine.shard_files"
+    code = "import sys; sys.modules['torch'] = None; import baton.engine.checkpoint.shard_files"
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from baton.engine.shard_headers import KIND_BYTES, read_header
-from baton.engine.shards import KINDS
+from baton.engine.checkpoint.shard_headers import KIND_BYTES, read_header
+from baton.engine.checkpoint.shards import KINDS
 from baton.runtime.errors import ModelError
 
 TWO = {
@@ -77,5 +77,5 @@ def test_every_kind_has_the_size_that_torch_gives_it():
 
 
 def test_it_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import baton.engine.shard_headers"
+    code = "import sys; sys.modules['torch'] = None; import baton.engine.checkpoint.shard_headers"
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.engine.shards import Shards
+from baton.engine.checkpoint.shards import Shards
 from baton.runtime.errors import ModelError
 
 TENSORS = {

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.dot_bf16 import supported
-from baton.engine.kv_codes import FP8_E4M3, INT8
-from baton.engine.softmax_ir import (
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.cpu.softmax_ir import (
     code_scores,
     exponentials,
     highest,
@@ -15,6 +14,7 @@ from baton.engine.softmax_ir import (
     narrow,
     scores,
 )
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 _mix_two = mix(2)

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from baton.engine.rope import Rotary
-from baton.engine.rope_spec import RopeSpec
-from baton.engine.spec import AttentionSpec, ModelSpec, read_spec
+from baton.engine.model.rope import Rotary
+from baton.engine.spec.model_spec import AttentionSpec, ModelSpec, read_spec
+from baton.engine.spec.rope_spec import RopeSpec
 from baton.runtime.errors import ModelError
 
 

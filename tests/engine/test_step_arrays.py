@@ -2,9 +2,9 @@
 
 import torch
 
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.step_arrays import chunk_tables, step_arrays
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.triton.step_arrays import chunk_tables, step_arrays
 
 BOUNDS = Bounds(12, 8, 9, 100)
 

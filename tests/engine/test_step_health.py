@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from baton.engine.batch import Slice, StepBatch, StepResult
-from baton.engine.blocks import BlockPool, Hold
-from baton.engine.probe import FAILURES, PROBE_S
-from baton.engine.step_health import LATE_S, OVERDUE_S, StepHealth
+from baton.engine.scheduling.batch import Slice, StepBatch, StepResult
+from baton.engine.scheduling.blocks import BlockPool, Hold
+from baton.engine.scheduling.probe import FAILURES, PROBE_S
+from baton.engine.scheduling.step_health import LATE_S, OVERDUE_S, StepHealth
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import EngineError
-from baton.simulation.virtual_time import on_virtual_time, stand_still
+from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
 
 STEP = StepBatch((Slice([1], 0, (0,)),))
 FINE = StepResult(((),))

@@ -1,7 +1,7 @@
 import pytest
 
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.step_layout import Bounds, lay_out
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.runtime.errors import EngineError
 
 BOUNDS = Bounds(blocks=10, block_size=4, vocab_size=50, max_context=30)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.batch import StepResult
-from baton.engine.step_pipeline import LEAD_S
+from baton.engine.scheduling.batch import StepResult
+from baton.engine.scheduling.step_pipeline import LEAD_S
 from baton.runtime.errors import DeviceLost, EngineError
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeScene = Callable[..., Any]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.batch import Draw, SamplingParams, StepBatch
-from baton.engine.draw_costs import DrawCosts
-from baton.engine.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S, WAIT_S
-from baton.simulation.virtual_time import on_virtual_time
+from baton.engine.scheduling.batch import Draw, SamplingParams, StepBatch
+from baton.engine.scheduling.draw_costs import DrawCosts
+from baton.engine.scheduling.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S, WAIT_S
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeScene = Callable[..., Any]
 

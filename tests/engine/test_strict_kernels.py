@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from baton.engine.compiled import compiled
-from baton.engine.strict_kernels import exp, fma, tanh
+from baton.engine.cpu.compiled import compiled
+from baton.engine.cpu.strict_kernels import exp, fma, tanh
 
 
 def _exps(x, out):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.tenant_shares import TenantShares
+from baton.engine.scheduling.tenant_shares import TenantShares
 
 
 def holding(shares: TenantShares, tenant: bytes, blocks: range, *, cached: bool = True) -> None:

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine import dot_bf16, tile_bf16
-from baton.engine.dot_bf16 import COLUMNS, supported
-from baton.engine.tile_bf16 import MOST_ROWS, tile
+from baton.engine.cpu import dot_bf16, tile_bf16
+from baton.engine.cpu.dot_bf16 import COLUMNS, supported
+from baton.engine.cpu.tile_bf16 import MOST_ROWS, tile
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 STRETCH = tile_bf16._STRETCH

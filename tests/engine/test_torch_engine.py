@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.batch import Done, Draw, SamplingParams, Slice, StepBatch, StepResult
-from baton.engine.loading import build_engine, build_runner
-from baton.engine.torch_engine import TorchEngine, TorchHandle
+from baton.engine.execution.loading import build_engine, build_runner
+from baton.engine.execution.torch_engine import TorchEngine, TorchHandle
+from baton.engine.scheduling.batch import Done, Draw, SamplingParams, Slice, StepBatch, StepResult
 from baton.runtime.errors import DeviceLost, EngineError
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine import triton_checksum
-from baton.engine.triton_checksum import ALGORITHM, block_checksums
+from baton.engine.triton import checksum as triton_checksum
+from baton.engine.triton.checksum import ALGORITHM, block_checksums
 from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
 from baton.kv_transfer.checksum_numba import checksums
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from baton.engine.kv_codes import FP8_E4M3, INT8
-from baton.engine.triton_codes import codes_name, scale_strides, stored_bytes
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8
+from baton.engine.triton.kv_quant import codes_name, scale_strides, stored_bytes
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.triton_decode import (
+from baton.engine.triton.decode import (
     LEAST_SPLIT,
     MOST_SPLITS,
     Splits,

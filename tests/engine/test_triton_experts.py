@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.triton_experts import expert_matmul_reference, sort_by_expert
+from baton.engine.triton.experts import expert_matmul_reference, sort_by_expert
 
 
 @pytest.mark.parametrize(

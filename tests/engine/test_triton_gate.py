@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from baton.engine.triton_gate import gated_reference
+from baton.engine.triton.gate import gated_reference
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])

@@ -2,7 +2,7 @@
 
 import torch
 
-from baton.engine.triton_kv_write import rotate_and_write
+from baton.engine.triton.kv_write import rotate_and_write
 
 
 def test_results_are_those_of_torch(attention_checks):

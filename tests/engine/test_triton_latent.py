@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.triton_latent import latent_tiles, write_latents
+from baton.engine.triton.mla import latent_tiles, write_latents
 
 
 def test_results_are_those_of_the_reference(latent_checks):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from baton.engine.triton_prefill import Chunk, plan_prefill, prefill_tiles
-from baton.engine.triton_tile import Tiles
+from baton.engine.triton.prefill import Chunk, plan_prefill, prefill_tiles
+from baton.engine.triton.tile import Tiles
 
 TILES = Tiles(16, 16, 4, 1)
 

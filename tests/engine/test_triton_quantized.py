@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.triton_quantized import dequantized_reference, quantized_matmul
+from baton.engine.triton.quantized import dequantized_reference, quantized_matmul
 from baton.runtime.errors import ModelError
 
 NAMES = [

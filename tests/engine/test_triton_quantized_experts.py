@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.quantized_weight import quantize_int4, quantize_int8
-from baton.engine.triton_quantized_experts import stacked_codes
+from baton.engine.model.quantized_weight import quantize_int4, quantize_int8
+from baton.engine.triton.quantized_experts import stacked_codes
 from baton.runtime.errors import ModelError
 
 CPU = torch.device("cpu")

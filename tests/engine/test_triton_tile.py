@@ -4,7 +4,7 @@ parity of `triton_prefill` and `triton_decode`."""
 import pytest
 import torch
 
-from baton.engine.triton_tile import INTERPRETED, Tiles, options, power_of_two, precision
+from baton.engine.triton.tile import INTERPRETED, Tiles, options, power_of_two, precision
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from baton.engine.watermark import Watermark
+from baton.engine.scheduling.watermark import Watermark
 
 
 def test_a_step_counts_from_the_time_that_it_is_allowed() -> None:

@@ -2,8 +2,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.engine.shards import Shards
-from baton.engine.weight_reader import WeightReader
+from baton.engine.checkpoint.shards import Shards
+from baton.engine.checkpoint.weight_reader import WeightReader
 from baton.runtime.errors import ModelError
 
 STORED = {

@@ -5,9 +5,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.batch import Slice
-from baton.engine.spec import read_spec
-from baton.engine.weights import load_weights, source_dtype
+from baton.engine.model.weights import load_weights, source_dtype
+from baton.engine.scheduling.batch import Slice
+from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError, ModelError
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.engine.whole_vectors import in_whole_vectors
+from baton.engine.deterministic.batch_invariant_ops import in_whole_vectors
 
 FUNCTIONS = [torch.sigmoid, torch.exp, torch.tanh, lambda x: (x.abs() + 1) ** 1.0625]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from baton.engine.decode_graph import DrawKernels
-from baton.engine.draw_adjustments import Adjustments
-from baton.engine.draw_logprobs import LogprobRoom
+from baton.engine.execution.decode_graph import DrawKernels
+from baton.engine.sampling.draw_adjustments import Adjustments
+from baton.engine.sampling.draw_logprobs import LogprobRoom
 
 
 def around(draw: Callable[..., None]) -> DrawKernels:

@@ -28,30 +28,30 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton.engine.draw_adjustments import Adjustments
-from baton.engine.draw_logprobs import LogprobRoom
-from baton.engine.draw_rules import DrawRules
-from baton.engine.kv_codes import CODES
-from baton.engine.pool import KvPool
-from baton.engine.triton_adjust import adjust_logits, find_logprobs
-from baton.engine.triton_checksum import block_checksums
-from baton.engine.triton_decode import Splits, decode_attention, new_partials
-from baton.engine.triton_experts import expert_matmul
-from baton.engine.triton_gate import gated
-from baton.engine.triton_kv_write import rotate_and_write, write
-from baton.engine.triton_latent import latent_attention, write_latents
-from baton.engine.triton_linear import FixedLinear, fixed_products
-from baton.engine.triton_norm import add_rms_norm, rms_norm
-from baton.engine.triton_prefill import (
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import CODES
+from baton.engine.sampling.draw_adjustments import Adjustments
+from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.triton.adjust import adjust_logits, find_logprobs
+from baton.engine.triton.checksum import block_checksums
+from baton.engine.triton.decode import Splits, decode_attention, new_partials
+from baton.engine.triton.experts import expert_matmul
+from baton.engine.triton.gate import gated
+from baton.engine.triton.kv_write import rotate_and_write, write
+from baton.engine.triton.linear import FixedLinear, fixed_products
+from baton.engine.triton.mla import latent_attention, write_latents
+from baton.engine.triton.norm import add_rms_norm, rms_norm
+from baton.engine.triton.prefill import (
     Chunk,
     device_tiles,
     plan_prefill,
     prefill_attention,
     single_attention,
 )
-from baton.engine.triton_quantized import dequantized, quantized_matmul
-from baton.engine.triton_quantized_experts import StackedCodes, quantized_expert_matmul
-from baton.engine.triton_sampling import draw_tokens
+from baton.engine.triton.quantized import dequantized, quantized_matmul
+from baton.engine.triton.quantized_experts import StackedCodes, quantized_expert_matmul
+from baton.engine.triton.sampling import draw_tokens
 
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}  # bytes that a program may ask for
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)\b.*?LOCAL:(\d+)")

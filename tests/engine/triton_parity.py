@@ -15,25 +15,25 @@ import torch
 from parity import Check
 from torch import Tensor
 
-from baton.engine.batch import Draw, SamplingParams
-from baton.engine.draw_adjustments import Adjustments
-from baton.engine.draw_logprobs import LogprobRoom
-from baton.engine.draw_rules import DrawRules
-from baton.engine.history import PromptTokens, Text
-from baton.engine.quantized_weight import QuantizedWeight
-from baton.engine.sampling import adjust, sample
-from baton.engine.triton_adjust import adjust_logits, find_logprobs
-from baton.engine.triton_checksum import block_checksums
-from baton.engine.triton_experts import expert_matmul, expert_matmul_reference, sort_by_expert
-from baton.engine.triton_gate import gated, gated_reference
-from baton.engine.triton_norm import add_rms_norm, rms_norm
-from baton.engine.triton_quantized import (
+from baton.engine.model.quantized_weight import QuantizedWeight
+from baton.engine.sampling.draw_adjustments import Adjustments
+from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.sampling import adjust, sample
+from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.token_history import PromptTokens, Text
+from baton.engine.triton.adjust import adjust_logits, find_logprobs
+from baton.engine.triton.checksum import block_checksums
+from baton.engine.triton.experts import expert_matmul, expert_matmul_reference, sort_by_expert
+from baton.engine.triton.gate import gated, gated_reference
+from baton.engine.triton.norm import add_rms_norm, rms_norm
+from baton.engine.triton.quantized import (
     TritonQuantized,
     dequantized,
     dequantized_reference,
     quantized_matmul,
 )
-from baton.engine.triton_sampling import draw_tokens
+from baton.engine.triton.sampling import draw_tokens
 
 CHECKS: dict[str, Check] = {}
 _KINDS = {"fp32": (torch.float32, 2e-5), "bf16": (torch.bfloat16, 1e-2)}

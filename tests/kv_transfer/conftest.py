@@ -31,7 +31,7 @@ from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2
 from baton.runtime.config import HandoffConfig
 from baton.runtime.links import Link, MemoryLink, memory_link
-from baton.simulation.scripted_nixl import Ended, ScriptedAgent
+from baton.simulation.fleet.scripted_nixl import Ended, ScriptedAgent
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from baton.kv_transfer.local_pool import DevicePool
 from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
 from baton.kv_transfer.piece_queue import PieceQueue
 from baton.runtime.errors import ConfigError, ReadFailed
-from baton.simulation.scripted_nixl import ScriptedAgent
+from baton.simulation.fleet.scripted_nixl import ScriptedAgent
 
 pytestmark = pytest.mark.timed
 

@@ -10,7 +10,7 @@ import pytest
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.pieces import Landed
 from baton.runtime.errors import ReadFailed
-from baton.simulation.scripted_nixl import Ended, ScriptedAgent
+from baton.simulation.fleet.scripted_nixl import Ended, ScriptedAgent
 
 Made = tuple[NixlAgent, ScriptedAgent]
 

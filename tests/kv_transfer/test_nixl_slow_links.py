@@ -17,7 +17,7 @@ from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
-from baton.simulation.scripted_nixl import Handle, ScriptedAgent
+from baton.simulation.fleet.scripted_nixl import Handle, ScriptedAgent
 
 pytestmark = pytest.mark.timed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton.engine.spec import read_spec
+from baton.engine.spec.model_spec import read_spec
 from baton.models import embedded
 from baton.models.answering import Answering
 from baton.models.conversation import Conversation, turns

@@ -16,10 +16,10 @@ from transformers import AutoTokenizer
 from baton.models import corpus_mix, tiny_tokenizer
 from baton.models.conversation import Conversation
 from baton.models.tiny_tokenizer import ENTRIES, SPECIAL_TOKENS, ChatEncoder
-from baton.router.chat_template import ChatTemplate
-from baton.router.tokenizer import HfTokenizer
-from baton.router.tool_calls import Calling, CallParser
-from baton.router.tool_support import support_of
+from baton.router.templates.chat_template import ChatTemplate
+from baton.router.templates.tool_support import support_of
+from baton.router.text.tokenizer import HfTokenizer
+from baton.router.text.tool_calls import Calling, CallParser
 
 TOKENIZER = tiny_tokenizer.train()
 ENCODER = ChatEncoder(TOKENIZER)

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from baton.engine.batch import Slice, StepBatch
-from baton.engine.loading import build_runner
-from baton.engine.spec import read_spec
+from baton.engine.execution.loading import build_runner
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.spec.model_spec import read_spec
 from baton.models import tiny_folder, tiny_tokenizer, training_model
 from baton.models.embedded import embedded_model
 from baton.models.training_model import TinyShape, TrainingModel

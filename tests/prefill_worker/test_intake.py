@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.batch import Drawn
+from baton.engine.scheduling.batch import Drawn
 from baton.prefill_worker.intake import to_prompt
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2

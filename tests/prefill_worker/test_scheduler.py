@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from opentelemetry.context import Context
 
-from baton.engine.batch import Drawn, StepResult
-from baton.engine.blocks import BlockPool
+from baton.engine.scheduling.batch import Drawn, StepResult
+from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan

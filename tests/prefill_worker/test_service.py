@@ -18,8 +18,8 @@ from baton.runtime.errors import Incompatible, InvalidRequest, LeaseLost, by_cod
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel, open_server, translate
 from baton.runtime.links import LinkClosed
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.cluster import SLABS, VOCAB, Cluster, Node
-from baton.simulation.hash_engine import expected_output
+from baton.simulation.fleet.cluster import SLABS, VOCAB, Cluster, Node
+from baton.simulation.fleet.hash_engine import expected_output
 
 pytestmark = pytest.mark.timed
 

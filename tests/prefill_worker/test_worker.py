@@ -11,9 +11,9 @@ import pytest
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import metrics, tracing
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
-from baton.simulation.client import Client
-from baton.simulation.cluster import Cluster
-from baton.simulation.virtual_time import at_the_end, on_virtual_time
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 
 MakeCluster = Callable[[], Cluster]
 

@@ -23,7 +23,7 @@ from baton.router.server import serve_router
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import ThreadedRegistry
-from baton.simulation.scripted_worker import ScriptedWorker, draw
+from baton.simulation.fleet.scripted_worker import ScriptedWorker, draw
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # tests import no module beside them; their scenes come from here
@@ -279,7 +279,7 @@ def failed() -> Callable[..., worker_pb2.Output]:
 @pytest.fixture
 def fleet_scene(monkeypatch: pytest.MonkeyPatch) -> type[FleetScene]:
     """`fleet_scene()`: a fleet, and stubs of workers behind memory links."""
-    monkeypatch.setattr("baton.router.fleet.POLL_S", 0.02)
+    monkeypatch.setattr("baton.router.fleet.fleet.POLL_S", 0.02)
     return FleetScene
 
 

@@ -11,13 +11,13 @@ from typing import Any, cast
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.circuits import Circuits
-from baton.router.dispatch import Dispatcher
-from baton.router.generation import Generation
-from baton.router.generation_request import GenerationRequest
-from baton.router.radix_index import Holders
-from baton.router.roster import Roster
-from baton.router.worker_view import Shape, Size, WorkerView
+from baton.router.answers.active_request import Generation
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.fleet.circuits import Circuits
+from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.roster import Roster
+from baton.router.fleet.worker_view import Shape, Size, WorkerView
+from baton.router.requests.validated_request import GenerationRequest
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.links import LinkClosed
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from baton.proto import worker_pb2
-from baton.router.fleet import Fleet
-from baton.router.validation import Limits
+from baton.router.fleet.fleet import Fleet
+from baton.router.requests.validator import Limits
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import cluster_key
 from baton.runtime.links import LinkClosed, memory_link

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from baton.proto import worker_pb2
-from baton.router.radix_index import RadixIndex
-from baton.router.worker_link import WorkerLink
+from baton.router.fleet.radix_index import RadixIndex
+from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.config import RouterConfig
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import WorkerRecord

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.router.absent import Absent
-from baton.router.worker_view import Size
-from baton.simulation.scripted_worker import ScriptedWorker
+from baton.router.fleet.disconnected_workers import Absent
+from baton.router.fleet.worker_view import Size
+from baton.simulation.fleet.scripted_worker import ScriptedWorker
 
 SMALL, LARGE = Size(16, 8, 4096), Size(16, 20, 4096)
 
@@ -43,7 +43,7 @@ async def test_what_only_a_dead_worker_could_hold_may_be_asked_again(
     router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told that it is too large, which no client asks twice."""
-    monkeypatch.setattr("baton.router.dispatch.Dispatcher.place_wait_s", 0.2)
+    monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", 0.2)
     async with router(total_blocks=8) as running:
         registry, token = running.registry, running.workers["decode-0"].token
         large = ScriptedWorker("decode-1", registry, running.vocabulary, token, total_blocks=20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.admission import LONGEST_S, UNKNOWN_S, WINDOW_S, Admission, Line
+from baton.router.requests.admission import LONGEST_S, UNKNOWN_S, WINDOW_S, Admission, Line
 from baton.runtime.errors import BatonError, Cancelled, Overloaded
 
 

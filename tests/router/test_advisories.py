@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.router.chat_template import ChatTemplate
-from baton.router.gate import OPEN_PATHS
-from baton.router.http_error import error_body
-from baton.router.openai_schema import Body, ChatRequest, CompletionRequest
-from baton.router.parsing import decoded, shaped
+from baton.router.http_frontend.auth_middleware import OPEN_PATHS
+from baton.router.http_frontend.http_error import error_body
+from baton.router.requests.openai_schema import Body, ChatRequest, CompletionRequest
+from baton.router.requests.request_parser import decoded, shaped
+from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import errors
 from baton.runtime.errors import BatonError, ConfigError, InvalidRequest
 

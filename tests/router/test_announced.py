@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from baton.router.announced import ANSWER_WAIT_S, Announced
+from baton.router.fleet.registry_watcher import ANSWER_WAIT_S, Announced
 from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2", "m", 10)
 LOOKS = 5

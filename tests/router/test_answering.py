@@ -11,10 +11,10 @@ from opentelemetry.context import Context
 from tokenizers import Tokenizer
 
 from baton.proto import worker_pb2
-from baton.router import answering
-from baton.router.answering import Answering, Serving
-from baton.router.generation_request import GenerationRequest
-from baton.router.tokenizer import HfTokenizer
+from baton.router.answers import request_handler
+from baton.router.answers.request_handler import Answering, Serving
+from baton.router.requests.validated_request import GenerationRequest
+from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
 
 
@@ -23,7 +23,7 @@ async def test_the_time_between_tokens_is_that_of_one_choice(
 ) -> None:
     now_s, first, between = [100.0], [], []
     clock = type("Clock", (), {"perf_counter": lambda: now_s[0], "time": lambda: now_s[0]})
-    monkeypatch.setattr(answering, "time", clock)
+    monkeypatch.setattr(request_handler, "time", clock)
     monkeypatch.setattr(metrics.TTFT, "observe", first.append)
     monkeypatch.setattr(metrics.ITL, "observe", between.append)
     scene = scene_of()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from baton.router.backoff import Backoff
+from baton.router.fleet.backoff import Backoff
 
 
 def test_waits_double_up_to_the_longest_and_begin_anew() -> None:

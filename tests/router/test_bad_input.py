@@ -11,14 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from baton.router.neutral_fields import CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS, Neutral
-from baton.router.openai_schema import (
+from baton.router.requests.neutral_fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    TOKENIZE_FIELDS,
+    Neutral,
+)
+from baton.router.requests.openai_schema import (
     Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
 )
-from baton.router.parsing import MOST_PIECES, decoded, shaped
+from baton.router.requests.request_parser import MOST_PIECES, decoded, shaped
 from baton.runtime.errors import InvalidRequest
 
 CHAT = "/v1/chat/completions"

@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.router import body_budget, grpc_call
-from baton.router.body_budget import PROGRESS_BYTES, SILENT_S, BodyBudget, HeldBody
+from baton.router.grpc_frontend import call as grpc_call
+from baton.router.requests import body_budget
+from baton.router.requests.body_budget import PROGRESS_BYTES, SILENT_S, BodyBudget, HeldBody
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError, RateLimited
 

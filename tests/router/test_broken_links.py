@@ -11,7 +11,7 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.links import LinkClosed
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 @on_virtual_time

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.router.chat_template import ChatTemplate
-from baton.router.model_card import read_card
+from baton.router.templates.chat_template import ChatTemplate
+from baton.router.templates.model_card import read_card
 from baton.runtime.errors import InvalidRequest, ModelError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.choice_text import ChoiceText, Piece, TokenLogprob
-from baton.router.generation import OutputToken
-from baton.router.http_error import error_body, error_response
-from baton.router.openai_body import ChatRenderer, CompletionRenderer, Heading, Usage
-from baton.router.tool_calls import FORMS, Call, Calling
+from baton.router.answers.active_request import OutputToken
+from baton.router.answers.choice_text import ChoiceText, Piece, TokenLogprob
+from baton.router.http_frontend.http_error import error_body, error_response
+from baton.router.http_frontend.openai_body import ChatRenderer, CompletionRenderer, Heading, Usage
+from baton.router.text.tool_calls import FORMS, Call, Calling
 from baton.runtime import errors
 
 END = 0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router import circuits as circuits_module
-from baton.router.circuits import (
+from baton.router.fleet import circuits as circuits_module
+from baton.router.fleet.circuits import (
     OPEN_MOST_S,
     OPEN_S,
     PROBE_S,

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from baton.router import server
-from baton.router.choice_text import ChoiceText
+from baton.router.answers.choice_text import ChoiceText
 from baton.runtime.identity import tenant_of
 
 pytestmark = pytest.mark.timed

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from baton.router.routes import CHAT_PATH, COMPLETION_PATH, no_route
+from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, no_route
 
 STRICT: dict[str, Any] = {
     "type": "function",

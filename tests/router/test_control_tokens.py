@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from baton.router.chat_template import ChatTemplate
-from baton.router.control_tokens import MOST_BROKEN, ControlToken, ControlTokens, Guarded
-from baton.router.openai_schema import ChatRequest
-from baton.router.tokenizer import HfTokenizer
-from baton.router.validation import Limits, Validator
+from baton.router.requests.openai_schema import ChatRequest
+from baton.router.requests.validator import Limits, Validator
+from baton.router.templates.chat_template import ChatTemplate
+from baton.router.text.control_tokens import MOST_BROKEN, ControlToken, ControlTokens, Guarded
+from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.config import ControlTokensInChats
 from baton.runtime.errors import InvalidRequest
 
@@ -267,7 +267,7 @@ def test_guarded_text_holds_no_control_token(known: list[str], text: str) -> Non
 
 
 def test_long_text_of_beginnings_is_guarded_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.control_tokens._WINDOW", 7)
+    monkeypatch.setattr("baton.router.text.control_tokens._WINDOW", 7)
     control = ControlTokens(ControlToken(f"<|reserved_{i}|>") for i in range(999))
     text = "<|reserved_99" * 1000 + "<|reserved_99|>" + "<|reserved_9" * 1000
     broken = guarded(control, text).messages[0]["content"]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router import parsing
-from baton.router.openai_schema import CompletionRequest
-from baton.router.parsing import check_counts, counting
-from baton.router.validation import Validator
+from baton.router.requests import request_parser
+from baton.router.requests.openai_schema import CompletionRequest
+from baton.router.requests.request_parser import check_counts, counting
+from baton.router.requests.validator import Validator
 from baton.runtime.errors import InvalidRequest
-from baton.simulation.byte_tokenizer import ByteTokenizer
+from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
 TEXTS = st.lists(st.sampled_from([b"\\", b'"', b",", b"[", b"{", b"a"]), max_size=60).map(b"".join)
 
@@ -48,9 +48,9 @@ def refusal(most_values: int, *texts: bytes) -> str:
 def test_slices_say_what_the_whole_says(text: bytes, slice_bytes: int, most: int) -> None:
     strings, commas, containers = counted(text)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(parsing, "SLICE_BYTES", slice_bytes)
-        patched.setattr(parsing, "MOST_STRINGS", most)
-        patched.setattr(parsing, "MOST_CONTAINERS", most)
+        patched.setattr(request_parser, "SLICE_BYTES", slice_bytes)
+        patched.setattr(request_parser, "MOST_STRINGS", most)
+        patched.setattr(request_parser, "MOST_CONTAINERS", most)
         wanted = "strings" if strings > most else "values" if commas > most else ""
         assert refusal(most, text) == (wanted or ("lists" if containers > most else ""))
 
@@ -94,9 +94,9 @@ async def test_a_large_body_is_counted_in_several_turns(
 async def test_what_is_too_much_ends_at_the_slice_that_shows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parsing, "SLICE_BYTES", 1 << 10)
+    monkeypatch.setattr(request_parser, "SLICE_BYTES", 1 << 10)
     looked = 0
     with pytest.raises(InvalidRequest, match="over 65536 strings"):
         for _ in counting(10, b'"' * (1 << 20)):
             looked += 1
-    assert looked == 2 * parsing.MOST_STRINGS // (1 << 10) + 1
+    assert looked == 2 * request_parser.MOST_STRINGS // (1 << 10) + 1

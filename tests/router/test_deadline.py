@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.deadline import deadline_of, until
-from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
+from baton.router.requests.deadline import deadline_of, until
+from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.timed
 

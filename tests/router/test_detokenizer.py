@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from baton.router.detokenizer import MarkingDetokenizer, WindowDetokenizer, byte_level_bytes
-from baton.router.tokenizer import HfTokenizer
+from baton.router.text.detokenizer import MarkingDetokenizer, WindowDetokenizer, byte_level_bytes
+from baton.router.text.tokenizer import HfTokenizer
 
 TEXTS = st.text(
     alphabet=st.one_of(

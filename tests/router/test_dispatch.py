@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.generation import Generation
+from baton.router.answers.active_request import Generation
 from baton.runtime.errors import (
     BatonError,
     Cancelled,
@@ -17,7 +17,7 @@ from baton.runtime.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 PROMPT = (5, 6, 7)
 

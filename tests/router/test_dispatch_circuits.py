@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.circuits import STRIKES
+from baton.router.fleet.circuits import STRIKES
 from baton.runtime.errors import BatonError, OutOfMemory, Overloaded
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 @on_virtual_time

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from baton.router.generation import Generation
+from baton.router.answers.active_request import Generation
 from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 Drained = Callable[..., Awaitable[tuple[Any, Generation]]]
 

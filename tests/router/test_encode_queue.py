@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.router.encode_queue import AGED_CHARS, LONG_CHARS, EncodeJob, EncodeQueue
+from baton.router.text.encode_queue import AGED_CHARS, LONG_CHARS, EncodeJob, EncodeQueue
 from baton.runtime.errors import Overloaded
 
 

@@ -230,7 +230,7 @@ async def test_attempts_are_bounded(router: Any) -> None:
 async def test_no_worker_is_unavailable(
     router: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr("baton.router.dispatch.Dispatcher.place_wait_s", 0.2)
+    monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", 0.2)
     async with router(workers=(), wait=False) as running:
         assert (await running.http.get("/readyz")).status_code == 503
         assert (await running.http.get("/livez")).status_code == 200

@@ -10,12 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
-from baton.router.validation import Limits
-from baton.router.worker_view import Size
+from baton.router.fleet.worker_view import Size
+from baton.router.requests.validator import Limits
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 @on_virtual_time
@@ -202,7 +202,7 @@ async def test_a_worker_of_slow_steps_is_passed_over(
     fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = fleet_scene()
-    monkeypatch.setattr("baton.router.circuits.SLOW_FOR_S", 0.1)
+    monkeypatch.setattr("baton.router.fleet.circuits.SLOW_FOR_S", 0.1)
     stubs = [scene.add(f"decode-{number}", number + 1) for number in range(3)]
     await eventually(lambda: len(scene.names()) == 3)
 

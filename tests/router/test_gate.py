@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from baton.proto import client_pb2
-from baton.router import gate
-from baton.router.body_budget import PROGRESS_BYTES, BodyBudget
-from baton.router.gate import awaiting
+from baton.router.http_frontend import auth_middleware
+from baton.router.http_frontend.auth_middleware import awaiting
+from baton.router.requests.body_budget import PROGRESS_BYTES, BodyBudget
 from baton.runtime.errors import InvalidRequest
 
 pytestmark = pytest.mark.timed
@@ -137,6 +137,6 @@ async def test_what_does_not_come_in_time_is_named() -> None:
 
 
 async def test_a_body_ends_after_its_time(router: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "BODY_S", 0.2)
+    monkeypatch.setattr(auth_middleware, "BODY_S", 0.2)
     async with router() as running, uploads(running.url, 1) as (silent,):
         assert await silent.status() == 400

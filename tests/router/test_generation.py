@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import baton.router.generation as generation_module
+import baton.router.answers.active_request as generation_module
 from baton.proto import worker_pb2
-from baton.router.generation import Generation, OutputToken
-from baton.router.generation_request import GenerationRequest
+from baton.router.answers.active_request import Generation, OutputToken
+from baton.router.requests.validated_request import GenerationRequest
 from baton.runtime.errors import Cancelled, WorkerLost
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 @on_virtual_time

@@ -12,12 +12,12 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from structlog.testing import capture_logs
 
 from baton.proto import client_pb2
-from baton.router import grpc_call
-from baton.router.grpc_call import Call
-from baton.router.turns import Turns
-from baton.router.validation import Validator
+from baton.router.grpc_frontend import call as grpc_call
+from baton.router.grpc_frontend.call import Call
+from baton.router.requests.loop_budget import Turns
+from baton.router.requests.validator import Validator
 from baton.runtime.config import RouterConfig
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.timed
 

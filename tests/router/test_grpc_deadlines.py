@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from baton.proto import client_pb2
-from baton.router.dispatch import Dispatcher
-from baton.router.grpc_call import Call
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.grpc_frontend.call import Call
 from baton.runtime import metrics
 
 pytestmark = pytest.mark.timed

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
-from baton.router import grpc_front
-from baton.router.grpc_inference import SERVICE, Inference
+from baton.router.grpc_frontend import frontend as grpc_front
+from baton.router.grpc_frontend.inference import SERVICE, Inference
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.proto import client_pb2
-from baton.router import grpc_health
+from baton.router.grpc_frontend import health as grpc_health
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 SERVICE_UNKNOWN = b"\x08\x03"

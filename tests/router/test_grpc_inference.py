@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import client_pb2
-from baton.router.choice_text import ChoiceText
-from baton.router.tokenizer import HfTokenizer
+from baton.router.answers.choice_text import ChoiceText
+from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
 
 pytestmark = pytest.mark.timed

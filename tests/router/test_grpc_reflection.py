@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
     ServerReflectionResponse,
 )
 
-from baton.router import grpc_reflection
+from baton.router.grpc_frontend import reflection as grpc_reflection
 
 LISTING = ServerReflectionRequest(list_services="")
 

@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from baton.proto import client_pb2
-from baton.router.answering import Usage
-from baton.router.choice_text import Piece, TokenLogprob
-from baton.router.grpc_reply import pieces_reply, status_of, usage_reply
-from baton.router.tool_calls import Call
+from baton.router.answers.choice_text import Piece, TokenLogprob
+from baton.router.answers.request_handler import Usage
+from baton.router.grpc_frontend.reply import pieces_reply, status_of, usage_reply
+from baton.router.text.tool_calls import Call
 from baton.runtime import errors
 from baton.runtime.errors import (
     BatonError,

@@ -12,19 +12,24 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 from baton.proto import client_pb2
-from baton.router import grpc_request
-from baton.router.chat_template import ChatTemplate
-from baton.router.generation_request import GenerationRequest
-from baton.router.grpc_request import MOST_MESSAGES, detokenizing_of, generation_of, tokenizing_of
-from baton.router.openai_schema import (
+from baton.router.grpc_frontend import request as grpc_request
+from baton.router.grpc_frontend.request import (
+    MOST_MESSAGES,
+    detokenizing_of,
+    generation_of,
+    tokenizing_of,
+)
+from baton.router.requests.openai_schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from baton.router.validation import Limits, Validator
+from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validator import Limits, Validator
+from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest, NotFound
-from baton.simulation.byte_tokenizer import ByteTokenizer
+from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
 LIMITS = Limits(max_context=50, vocab_size=200)
 TOOLS_TEMPLATE = (

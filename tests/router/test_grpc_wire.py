@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.proto import client_pb2
-from baton.router import grpc_wire
-from baton.router.grpc_wire import MOST_FIELDS, message_of
+from baton.router.grpc_frontend import wire as grpc_wire
+from baton.router.grpc_frontend.wire import MOST_FIELDS, message_of
 from baton.runtime.errors import InvalidRequest
 
 Generate = client_pb2.GenerateRequest

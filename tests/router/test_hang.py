@@ -10,7 +10,7 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.timed
 

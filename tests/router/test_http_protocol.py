@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton.router import http_protocol
-from baton.router.http_protocol import HEAD_BYTES, BoundedHttp
+from baton.router.http_frontend import http_protocol
+from baton.router.http_frontend.http_protocol import HEAD_BYTES, BoundedHttp
 
 pytestmark = pytest.mark.timed
 

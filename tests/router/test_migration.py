@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 
 from baton.proto import worker_pb2
-from baton.router.generation import Generation, OutputToken
-from baton.simulation.virtual_time import on_virtual_time
+from baton.router.answers.active_request import Generation, OutputToken
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"
 STOP = "dog and"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.misfits import misfits
-from baton.router.worker_view import Shape
+from baton.router.fleet.kv_compatibility import misfits
+from baton.router.fleet.worker_view import Shape
 
 DECODE: Shape = ("f", "bfloat16", 16)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.move_budget import HOLD_S, Move, MoveBudget
+from baton.router.dispatch.retry_budget import HOLD_S, Move, MoveBudget
 from baton.runtime.errors import Overloaded
 
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from baton.router.move_budget import HOLD_S, Move, MoveBudget
-from baton.router.move_turns import MoveTurns
+from baton.router.dispatch.migration_queue import MoveTurns
+from baton.router.dispatch.retry_budget import HOLD_S, Move, MoveBudget
 from baton.runtime.errors import Overloaded
-from baton.simulation import virtual_loop
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 class Counted(MoveBudget):

@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
-from baton.router.generation import Generation
+from baton.router.answers.active_request import Generation
 from baton.runtime.errors import BatonError, Unavailable
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 PROMPT = (5, 6, 7)
 

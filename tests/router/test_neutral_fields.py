@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from baton.router.tokenizer import HfTokenizer
+from baton.router.text.tokenizer import HfTokenizer
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"

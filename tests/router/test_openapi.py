@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic.json_schema import models_json_schema
 
-from baton.router.openai_schema import ChatRequest, CompletionRequest
-from baton.router.openapi import openapi_document
-from baton.router.routes import GENERATION_PATHS, ROUTES
+from baton.router.http_frontend.openapi import openapi_document
+from baton.router.http_frontend.routes import GENERATION_PATHS, ROUTES
+from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime.config import RouterConfig
 
 CASES = 500

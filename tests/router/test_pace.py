@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.pace import Pace
+from baton.router.fleet.wait_estimator import Pace
 
 
 def load(served: int, waiting: int = 20, running: int = 8) -> worker_pb2.Load:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import orjson
 import pytest
 
-from baton.router.openai_schema import (
+from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
     MOST_TOKEN_VALUES,
     MOST_VALUES,
@@ -15,7 +15,7 @@ from baton.router.openai_schema import (
     ChatRequest,
     CompletionRequest,
 )
-from baton.router.parsing import (
+from baton.router.requests.request_parser import (
     MOST_CONTAINERS,
     MOST_PIECES,
     MOST_STRINGS,

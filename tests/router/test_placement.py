@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.placement import (
+from baton.router.fleet.placement import (
     LOCAL_COST,
     MAX_CANDIDATES,
     MOVE_COST,
@@ -21,11 +21,11 @@ from baton.router.placement import (
     Placement,
     open_kinds,
 )
-from baton.router.placement import place as place_on
-from baton.router.radix_index import Holders
-from baton.router.roster import Roster
-from baton.router.worker_order import CHUNK, WorkerOrder
-from baton.router.worker_view import ROOM_COST, SEQUENCE_COST, WorkerView
+from baton.router.fleet.placement import place as place_on
+from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.roster import Roster
+from baton.router.fleet.worker_order import CHUNK, WorkerOrder
+from baton.router.fleet.worker_view import ROOM_COST, SEQUENCE_COST, WorkerView
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
 SHAPE = ("f", "float32", 16)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from baton.router import fleet
-from baton.router.radix_index import Holders
+from baton.router.fleet import fleet
+from baton.router.fleet.radix_index import Holders
 from baton.runtime.errors import Overloaded
 from baton.runtime.identity import chain
 from baton.runtime.links import LinkClosed
-from baton.simulation.scripted_worker import ScriptedWorker
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.scripted_worker import ScriptedWorker
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 async def test_a_prompt_is_hashed_once_and_not_before_there_is_a_worker(

@@ -9,7 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from baton.router.placing_line import AT_ONCE, RETRY_S, STOPPING, TOKENS_AT_ONCE, PlacingLine
+from baton.router.dispatch.placement_queue import (
+    AT_ONCE,
+    RETRY_S,
+    STOPPING,
+    TOKENS_AT_ONCE,
+    PlacingLine,
+)
 from baton.runtime.errors import (
     BatonError,
     DeadlineExceeded,
@@ -17,7 +23,7 @@ from baton.runtime.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 NOBODY = Unavailable("nobody is there")
 

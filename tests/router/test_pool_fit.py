@@ -15,21 +15,21 @@ from opentelemetry.context import Context
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.decode_worker.waiting_line import WaitingLine
-from baton.engine.blocks import BlockPool
+from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import worker_pb2
-from baton.router.chat_template import ChatTemplate
-from baton.router.openai_schema import ChatRequest, CompletionRequest
-from baton.router.placement import FleetView, Need, Placement, open_kinds
-from baton.router.placement import place as place_on
-from baton.router.radix_index import Holders
-from baton.router.roster import Roster
-from baton.router.validation import Limits, Validator
-from baton.router.worker_view import Size, WorkerView
+from baton.router.fleet.placement import FleetView, Need, Placement, open_kinds
+from baton.router.fleet.placement import place as place_on
+from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.roster import Roster
+from baton.router.fleet.worker_view import Size, WorkerView
+from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
+from baton.router.requests.validator import Limits, Validator
+from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.byte_tokenizer import ByteTokenizer
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 SIZE = 4
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.simulation.virtual_time import on_virtual_time, stand_still
+from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
 
 
 def load() -> worker_pb2.WorkerMessage:

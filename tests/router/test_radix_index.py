@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.proto import worker_pb2
-from baton.router.radix_index import RadixIndex
+from baton.router.fleet.radix_index import RadixIndex
 from baton.runtime import metrics
 from baton.runtime.identity import chain, cluster_key, root
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
 from baton.runtime.registry import WorkerRecord
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 BOOT = bytes([1]) * 16  # of stub 1
 
@@ -45,7 +45,7 @@ async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
     fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = fleet_scene()
-    monkeypatch.setattr("baton.router.fleet.LINK_S", 0.2)
+    monkeypatch.setattr("baton.router.fleet.fleet.LINK_S", 0.2)
     scene.add("decode-0").reachable = False
     await eventually(lambda: "decode-0" in scene.fleet._links)
     assert not scene.fleet.rebuilt()

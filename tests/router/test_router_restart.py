@@ -13,11 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import client_pb2
-from baton.router.fleet import UNTOLD
+from baton.router.fleet.fleet import UNTOLD
 from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
-from baton.simulation.scripted_worker import ScriptedWorker
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.scripted_worker import ScriptedWorker
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.timed
 

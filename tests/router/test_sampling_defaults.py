@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.openai_schema import CompletionRequest
-from baton.router.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
-from baton.router.validation import Limits, Validator
+from baton.router.requests.openai_schema import CompletionRequest
+from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
+from baton.router.requests.validator import Limits, Validator
 from baton.runtime.errors import ModelError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.stops import StopMatcher
+from baton.router.text.stop_strings import StopMatcher
 
 LETTERS = st.text(alphabet="ab🎉", max_size=30)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from baton.router.tokenizer import HfTokenizer
+from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.identity import chain, cluster_key, root
 
 KEY = cluster_key("a secret of the test")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.context import Context
 
-from baton.router.submission import Submission
-from baton.router.submissions import Submissions
+from baton.router.dispatch.attempt import Submission
+from baton.router.dispatch.attempts import Submissions
 
 NAMES = ["a", "b", "c", "d", "e"]
 OWNERS = [cast(Any, f"generation {number}") for number in range(3)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.router.chat_template import ChatTemplate
+from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest
 
 FAMILIES = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.router.openai_schema import Message, Tool
-from baton.router.template_messages import plain_messages, plain_tools
+from baton.router.requests.openai_schema import Message, Tool
+from baton.router.templates.template_messages import plain_messages, plain_tools
 from baton.runtime.errors import InvalidRequest
 
 

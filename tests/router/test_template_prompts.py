@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.chat_prompt import ChatPrompt
-from baton.router.chat_template import ChatTemplate
-from baton.router.openai_schema import ChatRequest
-from baton.router.parsing import decoded, shaped
-from baton.router.turns import Turns
+from baton.router.requests.loop_budget import Turns
+from baton.router.requests.openai_schema import ChatRequest
+from baton.router.requests.request_parser import decoded, shaped
+from baton.router.templates.chat_prompt import ChatPrompt
+from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest
 
 FAMILIES = Path(__file__).parent / "families"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.router import template_meter
-from baton.router.chat_template import MOST_SOURCE, ChatTemplate
+from baton.router.templates import template_meter
+from baton.router.templates.chat_template import MOST_SOURCE, ChatTemplate
 from baton.runtime.errors import InvalidRequest, ModelError
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "a\n" * 1000}]

@@ -14,9 +14,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router import tokenizer as tokenizer_module
-from baton.router.encode_queue import LONG_CHARS, on_behalf_of
-from baton.router.tokenizer import ENCODE_THREADS, HfTokenizer
+from baton.router.text import tokenizer as tokenizer_module
+from baton.router.text.encode_queue import LONG_CHARS, on_behalf_of
+from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import InvalidRequest, Overloaded
 
 

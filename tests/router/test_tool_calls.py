@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.tool_calls import FORMS, Call, Calling, CallParser
+from baton.router.text.tool_calls import FORMS, Call, Calling, CallParser
 
 NAMES = frozenset({"f", "get_weather", "a-b.c"})
 ARGUMENTS = '{"city": "Zürich", "days": [1, 2.50], "note": "</tool_call> } \\" \\u00e9"}'

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from baton.router.tokenizer import HfTokenizer
+from baton.router.text.tokenizer import HfTokenizer
 
 WEATHER = {
     "type": "function",

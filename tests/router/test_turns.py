@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from baton.proto import client_pb2
-from baton.router.chat_template import ChatTemplate
-from baton.router.grpc_request import detokenizing_of, generation_of, tokenizing_of
-from baton.router.turns import SHARE_S, Turns
-from baton.router.validation import Limits, Validator
-from baton.simulation.byte_tokenizer import ByteTokenizer
+from baton.router.grpc_frontend.request import detokenizing_of, generation_of, tokenizing_of
+from baton.router.requests.loop_budget import SHARE_S, Turns
+from baton.router.requests.validator import Limits, Validator
+from baton.router.templates.chat_template import ChatTemplate
+from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
 
 class Log:

@@ -7,13 +7,13 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.chat_template import ChatTemplate
-from baton.router.generation_request import GenerationRequest
-from baton.router.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
-from baton.router.tool_calls import FORMS, Calling
-from baton.router.validation import Limits, Validator
+from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
+from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validator import Limits, Validator
+from baton.router.templates.chat_template import ChatTemplate
+from baton.router.text.tool_calls import FORMS, Calling
 from baton.runtime.errors import InvalidRequest, NotFound
-from baton.simulation.byte_tokenizer import ByteTokenizer
+from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
 LIMITS = Limits(max_context=50, vocab_size=200)
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.welcome import MOST, fault
+from baton.router.fleet.worker_handshake import MOST, fault
 from baton.runtime.config import Config, PoolConfig, StepConfig, WorkerConfig, validate
 from baton.runtime.errors import ConfigError
 from baton.runtime.wire import ModelLimits

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from baton.deploy.authority import LIFE, Authority
+from baton.deploy.host.authority import LIFE, Authority
 from baton.runtime import certificates
 from baton.runtime.certificates import read, stamp
 from baton.runtime.config import SecurityConfig

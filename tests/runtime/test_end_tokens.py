@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.spec import read_spec
-from baton.router.model_card import read_card
+from baton.engine.spec.model_spec import read_spec
+from baton.router.templates.model_card import read_card
 from baton.runtime.errors import ModelError
 
 MODEL = {

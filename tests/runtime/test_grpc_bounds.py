@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.deploy.authority import Authority
+from baton.deploy.host.authority import Authority
 from baton.runtime import grpc_links
 from baton.runtime.config import SecurityConfig
 from baton.runtime.grpc_links import (

@@ -18,7 +18,7 @@ import pytest
 from cryptography import x509
 from structlog.testing import capture_logs
 
-from baton.deploy.authority import LIFE, Authority
+from baton.deploy.host.authority import LIFE, Authority
 from baton.runtime.config import SecurityConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.grpc_links import (

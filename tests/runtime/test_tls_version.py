@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.deploy.authority import Authority
+from baton.deploy.host.authority import Authority
 from baton.runtime.config import SecurityConfig
 from baton.runtime.grpc_links import credentials, open_channel
 from baton.runtime.tls import Tls, advice
@@ -117,7 +117,7 @@ async def test_a_channel_gives_its_token_to_tls_1_3_alone(
 ORDERS = {
     "import grpc": "was imported before",
     "import baton.runtime.tls_version\nimport grpc": "enforced",
-    "import baton.deploy.cli\nimport grpc": "enforced",
+    "import baton.deploy.cli.main\nimport grpc": "enforced",
 }
 
 

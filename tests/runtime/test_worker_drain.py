@@ -13,7 +13,7 @@ import pytest
 from baton.runtime import logs, worker_drain
 from baton.runtime.errors import DeviceLost, EngineError
 from baton.runtime.worker_drain import Course, Ends, serve_until
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 class Worker:

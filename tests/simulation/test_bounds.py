@@ -9,14 +9,15 @@ from functools import partial
 import pytest
 import structlog
 
-from baton.router.circuits import Circuits
+from baton.router.fleet.circuits import Circuits
 from baton.runtime import logs
-from baton.simulation import breaks, lab
-from baton.simulation.breaks import Break
-from baton.simulation.draw_scenario import STORM_EVERY, STORM_SEED, draw
-from baton.simulation.mutations import MUTATIONS
-from baton.simulation.regressions import PAST_BUGS
-from baton.simulation.scenario import Fault
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import STORM_EVERY, STORM_SEED, draw
+from baton.simulation.fleet.scenario import Fault
+from baton.simulation.mutations import patches
+from baton.simulation.mutations.mutations import MUTATIONS
+from baton.simulation.mutations.patches import Break
+from baton.simulation.mutations.regressions import PAST_BUGS
 
 STORMY = ("fails always", "no memory at all")
 STORMS = range(STORM_SEED, 15 * STORM_EVERY, STORM_EVERY)
@@ -61,7 +62,7 @@ def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
     watching = Break("", Circuits, "passed_over", counted)
     ends: Counter[str] = Counter()
     for seed in STORMS:
-        outcome = lab.run(draw(seed), lambda: breaks.applied(watching))
+        outcome = lab.run(draw(seed), lambda: patches.applied(watching))
         assert outcome.breaches == [], seed
         ends.update(outcome.ends)
         reached["moves"] += outcome.migrations
@@ -82,6 +83,6 @@ def test_who_passes_a_bound_is_seen(broken: Break, words: str) -> None:
     breaches = [
         breach
         for seed in STORMS[:8]
-        for breach in lab.run(draw(seed), partial(breaks.applied, broken)).breaches
+        for breach in lab.run(draw(seed), partial(patches.applied, broken)).breaches
     ]
     assert any(words in breach for breach in breaches)

@@ -12,12 +12,13 @@ import structlog
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.worker import DecodeWorker
 from baton.kv_transfer.reader import HandoffReader
-from baton.router.dispatch import Dispatcher
+from baton.router.dispatch.dispatcher import Dispatcher
 from baton.runtime import logs
 from baton.runtime.errors import Overloaded
-from baton.simulation import breaks, lab
-from baton.simulation.breaks import Break, Misfit, broken_promises
-from baton.simulation.draw_scenario import draw
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.mutations import patches
+from baton.simulation.mutations.patches import Break, Misfit, broken_promises
 
 LEAK = "after 12 s of quiet, r0: 1 tickets taken"
 SEED = 0
@@ -91,7 +92,7 @@ def test_a_break_for_another_product_is_told_from_one_that_is_caught(
     """The product takes most of these for failed requests, and breaks its promises then."""
     before = owner.__dict__[name]
     with pytest.raises(Misfit, match="the break 'stale' does not fit the product: "):
-        lab.run(draw(SEED), partial(breaks.applied, Break("stale", owner, name, make)))
+        lab.run(draw(SEED), partial(patches.applied, Break("stale", owner, name, make)))
     assert owner.__dict__[name] is before
 
 
@@ -100,9 +101,9 @@ def test_what_the_product_makes_of_a_break_is_no_misfit() -> None:
         return lambda self, link, outputs: before(self, link, None)
 
     broken = Break("outputs that are none", Dispatcher, "take", handing_none)
-    assert lab.run(draw(SEED), partial(breaks.applied, broken)).breaches
+    assert lab.run(draw(SEED), partial(patches.applied, broken)).breaches
 
 
 def test_an_error_of_the_products_own_tree_is_raised_on_purpose() -> None:
     refusing = Break("full", Dispatcher, "take", _by_itself(Overloaded("full")))
-    assert lab.run(draw(SEED), partial(breaks.applied, refusing)).breaches
+    assert lab.run(draw(SEED), partial(patches.applied, refusing)).breaches

@@ -8,13 +8,14 @@ import random
 import pytest
 
 from baton.kv_transfer.memory_mover import Fate
-from baton.router.answering import Usage
-from baton.simulation import checks, virtual_loop
-from baton.simulation.draw_scenario import draw
-from baton.simulation.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
-from baton.simulation.told import TOKENIZER
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.router.answers.request_handler import Usage
+from baton.simulation.fleet.client_view import TOKENIZER
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
+from baton.simulation.fleet.world import World
+from baton.simulation.invariants import checks
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 PROMPT = tuple(range(11))
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.engine.blocks import Hold
+from baton.engine.scheduling.blocks import Hold
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig
 from baton.runtime.errors import Unavailable
-from baton.simulation.client import Client, ProtocolBroken, Request
-from baton.simulation.cluster import Cluster
+from baton.simulation.fleet.client import Client, ProtocolBroken, Request
+from baton.simulation.fleet.cluster import Cluster
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import structlog
 from baton.decode_worker.first_contact import READ_BLOCKS
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.runtime import logs
-from baton.simulation import virtual_loop
-from baton.simulation.draw_scenario import draw
-from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.history import FINISHED, Ask, History, serve
+from baton.simulation.fleet.world import World
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 FAST_READ_S, FLOOR_READ_S, SLOW_READ_S = 0.001, 0.01, 0.05
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.runtime.errors import BatonError, Draining, EngineError, StalePlacement
-from baton.simulation.drains import Drains
+from baton.simulation.invariants.drains import Drains
 
 DRAIN_S = 1.0
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import structlog
 
-from baton.deploy import cli
+from baton.deploy.cli import main
 from baton.runtime.errors import ConfigError
-from baton.simulation import fault_report, lab, regressions
-from baton.simulation.draw_scenario import STORM_SEED, draw
+from baton.simulation import fault_report, lab
 from baton.simulation.fault_report import Report, faults, run
-from baton.simulation.regressions import PAST_BUGS
+from baton.simulation.fleet.draw_scenario import STORM_SEED, draw
+from baton.simulation.mutations import regressions
+from baton.simulation.mutations.regressions import PAST_BUGS
 
 CAUGHT_BY = 1  # a seed that catches the mutation below
 MUTATION = "lose-tickets"
@@ -70,7 +71,7 @@ def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
     arguments = again.split("baton ")[1].split()
     kept = arguments[arguments.index("--keep") + 1].split(",")
     assert len(kept) < len(draw(CAUGHT_BY).events)
-    assert cli.main(arguments) == 0  # a mutation that is noticed is what is wanted
+    assert main.main(arguments) == 0  # a mutation that is noticed is what is wanted
     assert f"caught by seed {CAUGHT_BY}" in capsys.readouterr().out
 
 
@@ -214,5 +215,5 @@ def test_what_cannot_be_meant_is_refused_by_name(
         faults(0, 1, json_file=tmp_path / "none" / "faults.json")
     with pytest.raises(ConfigError, match="--mutation nothing: give one of skip-checksums"):
         faults(0, 1, mutation="nothing")
-    assert cli.main(["faults", "--keep", "1,x"]) == 78  # EX_CONFIG
+    assert main.main(["faults", "--keep", "1,x"]) == 78  # EX_CONFIG
     assert "--keep 1,x: give numbers" in capsys.readouterr().err

@@ -11,14 +11,15 @@ import pytest
 import structlog
 
 from baton.decode_worker.handoffs import Handoffs
-from baton.router.dispatch import Dispatcher
+from baton.router.dispatch.dispatcher import Dispatcher
 from baton.runtime import logs
-from baton.simulation import breaks, lab
-from baton.simulation.breaks import Break
-from baton.simulation.draw_scenario import HANG_EVERY, HANG_S, HANG_SEED, draw
-from baton.simulation.regressions import PAST_BUGS
-from baton.simulation.scenario import Fault
-from baton.simulation.world import DRIFT
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import HANG_EVERY, HANG_S, HANG_SEED, draw
+from baton.simulation.fleet.scenario import Fault
+from baton.simulation.fleet.world import DRIFT
+from baton.simulation.mutations import patches
+from baton.simulation.mutations.patches import Break
+from baton.simulation.mutations.regressions import PAST_BUGS
 
 HANGING = range(HANG_SEED, 10 * HANG_EVERY, HANG_EVERY)
 BOUND_S = 3.0  # from the beginning of the hang; docs/reliability.md
@@ -69,7 +70,7 @@ def test_whoever_turns_to_it_has_left_it_within_three_seconds() -> None:
     for seed in HANGING:
         waits_s.clear()
         (hang,) = (e for e in draw(seed).faults if str(e.does).startswith("hang"))
-        outcome = lab.run(draw(seed), lambda: breaks.applied(watching))
+        outcome = lab.run(draw(seed), lambda: patches.applied(watching))
         assert outcome.breaches == [] and not outcome.void
         assert outcome.ends == {"finished": outcome.requests}
         late = [waited_s for waited_s in waits_s if waited_s >= BOUND_S * (1 + DRIFT)]
@@ -98,6 +99,6 @@ def test_a_request_that_waits_for_it_is_seen(broken: Break) -> None:
     breaches = [
         breach
         for seed in HANGING[3:8]
-        for breach in lab.run(draw(seed), lambda: breaks.applied(broken)).breaches
+        for breach in lab.run(draw(seed), lambda: patches.applied(broken)).breaches
     ]
     assert any("which is known to hang" in breach for breach in breaches)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.engine.batch import Draw, Slice, StepBatch
-from baton.engine.history import history_of
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
+from baton.engine.scheduling.token_history import history_of
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.hash_engine import HashEngine, block_bytes, expected_output
+from baton.simulation.fleet.hash_engine import HashEngine, block_bytes, expected_output
 
 SIZE, SLABS, VOCAB = 4, 2, 1000
 GREEDY = SamplingParams(temperature=0.0)

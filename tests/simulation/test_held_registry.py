@@ -9,9 +9,9 @@ import pytest
 from baton.runtime import logs
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.simulation import lab
-from baton.simulation.draw_scenario import REGISTRY_EVERY, REGISTRY_SEED, draw
-from baton.simulation.held_registry import HeldRegistry
-from baton.simulation.scenario import Fault
+from baton.simulation.fleet.draw_scenario import REGISTRY_EVERY, REGISTRY_SEED, draw
+from baton.simulation.fleet.scenario import Fault
+from baton.simulation.virtual.held_registry import HeldRegistry
 
 RECORD = WorkerRecord("d0", "00" * 16, "decode", "127.0.0.1:1", "", "hash", 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.simulation.history import FINISHED, Ask, History
+from baton.simulation.fleet.history import FINISHED, Ask, History
 
 
 def ask(**wishes: object) -> Ask:

@@ -16,14 +16,14 @@ from baton.decode_worker.handoffs import Handoffs
 from baton.decode_worker.holdings import Holdings
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.sequences import Sequence
-from baton.engine.batch import Drawn
-from baton.engine.step_pipeline import StepPipeline
+from baton.engine.scheduling.batch import Drawn
+from baton.engine.scheduling.step_pipeline import StepPipeline
 from baton.kv_transfer.places import Places
 from baton.runtime import logs
 from baton.simulation import fault_report, lab
-from baton.simulation.draw_scenario import draw
-from baton.simulation.history import Ask
-from baton.simulation.scenario import Event, Fault, Scenario
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.history import Ask
+from baton.simulation.fleet.scenario import Event, Fault, Scenario
 
 SEEDS = 1000  # `make nightly` runs as many again, `make faults` 100,000
 PART = 250

@@ -11,15 +11,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from baton.engine.blocks import Hold
+from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.lease import GranterLease, ReaderLease
 from baton.kv_transfer.memory_mover import Attempt, Fate
-from baton.simulation import virtual_loop
-from baton.simulation.draw_scenario import draw
-from baton.simulation.leases import Granted, Leases
-from baton.simulation.machine import OWNER
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.world import World
+from baton.simulation.invariants.leases import Granted, Leases
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.machine import OWNER
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 MINE, OTHER = b"mine", b"other"
 

@@ -11,21 +11,23 @@ import pytest
 import structlog
 from opentelemetry.context import Context
 
-from baton.engine.batch import Draw, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
-from baton.router.generation import OutputToken
-from baton.router.generation_request import GenerationRequest
+from baton.router.answers.active_request import OutputToken
+from baton.router.requests.validated_request import GenerationRequest
 from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.sampling import SamplingParams
-from baton.simulation import fault_report, lab, mutations, virtual_loop
-from baton.simulation.draw_scenario import draw
-from baton.simulation.engine_kind import HASHES
-from baton.simulation.model_engine import ModelKind
-from baton.simulation.scenario import BLOCK
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation import fault_report, lab
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.engine_kind import HASHES
+from baton.simulation.fleet.model_engine import ModelKind
+from baton.simulation.fleet.scenario import BLOCK
+from baton.simulation.fleet.world import World
+from baton.simulation.mutations import mutations
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 SEEDS = 6  # a hundred times as slow as hashes
 CAUGHT_BY = 7  # of skip-checksums

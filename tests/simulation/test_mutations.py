@@ -12,10 +12,11 @@ import pytest
 import structlog
 
 from baton.runtime import logs
-from baton.simulation import lab, mutations
-from baton.simulation.breaks import Mutation, broken_promises
-from baton.simulation.draw_scenario import draw
-from baton.simulation.mutations import MUTATIONS
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.mutations import mutations
+from baton.simulation.mutations.mutations import MUTATIONS
+from baton.simulation.mutations.patches import Mutation, broken_promises
 
 WITHIN = 500
 CAUGHT_BY = {

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from baton.runtime.links import LinkClosed
-from baton.simulation import virtual_loop
-from baton.simulation.machine import Machine
-from baton.simulation.network import LANE_MESSAGES, Network, SimLink
-from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.machine import Machine
+from baton.simulation.virtual.network import LANE_MESSAGES, Network, SimLink
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 DELAY_S = 0.1
 

@@ -6,11 +6,11 @@ import asyncio
 import random
 
 from baton.runtime.registry import WorkerRecord
-from baton.simulation import virtual_loop
-from baton.simulation.draw_scenario import draw
-from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.history import FINISHED, Ask, History, serve
+from baton.simulation.fleet.world import World
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 
 def test_a_record_that_leads_to_another_worker_costs_its_requests_nothing() -> None:

@@ -10,14 +10,15 @@ import pytest
 import structlog
 
 from baton.prefill_worker.scheduler import PrefillScheduler
-from baton.router.worker_link import WorkerLink
+from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime import logs
 from baton.runtime.errors import Overloaded
-from baton.simulation import breaks, lab, mutations
-from baton.simulation.breaks import Break
-from baton.simulation.draw_scenario import draw
-from baton.simulation.history import Ask
-from baton.simulation.scenario import Event, Scenario
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.history import Ask
+from baton.simulation.fleet.scenario import Event, Scenario
+from baton.simulation.mutations import mutations, patches
+from baton.simulation.mutations.patches import Break
 
 ASKS = 20
 
@@ -79,7 +80,7 @@ def refusing(owner: type, name: str, words: str) -> Any:
 
         return refuse
 
-    return lambda: breaks.applied(Break("", owner, name, make))
+    return lambda: patches.applied(Break("", owner, name, make))
 
 
 def test_a_prefill_worker_with_room_may_not() -> None:

@@ -9,11 +9,12 @@ import pytest
 import structlog
 
 from baton.runtime import logs
-from baton.simulation import breaks, fault_report, lab
-from baton.simulation.breaks import broken_promises
-from baton.simulation.draw_scenario import draw
-from baton.simulation.mutations import MUTATIONS
-from baton.simulation.regressions import PAST_BUGS
+from baton.simulation import fault_report, lab
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.mutations import patches
+from baton.simulation.mutations.mutations import MUTATIONS
+from baton.simulation.mutations.patches import broken_promises
+from baton.simulation.mutations.regressions import PAST_BUGS
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def test_a_past_bug_is_seen_without_its_fix_and_gone_with_it(name: str) -> None:
     bug = PAST_BUGS[name]
     owner, attribute = bug.undo.owner, bug.undo.name
     fixed = owner.__dict__[attribute]
-    broken = partial(breaks.applied, bug.undo)
+    broken = partial(patches.applied, bug.undo)
     seen = broken_promises(lab.run(draw(bug.seed), broken).breaches)
     assert seen, f"seed {bug.seed} shows {name} no more: `baton faults --mutation {name}` finds one"
     assert owner.__dict__[attribute] is fixed

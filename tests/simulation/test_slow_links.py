@@ -13,10 +13,11 @@ from baton.kv_transfer.memory_mover import MemoryExchange, MemoryRead
 from baton.kv_transfer.reader import HandoffReader
 from baton.runtime import logs
 from baton.runtime.errors import ReadFailed
-from baton.simulation import breaks, lab
-from baton.simulation.breaks import Break
-from baton.simulation.draw_scenario import CONTACT_BLOCKS, LINK_EVERY, LINK_S, LINK_SEED, draw
-from baton.simulation.scenario import READ_BLOCKS, Fault
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import CONTACT_BLOCKS, LINK_EVERY, LINK_S, LINK_SEED, draw
+from baton.simulation.fleet.scenario import READ_BLOCKS, Fault
+from baton.simulation.mutations import patches
+from baton.simulation.mutations.patches import Break
 
 LINKED = range(LINK_SEED, 30 * LINK_EVERY, LINK_EVERY)
 
@@ -63,7 +64,7 @@ def test_reads_wait_for_each_other_there_and_nothing_fails() -> None:
     for seed in LINKED:
         for is_linked in (True, False):
             made = draw(seed) if is_linked else replace(draw(seed), blocks_per_s=None)
-            assert lab.run(made, lambda: breaks.applied(watching)).breaches == []
+            assert lab.run(made, lambda: patches.applied(watching)).breaches == []
     assert longest[True] > 4 and longest[False] == 0
 
 
@@ -76,7 +77,7 @@ def failing_reads(before: Any) -> Any:
 
 def test_a_read_that_fails_though_nothing_has_befallen_it_is_seen() -> None:
     broken = Break("", HandoffReader, "_await_landing", failing_reads)
-    breaches = lab.run(draw(LINK_SEED), lambda: breaks.applied(broken)).breaches
+    breaches = lab.run(draw(LINK_SEED), lambda: patches.applied(broken)).breaches
     words = "which nothing has befallen, failed: ReadFailed: for no reason"
     assert any(words in breach for breach in breaches)
 
@@ -104,5 +105,5 @@ def test_one_that_was_failed_is_no_breach() -> None:
 
     watching = Break("", HandoffReader, "_await_landing", counted)
     for seed in spoiled[:8]:
-        assert lab.run(draw(seed), lambda: breaks.applied(watching)).breaches == []
+        assert lab.run(draw(seed), lambda: patches.applied(watching)).breaches == []
     assert failed > 3

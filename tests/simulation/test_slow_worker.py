@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from baton.router.circuits import OPEN_S
+from baton.router.fleet.circuits import OPEN_S
 from baton.runtime import logs
-from baton.simulation import virtual_loop
-from baton.simulation.checks import Watch
-from baton.simulation.draw_scenario import draw
-from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.history import FINISHED, Ask, History, serve
+from baton.simulation.fleet.world import World
+from baton.simulation.invariants.checks import Watch
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 SLOW = "d1"
 SLOWNESS = 10.0

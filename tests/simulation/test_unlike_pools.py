@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import structlog
 
-from baton.router import placement
+from baton.router.fleet import placement
 from baton.runtime import logs
-from baton.simulation import breaks, lab
-from baton.simulation.breaks import Break
-from baton.simulation.draw_scenario import draw
-from baton.simulation.history import Ask
-from baton.simulation.scenario import BLOCK, Event, Fault, Scenario
+from baton.simulation import lab
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.history import Ask
+from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
+from baton.simulation.mutations import patches
+from baton.simulation.mutations.patches import Break
 
 SEEDS = range(8)
 SMALL, LARGE = 6, 80  # blocks
@@ -72,5 +73,5 @@ def test_a_router_that_counts_prompts_alone_is_seen() -> None:
         return lambda need, worker: need.tokens + 1 <= worker.total_blocks * worker.block_size
 
     breaking = Break("", placement, "_holds", by_prompt)
-    outcomes = [lab.run(unlike(seed), lambda: breaks.applied(breaking)) for seed in SEEDS]
+    outcomes = [lab.run(unlike(seed), lambda: patches.applied(breaking)) for seed in SEEDS]
     assert any(outcome.ends.get("InvalidRequest") for outcome in outcomes)

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from baton.simulation import virtual_loop
-from baton.simulation.machine import Machine
-from baton.simulation.virtual_loop import Deadlock, OutOfTime, VirtualLoop
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.machine import Machine
+from baton.simulation.virtual.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 
 
 def loop_now() -> float:
@@ -199,7 +199,7 @@ def test_what_is_left_at_the_end_is_closed_without_a_word() -> None:
 
 TRACED = """
 import asyncio, random
-from baton.simulation.virtual_loop import VirtualLoop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 async def main():
     queue = asyncio.Queue(3)

@@ -7,11 +7,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from baton.engine.batch import Draw, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
-from baton.simulation import virtual_loop
-from baton.simulation.hash_engine import HashEngine, block_bytes, expected_output
+from baton.simulation.fleet.hash_engine import HashEngine, block_bytes, expected_output
+from baton.simulation.virtual import virtual_loop
 
 SIZE, SLABS, VOCAB = 4, 2, 1000
 GREEDY = SamplingParams(temperature=0.0)

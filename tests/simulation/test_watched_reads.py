@@ -12,11 +12,11 @@ import pytest
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.prefill_worker import worker as prefill
 from baton.proto import handoff_pb2
-from baton.simulation import virtual_loop
-from baton.simulation.checks import Watch
-from baton.simulation.draw_scenario import draw
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.draw_scenario import draw
+from baton.simulation.fleet.world import World
+from baton.simulation.invariants.checks import Watch
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 
 class Place:

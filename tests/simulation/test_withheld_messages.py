@@ -15,16 +15,16 @@ from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs
 from baton.runtime.config import HandoffConfig
-from baton.simulation import virtual_loop
-from baton.simulation.checks import Watch
-from baton.simulation.draw_scenario import WITHHELD_EVERY, WITHHELD_SEED, draw
-from baton.simulation.faults import Striker
-from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.network import kind_of
-from baton.simulation.partial_silence import BY_GRANTER, BY_READER, BY_ROUTER, BY_WORKER
-from baton.simulation.scenario import Fault
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.draw_scenario import WITHHELD_EVERY, WITHHELD_SEED, draw
+from baton.simulation.fleet.faults import Striker
+from baton.simulation.fleet.history import FINISHED, Ask, History, serve
+from baton.simulation.fleet.partial_silence import BY_GRANTER, BY_READER, BY_ROUTER, BY_WORKER
+from baton.simulation.fleet.scenario import Fault
+from baton.simulation.fleet.world import World
+from baton.simulation.invariants.checks import Watch
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.network import kind_of
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 REQUESTS = 40
 DEADLINE_S = 300.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.engine.blocks import Hold
+from baton.engine.scheduling.blocks import Hold
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
-from baton.simulation.cluster import SLABS, Cluster, Node
-from baton.simulation.hash_engine import block_bytes
-from baton.simulation.virtual_time import at_the_end
+from baton.simulation.fleet.cluster import SLABS, Cluster, Node
+from baton.simulation.fleet.hash_engine import block_bytes
+from baton.simulation.virtual.virtual_time import at_the_end
 
 BLOCK = 4
 BLOCK_BYTES = block_bytes(BLOCK, SLABS)

@@ -19,17 +19,17 @@ import structlog
 from opentelemetry.context import Context
 
 from baton.decode_worker.waiting_line import WaitingLine
-from baton.engine.batch import StepBatch
-from baton.engine.draw_costs import DrawCosts
+from baton.engine.scheduling.batch import StepBatch
+from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.proto import worker_pb2
-from baton.router.generation_request import GenerationRequest
+from baton.router.requests.validated_request import GenerationRequest
 from baton.runtime import logs, metrics
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import BatonError
-from baton.simulation.breaks import Break, applied
-from baton.simulation.engine_kind import HashKind
-from baton.simulation.virtual_loop import run
-from baton.simulation.world import World
+from baton.simulation.fleet.engine_kind import HashKind
+from baton.simulation.fleet.world import World
+from baton.simulation.mutations.patches import Break, applied
+from baton.simulation.virtual.virtual_loop import run
 
 STEP_S = 0.045  # reading the weights
 PROMPT_TOKEN_S, ROW_S = 0.0014, 0.0007  # what a token adds, of a prompt and of a sequence

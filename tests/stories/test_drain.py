@@ -11,9 +11,9 @@ import pytest
 from baton.kv_transfer.memory_mover import Fate
 from baton.proto import worker_pb2
 from baton.runtime.errors import Draining
-from baton.simulation.client import Client, Request
-from baton.simulation.cluster import Cluster
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 STEP_S = 0.01

@@ -13,8 +13,8 @@ from baton.models import corpus_mix
 from baton.models.embedded import embedded_model
 from baton.models.tiny_tokenizer import END, ChatEncoder
 from baton.runtime import metrics
-from baton.simulation.client import Client
-from baton.simulation.model_cluster import ModelCluster
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.model_cluster import ModelCluster
 
 BLOCK = 16
 HEAD_DIM = 32

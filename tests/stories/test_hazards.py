@@ -12,10 +12,10 @@ from baton.decode_worker import handoffs
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import DeviceLost, Draining, Unavailable
-from baton.simulation.client import Client
-from baton.simulation.cluster import Cluster
-from baton.simulation.virtual_steps import VirtualStep
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_steps import VirtualStep
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from baton.engine.blocks import Hold
+from baton.engine.scheduling.blocks import Hold
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.links import LINK_PROTOCOL_VERSION, memory_link
 from baton.runtime.worker_links import serve_link
-from baton.simulation.client import Client
-from baton.simulation.cluster import Cluster
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 RED_WITHIN_S = 2.0

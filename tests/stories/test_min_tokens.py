@@ -12,8 +12,8 @@ import pytest
 from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
-from baton.simulation.client import Client
-from baton.simulation.model_cluster import ModelCluster
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.model_cluster import ModelCluster
 
 PROMPT = [7 + 3 * n % 190 for n in range(37)]
 MOST, LEAST = 24, 9

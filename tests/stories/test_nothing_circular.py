@@ -10,8 +10,8 @@ from types import FunctionType, MethodType
 
 import pytest
 
-from baton.simulation.client import Client
-from baton.simulation.cluster import Cluster
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import Cluster
 
 MakeCluster = Callable[..., Cluster]
 

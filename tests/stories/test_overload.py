@@ -19,17 +19,17 @@ import pytest
 import structlog
 
 from baton.models.embedded import embedded_model
-from baton.router.answering import Serving
-from baton.router.app import Router, build_app
-from baton.router.body_budget import body_budget
-from baton.router.gate import Gate
-from baton.router.tokenizer import HfTokenizer
-from baton.router.turns import Turns
-from baton.router.validation import Validator
+from baton.router.answers.request_handler import Serving
+from baton.router.http_frontend.app import Router, build_app
+from baton.router.http_frontend.auth_middleware import Gate
+from baton.router.requests.body_budget import body_budget
+from baton.router.requests.loop_budget import Turns
+from baton.router.requests.validator import Validator
+from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig
-from baton.simulation.virtual_loop import run
-from baton.simulation.world import KEY, World
+from baton.simulation.fleet.world import KEY, World
+from baton.simulation.virtual.virtual_loop import run
 
 BLOCK = 4
 PROMPT = 8

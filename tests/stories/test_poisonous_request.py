@@ -18,18 +18,18 @@ import structlog
 from opentelemetry.context import Context
 
 from baton.decode_worker.scheduler import DecodeScheduler
-from baton.engine.batch import StepBatch
+from baton.engine.scheduling.batch import StepBatch
 from baton.proto import worker_pb2
-from baton.router.generation_request import GenerationRequest
-from baton.router.submission import Submission
+from baton.router.dispatch.attempt import Submission
+from baton.router.requests.validated_request import GenerationRequest
 from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig
 from baton.runtime.errors import BatonError, EngineError
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.breaks import Break, applied
-from baton.simulation.engine_kind import HASHES
-from baton.simulation.virtual_loop import run
-from baton.simulation.world import WorkerProcess, World
+from baton.simulation.fleet.engine_kind import HASHES
+from baton.simulation.fleet.world import WorkerProcess, World
+from baton.simulation.mutations.patches import Break, applied
+from baton.simulation.virtual.virtual_loop import run
 
 BLOCK = 4
 STEP_S = 0.01

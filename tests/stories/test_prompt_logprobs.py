@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.engine.batch import Scoring, Slice, StepBatch
+from baton.engine.scheduling.batch import Scoring, Slice, StepBatch
 from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
-from baton.simulation.client import Client, Request
-from baton.simulation.model_cluster import ModelCluster
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.model_cluster import ModelCluster
 
 PROMPT = [7 + 3 * n % 190 for n in range(131)]
 TOP = 2

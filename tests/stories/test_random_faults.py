@@ -13,15 +13,15 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.engine.batch import StepBatch
+from baton.engine.scheduling.batch import StepBatch
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import BatonError, Overloaded
-from baton.simulation.client import Client, Request
-from baton.simulation.cluster import SLABS, Cluster
-from baton.simulation.hash_engine import block_bytes
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.cluster import SLABS, Cluster
+from baton.simulation.fleet.hash_engine import block_bytes
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

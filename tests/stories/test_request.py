@@ -10,9 +10,9 @@ import pytest
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
-from baton.simulation.client import Client, Request
-from baton.simulation.cluster import Cluster
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

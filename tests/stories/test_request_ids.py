@@ -15,9 +15,9 @@ from baton.kv_transfer.memory_mover import Fate
 from baton.proto import handoff_pb2
 from baton.runtime import logs
 from baton.runtime.errors import Overloaded
-from baton.simulation.client import Client
-from baton.simulation.cluster import Cluster
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 TOKEN = 48_613  # of every prompt here; no log may hold it
 Events = Callable[[], list[dict[str, Any]]]

@@ -11,11 +11,11 @@ import pytest
 
 from baton.runtime import metrics
 from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig, WorkerConfig
-from baton.simulation import virtual_loop
-from baton.simulation.history import FINISHED, Ask, History, serve
-from baton.simulation.rolls import roll
-from baton.simulation.virtual_loop import VirtualLoop
-from baton.simulation.world import World
+from baton.simulation.fleet.history import FINISHED, Ask, History, serve
+from baton.simulation.fleet.rolling_restart import roll
+from baton.simulation.fleet.world import World
+from baton.simulation.virtual import virtual_loop
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 PREFILLS = ("p0", "p1")
 REASONS = ("placed", "no_candidate", "recompute")

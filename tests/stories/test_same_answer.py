@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from baton.engine.batch import StepBatch, StepResult
-from baton.engine.dot_bf16 import supported
+from baton.engine.cpu.dot_bf16 import supported
+from baton.engine.scheduling.batch import StepBatch, StepResult
 from baton.models.embedded import embedded_model
 from baton.models.random_model import make_shaped_model
 from baton.proto import worker_pb2
-from baton.simulation.client import Client, Request
-from baton.simulation.model_cluster import ModelCluster
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.model_cluster import ModelCluster
 
 BLOCK = 8
 CHOOSER = random.Random(3)

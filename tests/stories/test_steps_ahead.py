@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.engine import step_pipeline
-from baton.engine.batch import StepBatch
+from baton.engine.scheduling import step_pipeline
+from baton.engine.scheduling.batch import StepBatch
 from baton.proto import worker_pb2
 from baton.runtime import metrics
-from baton.simulation.client import Client, Request
-from baton.simulation.cluster import Cluster
-from baton.simulation.hash_engine import HashEngine
-from baton.simulation.virtual_time import on_virtual_time
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.fleet.hash_engine import HashEngine
+from baton.simulation.virtual.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

@@ -1,0 +1,268 @@
+"""`baton doctor`: can this machine run Baton, and if not, what to do about it.
+
+Each check looks at one thing and answers a Finding; it never raises for what it is there to
+find. `warn` means that Baton runs, slower or smaller; `fail` means that it does not.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from baton.deploy.host.instance import runtime_folder
+from baton.deploy.host.packages import INSTALL, NEEDED, ON_CPUS, installed, missing_packages
+from baton.deploy.host.ports import bind, check_grpc_port, check_port
+from baton.engine.memory.host_memory import available_bytes
+from baton.runtime.config import Config, RouterConfig
+from baton.runtime.errors import ConfigError
+
+Level = Literal["ok", "warn", "fail"]
+GIB = 1 << 30
+LEAST_MEMORY_BYTES = 2 * GIB
+LEAST_SHARED_BYTES = GIB  # Ray's own object store; containers often give 64 MiB
+LEAST_FILES = 4096
+NIXL_INSTALL = "pip install --no-deps nixl nixl-cu13"  # else pip takes both CUDA variants
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`remedy` is empty where nothing is to be done."""
+
+    name: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def python() -> Finding:
+    version = platform.python_version()
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Finding("python", "ok", version)
+    return Finding("python", "fail", version, "use Python 3.11, 3.12 or 3.13")
+
+
+def system() -> Finding:
+    found = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"
+    if hasattr(os, "pidfd_open"):
+        return Finding("system", "ok", found)
+    return Finding("system", "fail", found, "use Linux 5.3 or newer: keepers need pidfd")
+
+
+def packages() -> list[Finding]:
+    """The `[worker]` extra. What a router or a CPU worker can do without only warns."""
+    missing = missing_packages()
+    needed = [
+        Finding(name, "fail", "not installed", NIXL_INSTALL if name == "nixl" else INSTALL)
+        if name in missing
+        else Finding(name, "ok", _version(name))
+        for name in NEEDED
+        if name in missing or name != ON_CPUS
+    ]
+    others = {
+        "numba": f"{INSTALL}: workers on CPUs need it",
+        "ray": "pip install ray, or use --launcher process",
+        "triton": "pip install triton: kernels on GPUs need it",
+    }
+    return needed + [
+        Finding(name, "ok", _version(name))
+        if installed(name)
+        else Finding(name, "warn", "not installed", remedy)
+        for name, remedy in others.items()
+        if name not in missing
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # copied here without its metadata
+        return "of unknown version"
+
+
+def gpu() -> Finding:
+    if not installed("torch"):
+        return Finding("gpu", "warn", "unknown without torch", INSTALL)
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("gpu", "ok", ", ".join(map(_gpu, range(torch.cuda.device_count()))))
+    if shutil.which("nvidia-smi"):
+        return Finding(
+            "gpu", "warn", f"a driver, but torch {torch.__version__} sees no GPU",
+            "install a CUDA build of torch (requirements/cuda.txt), and check nvidia-smi",
+        )  # fmt: skip
+    return Finding("gpu", "ok", "none: models run on the CPU")
+
+
+def _gpu(number: int) -> str:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(number)
+    name = torch.cuda.get_device_name(number)
+    return f"cuda:{number} {name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+
+
+def device(name: str) -> Finding:
+    """Where workers will compute, and where their KV will lie."""
+    if not installed("torch"):
+        return Finding("device", "warn", "unknown without torch", INSTALL)
+    from baton.engine.execution.device_choice import chosen_device
+
+    try:
+        chosen = chosen_device(name)
+    except ConfigError as error:
+        return Finding("device", "fail", f"worker.device is {name}", str(error))
+    kind = "DRAM" if chosen.type == "cpu" else "VRAM"
+    return Finding("device", "ok", f"worker.device is {name}: {chosen}, KV in {kind}")
+
+
+def memory() -> Finding:
+    available = available_bytes()
+    found = f"{available / GIB:.1f} GiB available"
+    if available >= LEAST_MEMORY_BYTES:
+        return Finding("memory", "ok", found)
+    return Finding(
+        "memory", "fail", found,
+        f"free at least {LEAST_MEMORY_BYTES / GIB:.0f} GiB, or raise the container's limit",
+    )  # fmt: skip
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
+    if not folder.is_dir():
+        return Finding("shared memory", "fail", f"no {folder}", f"mount a tmpfs at {folder}")
+    free = shutil.disk_usage(folder).free
+    found = f"{free / GIB:.2f} GiB free in {folder}"
+    if free >= LEAST_SHARED_BYTES:
+        return Finding("shared memory", "ok", found)
+    remedy = "start the container with --shm-size=2g, or use --launcher process"
+    return Finding("shared memory", "warn", found, remedy)
+
+
+def files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{soft} open files"
+    if soft >= LEAST_FILES or soft == resource.RLIM_INFINITY:
+        return Finding("open files", "ok", found)
+    return Finding("open files", "warn", found, f"ulimit -n {max(LEAST_FILES, min(hard, 65536))}")
+
+
+def ports(config: Config) -> list[Finding]:
+    """Of the router, and of a worker where they are set: 0 is whatever the system gives."""
+    router, worker = config.router, config.worker
+    found = [_router_port("port", router, router.port, check_port)]
+    if router.grpc_port > 0:
+        found.append(_router_port("gRPC port", router, router.grpc_port, check_grpc_port))
+    for name, number in (("worker.port", worker.port), ("worker.admin_port", worker.admin_port)):
+        if number:
+            found.append(_worker_port(name, worker.host, number))
+    return found
+
+
+def _router_port(
+    name: str, router: RouterConfig, number: int, check: Callable[[RouterConfig], None]
+) -> Finding:
+    try:
+        check(router)
+    except ConfigError as error:
+        return Finding(name, "fail", f"{router.host}:{number} is taken", str(error))
+    return Finding(name, "ok", f"{router.host}:{number} is free")
+
+
+def _worker_port(name: str, host: str, number: int) -> Finding:
+    try:
+        bind(host, number)
+    except OSError as error:
+        return Finding(
+            name, "fail", f"{host}:{number} cannot be used ({error.strerror or error})",
+            f"stop what listens there, or give another {name}, or 0; and for worker.host an "
+            "address of this machine",
+        )  # fmt: skip
+    return Finding(name, "ok", f"{host}:{number} is free")
+
+
+def state_folder() -> Finding:
+    try:
+        return Finding("state folder", "ok", str(runtime_folder()))
+    except (ConfigError, OSError) as error:
+        return Finding("state folder", "fail", "not usable", str(error))
+
+
+def certificates(config: Config) -> Finding:
+    """Of this process's settings; `baton serve` makes some where none are given."""
+    security = config.security
+    if security.tls == "off":
+        return Finding(
+            "tls", "warn", "security.tls is off: processes talk in plain text",
+            "take it out, unless the network between them is yours alone",
+        )  # fmt: skip
+    if not security.certificate:
+        return Finding("tls", "ok", "on; `baton serve` makes the certificates")
+    from baton.runtime.certificates import read
+
+    try:
+        found = read(security, datetime.now(UTC))
+    except ConfigError as error:
+        return Finding("tls", "fail", "the files of [security] do not fit", str(error))
+    return Finding("tls", "ok", f"on; the certificate ends at {found.ends:%F %T} UTC")
+
+
+def nixl_transport(config: Config) -> list[Finding]:
+    from baton.deploy.processes.transport_check import (
+        transport,  # it needs what the checks before look for
+    )
+
+    return transport(config.handoff, config.worker.device)
+
+
+def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
+    """Name and check, the slow ones last."""
+    return [
+        ("python", python),
+        ("system", system),
+        ("packages", packages),
+        ("memory", memory),
+        ("shared memory", shared_memory),
+        ("open files", files),
+        ("ports", lambda: ports(config)),
+        ("state folder", state_folder),
+        ("tls", lambda: certificates(config)),
+        ("gpu", gpu),
+        ("device", lambda: device(config.worker.device)),
+        ("nixl transport", lambda: nixl_transport(config)),
+    ]
+
+
+def examine(config: Config) -> Iterator[Finding]:
+    """All findings, each as soon as it is known. A check that breaks is itself a finding."""
+    for name, check in checks(config):
+        try:
+            found = check()
+        except ImportError as error:
+            found = Finding(name, "fail", f"{type(error).__name__}: {error}", INSTALL)
+        except Exception as error:  # a package may break in any way, and that is what we look for
+            found = Finding(name, "fail", f"{type(error).__name__}: {error}", "see the message")
+        yield from found if isinstance(found, list) else [found]
+
+
+def doctor(config: Config, *, as_json: bool) -> int:
+    """Print the findings; 1 when something must be done before Baton runs."""
+    findings = []
+    for finding in examine(config):
+        findings.append(finding)
+        if not as_json:
+            print(f"{finding.level:>4}  {finding.name:<15} {finding.found}", flush=True)
+            if finding.remedy:
+                print(f"      {'':<15} -> {finding.remedy}", flush=True)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    return 1 if any(finding.level == "fail" for finding in findings) else 0

@@ -1,0 +1,168 @@
+"""`baton ps`: what runs on this host under this user, from the instances' own files.
+
+Reads registry, status files and each worker's audit; owns nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baton.deploy.host.instance import is_locked, live_instances, read_status
+from baton.deploy.serve.plan import ROUTER_JOB
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.registry_client import answer_within
+
+AUDIT_TIMEOUT_S = 2.0
+PIPE_COLUMNS = 160  # where no terminal says how many: a row is a line
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One job of a live instance. `admin` is the address of a worker's admin port; `audit`
+    is empty where the worker gave none."""
+
+    instance: str
+    name: str
+    state: str
+    pid: int
+    starts: int
+    address: str = ""
+    admin: str = ""
+    model: str = ""
+    audit: dict[str, Any] = field(default_factory=dict)
+
+
+def running() -> list[ProcessRow]:
+    """Every job of every live instance of this user."""
+    return [row for folder in live_instances() for row in _rows(folder)]
+
+
+def _rows(folder: Path) -> Iterator[ProcessRow]:
+    registry = folder / "registry"  # made by `baton serve`: looking must not make it
+    records = {record.worker_id: record for record in _announced(registry)}
+    for path in sorted(folder.glob("*.status")):
+        name = path.stem
+        status = read_status(folder, name)
+        if status is None:
+            continue
+        kept = is_locked(folder / f"{name}.lock") or status.state in ("failed", "stopped")
+        record = records.get(name)
+        if record is not None and record.pid != status.pid:
+            record = None  # of the start before: it was killed, and has withdrawn nothing
+        yield ProcessRow(
+            instance=folder.name,
+            name=name,
+            state=_state(status.state, kept, record, name),
+            pid=status.pid,
+            starts=status.starts,
+            address=record.address if record else _router_address(folder, name),
+            admin=record.admin_address if record else "",
+            model=record.model if record else "",
+            audit=_audit_of(record, records) if record else {},
+        )
+
+
+def _audit_of(record: WorkerRecord, records: dict[str, WorkerRecord]) -> dict[str, Any]:
+    """A worker's audit, without degraded peers whose boot has ended."""
+    audit = fetch_audit(record.admin_address)
+    peers = audit.get("degraded_peers")
+    if isinstance(peers, list):
+        boots = {other.boot_id for other in records.values()}
+        audit["degraded_peers"] = [
+            peer for peer in peers if isinstance(peer, dict) and peer.get("boot_id") in boots
+        ]
+    return audit
+
+
+def _announced(registry: Path) -> list[WorkerRecord]:
+    """None, with a line on stderr, where the registry cannot be read."""
+    try:
+        return answer_within(
+            lambda: DirectoryRegistry(registry).workers() if registry.is_dir() else []
+        )
+    except OSError as error:
+        print(f"{registry} cannot be read, so no worker is shown: {error}", file=sys.stderr)
+        return []
+
+
+def _state(state: str, kept: bool, record: WorkerRecord | None, name: str) -> str:
+    if not kept:
+        return "lost"
+    is_worker = name.startswith(("prefill-", "decode-"))
+    return "starting" if state == "running" and is_worker and record is None else state
+
+
+def router_urls() -> list[str]:
+    """Where the routers of this user's live instances listen; one that does not yet is left
+    out."""
+    addresses = [_router_address(folder, ROUTER_JOB) for folder in live_instances()]
+    return [f"http://{address}" for address in addresses if address]
+
+
+def _router_address(folder: Path, name: str) -> str:
+    path = folder / f"{name}.address"
+    return path.read_text().strip() if path.exists() else ""
+
+
+def fetch_audit(address: str) -> dict[str, Any]:
+    """A worker's audit; empty where it does not answer in time."""
+    connection = http.client.HTTPConnection(address, timeout=AUDIT_TIMEOUT_S)
+    try:
+        connection.request("GET", "/audit")
+        response = connection.getresponse()
+        found = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}  # shown as a worker without figures, which is what it is
+    finally:
+        connection.close()
+    return found if response.status == 200 and isinstance(found, dict) else {}
+
+
+def show(*, as_json: bool) -> int:
+    """Print the table, or one JSON array; 1 when nothing runs."""
+    rows = running()
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return 0 if rows else 1
+    if not rows:
+        print("nothing runs: start `baton serve`")
+        return 1
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("instance", "name", "state", "pid", "starts", "address", "load", box=None)
+    for row in rows:
+        cells = (row.instance, row.name, row.state, str(row.pid), str(row.starts), row.address)
+        table.add_row(*(escape(cell) for cell in (*cells, _load(row.audit))))  # [::1] is no markup
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=PIPE_COLUMNS)
+    console.print(table)
+    return 0
+
+
+def _load(audit: dict[str, Any]) -> str:
+    """In words, few enough for a terminal: `--json` has all. The role is shown: it need not be
+    the name's. Cached blocks are free ones to whoever needs room."""
+    words = [str(audit.get("role", ""))]
+    if audit.get("draining"):
+        words.append("drains")
+    words += [f"{audit[name]} {name}" for name in ("running", "waiting") if audit.get(name)]
+    blocks = audit.get("blocks")
+    if isinstance(blocks, dict):
+        total, *empty = (blocks.get(name, 0) for name in ("total", "free", "cached"))
+        words.append(f"KV {100 * (total - sum(empty)) / max(total, 1):.0f} %")
+    slow = audit.get("degraded_peers")
+    if isinstance(slow, list):
+        words += [f"DEGRADED from {e.get('worker_id')}: {e.get('gb_per_s')} GB/s" for e in slow]
+    return ", ".join(words)

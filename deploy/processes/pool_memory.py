@@ -1,0 +1,53 @@
+"""From the engine's KV pool to what a mover takes: plain memory, its kind, and who sums it.
+
+The one place that knows both sides of that seam. Keeps no state.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from baton.deploy.host.packages import INSTALL
+from baton.engine.memory.kv_pool import KvPool
+from baton.kv_transfer import checksum
+from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool
+from baton.runtime.errors import ConfigError
+
+
+def local_pool(pool: KvPool) -> LocalPool:
+    """Ready to be summed: its kernel is compiled, or loaded. Raises ConfigError where a GPU's
+    kernels compute other sums than the handoff's."""
+    if pool.tensor.device.type == "cpu":
+        try:
+            from baton.kv_transfer import checksum_numba
+        except ImportError as error:
+            raise ConfigError(
+                f"a worker on a CPU needs numba for its checksums ({error}): {INSTALL}"
+            ) from error
+        checksum_numba.warm_up()
+        return HostPool(pool.bytes_view(), pool.slabs)
+    return device_pool(pool.bytes_tensor(), pool.slabs)
+
+
+def device_pool(stored: Tensor, slabs: int) -> DevicePool:
+    """Of `stored`, uint8 [blocks, block_bytes] on a GPU, contiguous. Raises as `local_pool`."""
+    from baton.engine.triton.checksum import ALGORITHM
+    from baton.engine.triton.device_checksums import DeviceSums, enter_device
+
+    if ALGORITHM != checksum.CHECKSUM_ALGORITHM:
+        raise ConfigError(
+            f"this GPU's checksums are {ALGORITHM}, the handoff's {checksum.CHECKSUM_ALGORITHM}: "
+            "install engine and kv_transfer of one version, or set worker.device to cpu"
+        )
+    blocks, block_bytes = stored.shape
+    return DevicePool(
+        address=stored.data_ptr(),
+        blocks=blocks,
+        block_bytes=block_bytes,
+        slabs=slabs,
+        device_id=stored.device.index,
+        summing=DeviceSums(stored, slabs),
+        enter=partial(enter_device, stored.device),
+    )

@@ -1,0 +1,66 @@
+"""The main of a router process: telemetry, the registry of this host, and the server's loop.
+
+The router itself is in router/; this is only how it starts. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from baton.deploy.host.instance import grpc_address_file, write_private
+from baton.deploy.host.open_files import raise_limit
+from baton.router.fleet.dialer import GrpcDialer
+from baton.router.server import serve_router
+from baton.runtime import garbage, logs, tracing
+from baton.runtime.config import Config
+from baton.runtime.dead_entries import DeadEntries
+from baton.runtime.registry import DirectoryRegistry
+from baton.runtime.registry_client import ThreadedRegistry
+from baton.runtime.tls import tls_of
+
+
+def run_router(
+    config: Config,
+    *,
+    model_folder: Path,
+    model_name: str,
+    registry_folder: Path,
+    token: str,
+    address_file: Path | None,
+) -> None:
+    """Serve until SIGTERM. `address_file` gets host:port once the router listens; where it
+    serves gRPC, the file beside it (`grpc_address_file`) has got that address before.
+
+    Raises ConfigError for a port, a certificate or a model folder that cannot be used.
+    """
+    telemetry = config.telemetry
+    logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
+    tracing.setup("router", telemetry.otlp_endpoint, telemetry.span_queue)
+    raise_limit()
+    looking: list[asyncio.Task[None]] = []  # ends with the loop
+
+    def ready(address: str) -> None:
+        garbage.set_apart()
+        looking.append(asyncio.get_running_loop().create_task(garbage.look_often()))
+        if address_file is not None:
+            write_private(address_file, address.removeprefix("http://").rstrip("/"))
+
+    def grpc_ready(address: str) -> None:
+        if address_file is not None:
+            write_private(grpc_address_file(address_file), address)
+
+    asyncio.run(
+        serve_router(
+            config,
+            model_folder=model_folder,
+            model_name=model_name,
+            registry=ThreadedRegistry(
+                DirectoryRegistry(registry_folder, secret=token), DeadEntries(registry_folder)
+            ),
+            token=token,
+            ready=ready,
+            grpc_ready=grpc_ready,
+            dialer=GrpcDialer(token, tls_of(config.security)),
+        )
+    )

@@ -1,0 +1,355 @@
+"""The main of a worker process: an engine, and a role on it until it is told to change or end.
+
+    engine ─▶ pool + mover ─▶ worker_roles.py ─▶ gRPC server, registry ─▶ drained ─┬▶ end
+                 ▲                                                                 │
+                 └───────────── another role, under a new boot id ─────────────────┘
+
+Both roles start and stop alike; they differ by the loop that runs. SIGTERM drains the worker
+(runtime/worker_drain.py); then it leaves the registry and waits for what it owes its peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from baton.decode_worker.worker import DecodeWorker
+from baton.deploy.host.open_files import raise_limit
+from baton.deploy.host.ports import address_of
+from baton.deploy.processes.admin import AdminServer
+from baton.deploy.processes.order_proof import order_proof
+from baton.deploy.processes.pool_memory import local_pool
+from baton.deploy.processes.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
+from baton.deploy.serve.load_progress import LoadProgress
+from baton.engine.execution.device_choice import device_label
+from baton.engine.execution.loading import build_engine
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.scheduling.batch import Engine
+from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.probe import Probe
+from baton.engine.scheduling.step_health import StepHealth
+from baton.kv_transfer import greeting
+from baton.kv_transfer.nixl_mover import NixlMover
+from baton.prefill_worker.worker import PrefillWorker
+from baton.runtime import garbage, logs, metrics, tracing, waits, worker_lock
+from baton.runtime.config import Config
+from baton.runtime.errors import ConfigError, EngineError
+from baton.runtime.grpc_links import open_port
+from baton.runtime.registry import (
+    DirectoryRegistry,
+    Role,
+    WorkerRecord,
+)
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, ThreadedRegistry, hung
+from baton.runtime.tls import tls_of
+from baton.runtime.worker_drain import SERVER_GRACE_S, Course, Ends, serve_until
+
+log = logs.get(__name__)
+
+ANNOUNCE_S = 3.0
+SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
+QUARANTINE_LOOK_S = 1.0
+STEPS_LOOK_S = 0.25
+PORT_S = 5.0  # for a port that the role before has had
+PORT_LOOK_S = 0.05
+
+
+def run_worker(
+    config: Config,
+    *,
+    role: Role,
+    worker_id: str,
+    model_folder: Path,
+    registry_folder: Path,
+    token: str,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
+    tracing.setup(worker_id, config.telemetry.otlp_endpoint, config.telemetry.span_queue)
+    # before the model: they may have to be refused
+    registry = ThreadedRegistry(DirectoryRegistry(registry_folder, secret=token))
+    tls = tls_of(config.security)
+    if not config.handoff.verify:
+        log.warning("blocks are used unverified: wrong ones too", setting="handoff.verify")
+    with worker_lock.held(registry_folder, worker_id):
+        engine = _load(config, role, model_folder)
+        boot = Boot(
+            config=config,
+            role=role,
+            worker_id=worker_id,
+            boot_id=os.urandom(greeting.BOOT_ID_BYTES),
+            model_folder=model_folder,
+            registry=registry,
+            token=token,
+            tls=tls,
+        )
+        try:
+            asyncio.run(WorkerProcess(boot, engine).run())
+        finally:
+            tracing.shutdown()
+
+
+def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
+    """Its engine, with the model's weights and a pool. Raises ConfigError or ModelError."""
+    started = time.monotonic()
+    settings = config.worker
+    engine = build_engine(
+        model_folder,
+        blocks=config.pool.blocks,
+        block_size=config.pool.block_size,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        max_context=settings.max_context,
+        memory_fraction=config.pool.memory_fraction,
+        deterministic=settings.deterministic,
+        quantization=settings.quantization,
+        kv_dtype=config.pool.kv_dtype,
+        progress=LoadProgress(),
+        device=settings.device,
+        most_rows=config.step.max_sequences if role == "decode" else 1,  # prompts are no graphs
+        step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
+    )
+    log.info(
+        "model loaded",
+        model=model_folder.name,
+        device=device_label(engine.pool.tensor.device),
+        seconds=round(time.monotonic() - started, 2),
+        kv_blocks=engine.pool.blocks,
+        kv_tokens=engine.pool.blocks * config.pool.block_size,
+        kv_bytes=engine.pool.blocks * engine.pool.block_bytes,
+    )
+    if engine.memory is not None:
+        log.info("memory", plan=engine.memory.line(), **asdict(engine.memory))
+    return engine
+
+
+class WorkerProcess:
+    """One engine, and the roles that it has one after the other. A role has a boot id, a pool of
+    blocks, a mover and a server of its own: nothing of the role before is valid in it."""
+
+    def __init__(self, boot: Boot, engine: TorchEngine) -> None:
+        settings = boot.config.worker
+        self._boot = boot
+        self._engine = engine
+        self._worker: DecodeWorker | PrefillWorker | None = None  # None: between two roles
+        self._course = Course(boot.role)
+        self._admin = AdminServer(
+            settings.host,
+            settings.admin_port,
+            self._audit,
+            trouble=self._trouble,
+            orders={
+                "/drain": self._course.drain,
+                "/role/prefill": partial(self._course.change, "prefill"),
+                "/role/decode": partial(self._course.change, "decode"),
+            },
+            proof=self._proof,
+        )
+
+    async def run(self) -> None:
+        """Serve until it is told to end, or until a role fails; then leave nothing owed."""
+        raise_limit()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._course.end)
+        metrics.watch_process(loop)
+        patience_s = 0.0
+        try:
+            admin_address = await self._admin.start()
+            while (role := self._course.begin()) is not None:
+                self._boot = replace(self._boot, role=role)
+                await self._serve(self._boot, admin_address, patience_s)
+                self._boot = replace(self._boot, boot_id=os.urandom(greeting.BOOT_ID_BYTES))
+                patience_s = PORT_S
+        finally:
+            await self._admin.stop()
+            await self._engine.close()
+        log.info("worker stopped")
+
+    async def _serve(self, boot: Boot, admin_address: str, patience_s: float) -> None:
+        """One role, from its first step to its last lease. Raises EngineError if READs of this
+        role may still land when another role is to follow."""
+        config, engine = boot.config, self._engine
+        sizes = engine.pool.blocks, config.pool.block_size
+        pool = BlockPool(*sizes, config.pool.tenant_share)
+        await first_step(engine, pool)
+        handoff, blocks = config.handoff, local_pool(engine.pool)
+        read_threads = handoff.read_threads if boot.role == "decode" else 1
+        mover = NixlMover(blocks, boot.boot_id, read_threads, handoff.piece_queue)
+        below = Below(boot, engine, pool, mover, model_limits(boot, engine))
+        served = decode_role(below) if boot.role == "decode" else prefill_role(below)
+        garbage.set_apart()
+        record = await _listen(boot, served.server, admin_address, patience_s)
+        record = replace(record, memory=_memory_line(engine))
+        self._worker = served.worker
+        watches = [
+            asyncio.create_task(_announce(boot.registry, record)),
+            asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
+            asyncio.create_task(served.worker.health.watch()),
+            asyncio.create_task(garbage.look_often()),
+            asyncio.create_task(
+                _watch_steps(served.worker.health, config.worker.failing_s, self._course.hurry)
+            ),
+        ]
+        log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
+        unsettled = 0
+
+        async def close() -> None:
+            nonlocal unsettled
+            try:
+                counts = pool.counts()
+                unsettled = counts.quarantined + counts.leased + counts.pinned
+                self._worker = None
+            finally:
+                await mover.close()
+
+        ends = Ends(
+            withdraw=partial(_withdraw, boot.registry, record),
+            finish=served.finish,
+            stop=partial(served.server.stop, SERVER_GRACE_S),
+            close=close,
+        )
+        running = asyncio.create_task(served.worker.run())
+        drain_s = config.worker.drain_s
+        await serve_until(self._course, served.worker, running, watches, drain_s, ends)
+        if unsettled and self._course.role is not None:
+            raise EngineError(
+                f"READs of {unsettled} blocks have not ended: the role cannot change, and the "
+                "worker restarts; look for peers that stall"
+            )
+
+    def _proof(self, path: str) -> str:
+        """Of an order to the role that there is now: one that was meant for another has ended."""
+        boot = self._boot
+        return order_proof(boot.token, boot.worker_id, boot.boot_id.hex(), path)
+
+    def _audit(self, check: bool) -> dict[str, Any]:
+        if self._worker is None:
+            return {"worker_id": self._boot.worker_id, "role": "changing"}
+        return self._worker.audit(check=check)
+
+    def _trouble(self) -> str:
+        """Why the worker is not ready; empty if it is."""
+        if self._worker is None:
+            return "the worker has no role yet"
+        return (
+            "the worker drains" if self._worker.draining.is_set() else self._worker.health.trouble()
+        )
+
+
+async def first_step(engine: Engine, pool: BlockPool) -> None:
+    """Compute one token, on a pool that nobody else uses yet. Steps end in order: nothing that
+    was under way before writes into the pool any more. Raises EngineError if it fails."""
+    probe = Probe(pool)
+    probe.ask()
+    batch = probe.batch()
+    probe.heard(batch, await engine.submit(batch).result())
+    if failure := probe.trouble():
+        raise EngineError(failure)
+
+
+def _memory_line(engine: TorchEngine) -> str:
+    """Where the memory goes; empty where the pool was not sized by it."""
+    if engine.memory is None:
+        return ""
+    device = engine.pool.tensor.device
+    where = "" if device.type == "cpu" else f"{device_label(device)}: "
+    return where + engine.memory.line()
+
+
+async def _listen(
+    boot: Boot, server: grpc.aio.Server, admin_address: str, patience_s: float = 0.0
+) -> WorkerRecord:
+    settings = boot.config.worker
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + patience_s  # the role before may still let go of the port
+    while True:
+        try:
+            port = open_port(server, address_of(settings.host, settings.port), boot.tls)
+            break
+        except RuntimeError as error:
+            if clock() >= until_s:
+                raise ConfigError(
+                    f"worker.port {settings.port} on {settings.host} cannot be used: give "
+                    "another port, or 0, and for worker.host an address of this machine"
+                ) from error
+        await asyncio.sleep(PORT_LOOK_S)
+    await server.start()
+    return WorkerRecord(
+        worker_id=boot.worker_id,
+        boot_id=boot.boot_id.hex(),
+        role=boot.role,
+        address=address_of(settings.host, port),
+        admin_address=admin_address,
+        model=boot.model_folder.name,
+        pid=os.getpid(),
+    )
+
+
+async def _announce(registry: RegistryClient, record: WorkerRecord) -> None:
+    logged = ""
+    while True:
+        announcing = registry.announce(record)
+        while not await waits.over(announcing, ANSWER_S):
+            logged = _log_failure(hung(ANSWER_S), logged)
+        why = ""
+        try:
+            announcing.result()
+        except OSError as error:  # a full disk ends no request; the announcement fades
+            why = str(error)
+        logged = _log_failure(why, logged)
+        await asyncio.sleep(ANNOUNCE_S)
+
+
+def _log_failure(why: str, logged: str) -> str:
+    """Log why the worker is not announced, once for each reason; return the reason."""
+    if why and why != logged:
+        log.error("the worker could not announce itself", why=why)
+    return why
+
+
+async def _withdraw(registry: RegistryClient, record: WorkerRecord) -> None:
+    """Waits ANSWER_S at most; the announcement fades by itself."""
+    withdrawing = registry.withdraw(record.worker_id, record.boot_id)
+    try:
+        if not await waits.over(withdrawing, ANSWER_S):
+            raise TimeoutError(hung(ANSWER_S))
+        withdrawing.result()
+    except OSError as error:
+        log.error("the worker could not withdraw its announcement", why=str(error))
+
+
+async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], None]) -> None:
+    """End the process, to be started anew, when for so long all steps and probes have failed. It
+    could finish nothing: what it has is handed back at once."""
+    clock = asyncio.get_running_loop().time
+    well_s, failing = clock(), ""
+    while clock() - well_s <= within_s:
+        await asyncio.sleep(STEPS_LOOK_S)
+        if not (failing := health.failing()):
+            well_s = clock()
+    hurry()
+    raise EngineError(f"{failing}; nothing has gone well for {within_s:g} s: the worker restarts")
+
+
+async def _watch_quarantine(pool: BlockPool, limit: float) -> None:
+    """End the process, to be started anew, when too much of the pool is in quarantine."""
+    quarantined = 0
+    while quarantined <= limit * pool.total:
+        await asyncio.sleep(QUARANTINE_LOOK_S)
+        quarantined = pool.counts().quarantined
+    raise EngineError(
+        f"{quarantined} of {pool.total} blocks are in quarantine: the worker "
+        "restarts; look for peers that stall"
+    )

@@ -1,0 +1,155 @@
+"""The two roles of a worker process: what each is built of, on the same parts below its seams.
+
+    Below (engine, pool, mover, limits) ─▶ decode_role or prefill_role ─▶ Served
+
+Knows no signals and no registry; the process's main (worker_process.py) runs and ends what is
+built here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+
+from baton.decode_worker.first_contact import FirstContact
+from baton.decode_worker.peer_calls import grpc_dial
+from baton.decode_worker.peers import RegisteredPeers
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.checkpoint.fingerprint import model_fingerprint
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer import greeting
+from baton.kv_transfer.nixl_mover import NixlMover
+from baton.prefill_worker.service import HandoffService
+from baton.prefill_worker.worker import PrefillWorker
+from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2_grpc
+from baton.runtime import identity
+from baton.runtime.config import Config
+from baton.runtime.grpc_links import open_server
+from baton.runtime.registry import Role
+from baton.runtime.registry_client import RegistryClient
+from baton.runtime.tls import Tls
+from baton.runtime.wire import ModelLimits
+from baton.runtime.worker_service import WorkerService
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """One start of a worker."""
+
+    config: Config
+    role: Role
+    worker_id: str
+    boot_id: bytes
+    model_folder: Path
+    registry: RegistryClient
+    token: str
+    tls: Tls | None = None  # None: it talks in plain text
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What lies below a worker's seams."""
+
+    boot: Boot
+    engine: TorchEngine
+    pool: BlockPool
+    mover: NixlMover
+    limits: ModelLimits
+
+    def greeting(self) -> handoff_pb2.Greeting:
+        spec = self.engine.spec
+        common = greeting.compatibility(
+            self.limits.fingerprint,
+            self.limits.kv_dtype,
+            self.pool.block_size,
+            spec.layers,
+            spec.kv_heads,
+            spec.head_dim,
+            verify=self.boot.config.handoff.verify,
+        )
+        return greeting.build(self.boot.worker_id, self.mover.describe(), common)
+
+    def wall_offset_s(self) -> float:
+        return time.time() - asyncio.get_running_loop().time()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A role's worker, its gRPC server, and what it waits for at its end."""
+
+    worker: DecodeWorker | PrefillWorker
+    server: grpc.aio.Server
+    finish: Callable[[], Awaitable[None]]
+
+
+def decode_role(below: Below) -> Served:
+    boot = below.boot
+    handoff = boot.config.handoff
+    first_contact = FirstContact(below.mover, below.pool, handoff.preflight_floor_gbps)
+    dial = grpc_dial(boot.token, boot.tls)
+    peers = RegisteredPeers(
+        below.greeting, below.mover, dial, first_contact, boot.registry, handoff.lease_s
+    )
+    worker = DecodeWorker(
+        worker_id=boot.worker_id,
+        boot_id=boot.boot_id,
+        engine=below.engine,
+        pool=below.pool,
+        mover=below.mover,
+        peers=peers,
+        limits=below.limits,
+        config=boot.config,
+        wall_offset_s=below.wall_offset_s(),
+        new_id=partial(os.urandom, greeting.BOOT_ID_BYTES),
+    )
+    return Served(worker, _server(boot, worker), peers.close)
+
+
+def prefill_role(below: Below) -> Served:
+    boot = below.boot
+    worker = PrefillWorker(
+        worker_id=boot.worker_id,
+        boot_id=boot.boot_id,
+        engine=below.engine,
+        pool=below.pool,
+        mover=below.mover,
+        limits=below.limits,
+        config=boot.config,
+        wall_offset_s=below.wall_offset_s(),
+    )
+    server = _server(boot, worker)
+    handoffs = HandoffService(worker, below.greeting)
+    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
+    leases_s = 2 * boot.config.handoff.lease_s
+    return Served(worker, server, lambda: handoffs.finished(leases_s))
+
+
+def _server(boot: Boot, worker: DecodeWorker | PrefillWorker) -> grpc.aio.Server:
+    server = open_server(boot.token, boot.config.worker.max_connections)
+    service = WorkerService(worker, worker.feed, boot.config.router)
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    return server
+
+
+def model_limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
+    pool_tokens = engine.pool.blocks * boot.config.pool.block_size
+    return ModelLimits(
+        vocab_size=engine.spec.vocab_size,
+        max_context=min(engine.max_context, pool_tokens),
+        fingerprint=model_fingerprint(
+            boot.model_folder,
+            boot.config.worker.max_context,
+            engine.numerics,
+            boot.config.worker.quantization,
+        ),
+        kv_dtype=engine.dtype_name,
+        key=identity.cluster_key(boot.token),
+    )

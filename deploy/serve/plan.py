@@ -1,0 +1,178 @@
+"""What `baton serve` will run: the jobs, their commands and their environment. Pure.
+
+Secrets and settings travel by environment, never on a command line that others can read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from baton.deploy.host.authority import files_of
+from baton.deploy.host.instance import TOKEN_KEY, Job
+from baton.deploy.serve.device_defaults import on_gpu
+from baton.deploy.serve.flag_values import MOST_WORKERS
+from baton.deploy.serve.model_source import ModelSource
+from baton.runtime.config import Config, PoolConfig
+from baton.runtime.errors import ConfigError
+from baton.runtime.settings import given_names
+
+LauncherName = Literal["ray", "process"]
+ROUTER_JOB = "router"
+CERTIFICATES = "tls"  # in the instance's folder
+EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
+END_S = 10.0  # of a worker's loop, server and threads
+MEMORY_FRACTION_LEAST = 0.01  # the setting's own bound
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """`flags` are settings given on the command line, as `section.key`: value."""
+
+    config: Config
+    prefill: int = 1
+    decode: int = 1
+    model: str | None = None
+    config_file: Path | None = None
+    flags: Mapping[str, str] | None = None
+    launcher: LauncherName = "ray"
+    ray_address: str = ""
+    start_timeout_s: float = 600.0
+
+    def check(self) -> None:
+        """Raise ConfigError naming the option that cannot work."""
+        for option, count in (("--prefill", self.prefill), ("--decode", self.decode)):
+            if not 0 <= count <= MOST_WORKERS:
+                raise ConfigError(f"{option} is {count}: give a number from 0 to {MOST_WORKERS}")
+        if not self.start_timeout_s > 0:  # also false for not-a-number
+            raise ConfigError(f"--start-timeout is {self.start_timeout_s:g}: give seconds above 0")
+        if self.decode == 0:
+            raise ConfigError("--decode is 0: only decode workers emit tokens, give at least 1")
+        if self.prefill == 0 and self.config.router.placement == "disaggregated":
+            raise ConfigError("--placement disaggregated needs --prefill 1 or more")
+        device = self.config.worker.device
+        if self.launcher == "ray" and ":" in device:
+            raise ConfigError(
+                f"worker.device is {device}, and Ray chooses the GPUs of its actors: give cuda, or "
+                "use --launcher process"
+            )
+
+
+def worker_names(options: ServeOptions) -> list[str]:
+    """Also the workers' ids."""
+    return [f"prefill-{n}" for n in range(options.prefill)] + [
+        f"decode-{n}" for n in range(options.decode)
+    ]
+
+
+def workers_per_gpu(options: ServeOptions, gpus: int) -> int:
+    """How many workers share a GPU where torch sees `gpus`; 0: none uses one."""
+    device = options.config.worker.device
+    if device == "cpu" or not gpus:
+        return 0
+    return -(-_workers(options) // (1 if ":" in device else gpus))
+
+
+def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
+    """`worker.device` of each worker: round the GPUs in turn, unless the user named one for all.
+    Under Ray an actor sees none but those that Ray gave it. Empty: the CPU."""
+    names = worker_names(options)
+    if not workers_per_gpu(options, gpus):
+        return {}
+    if ":" in options.config.worker.device:
+        return dict.fromkeys(names, options.config.worker.device)
+    if options.launcher == "ray":
+        return dict.fromkeys(names, "cuda")
+    return {name: f"cuda:{index % gpus}" for index, name in enumerate(names)}
+
+
+def makes_certificates(options: ServeOptions) -> bool:
+    """Whether the processes get certificates of the instance's own authority."""
+    security = options.config.security
+    return security.tls == "on" and not security.certificate
+
+
+def grace_s(config: Config) -> float:
+    """From a worker's SIGTERM to its SIGKILL: its drain, the leases that it has granted, and the
+    end of its threads."""
+    return config.worker.drain_s + 2 * config.handoff.lease_s + END_S
+
+
+def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0) -> list[Job]:
+    """The router's job, then the workers', for the instance in `folder`."""
+    shared = ["--model", str(model.folder), "--registry", str(folder / "registry")]
+    if options.config_file is not None:
+        shared += ["--config", str(options.config_file.resolve())]
+    address_file = str(folder / "router.address")
+    router = ["router", "--model-name", model.name, "--address-file", address_file, *shared]
+    chosen = devices(options, gpus)
+    log_bytes = options.config.telemetry.log_bytes
+    workers = []
+    for name in worker_names(options):
+        own = ["--role", name.split("-")[0], "--worker-id", name]
+        own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
+        own += _certificate(options, folder, name)
+        command = _baton("worker", *own, *shared)
+        workers.append(Job(name, command, grace_s(options.config), log_bytes))
+    router += _certificate(options, folder, ROUTER_JOB)
+    leaving = options.config.router
+    router_grace_s = leaving.leave_s + leaving.drain_s + 2 * END_S  # streams are told, too
+    return [Job(ROUTER_JOB, _baton(*router), router_grace_s, log_bytes), *workers]
+
+
+def _certificate(options: ServeOptions, folder: Path, name: str) -> list[str]:
+    if not makes_certificates(options):
+        return []
+    settings = files_of(folder / CERTIFICATES, name).settings()
+    return [part for setting in settings.items() for part in ("--set", "=".join(setting))]
+
+
+SHORT_SPIN = "10000"  # iterations: 20 to 40 microseconds on the machines measured
+
+
+def environment(
+    options: ServeOptions, token: str, cores: int, inherited: Mapping[str, str], gpus: int = 0
+) -> dict[str, str]:
+    """What the jobs add to the environment that they inherit.
+
+    OpenMP must not spin for long: two torch processes that spin on shared cores slow each other
+    thirty times. Where the workers' threads have a core each they spin for some ten microseconds:
+    waking a thread that sleeps costs up to sixty, two hundred times in a decode step.
+    Cores and pool memory are divided among the workers: what the user gives as
+    `pool.memory_fraction` is for this host, or for each of its GPUs.
+    """
+    workers = _workers(options)
+    added = {TOKEN_KEY: token, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    for name, value in (options.flags or {}).items():
+        added["BATON_" + name.replace(".", "__").upper()] = value
+    if options.config.worker.threads == 0 and "OMP_NUM_THREADS" not in inherited:
+        added["OMP_NUM_THREADS"] = str(max(1, cores // workers))
+        if workers <= cores:
+            added["GOMP_SPINCOUNT"] = SHORT_SPIN
+    if options.config.pool.blocks == 0 and options.model is None:
+        added.setdefault("BATON_POOL__BLOCKS", str(EMBEDDED_BLOCKS))
+    elif options.config.pool.blocks == 0:
+        on_gpus = workers_per_gpu(options, gpus)
+        fraction = _memory_fraction(options, inherited, bool(on_gpus)) / (on_gpus or workers)
+        added["BATON_POOL__MEMORY_FRACTION"] = str(max(fraction, MEMORY_FRACTION_LEAST))
+    return added
+
+
+def _memory_fraction(options: ServeOptions, inherited: Mapping[str, str], gpus: bool) -> float:
+    """Of the host, or of each GPU, where the workers are to run there."""
+    fraction = options.config.pool.memory_fraction
+    if not gpus or fraction != PoolConfig().memory_fraction:
+        return fraction
+    given = given_names(options.config_file, inherited, options.flags or {})
+    return on_gpu(options.config, given).pool.memory_fraction
+
+
+def _workers(options: ServeOptions) -> int:
+    return options.prefill + options.decode
+
+
+def _baton(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", "baton.deploy.cli.main", *arguments)

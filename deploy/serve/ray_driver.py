@@ -1,0 +1,191 @@
+"""The process that talks to Ray: makes the placement group and the actors, then waits.
+
+It may die, and Ray with it, without any worker noticing; its keeper starts it again, and the
+new actors adopt the workers that run. Ray's exceptions are translated here, and only here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from baton.deploy.host.instance import INSTANCE_KEY, is_locked, write_private
+from baton.deploy.host.job_log import open_log
+from baton.deploy.host.process_exit import exiting
+from baton.deploy.serve.process_launcher import Launcher, ProcessLauncher
+from baton.runtime.errors import ConfigError, Unavailable
+
+TEND_S = 0.5
+READY_TIMEOUT_S = 60.0
+CPU_SHARE = 0.001  # of a core: a bundle must hold something, and actors do no work
+NODE_SHARE = 0.001
+GPU_UNITS = 10_000
+HEAD_LOST_S = 10  # Ray waits a minute for its head; nobody starts that of a local Ray again
+PATH_BYTES = 107  # of a socket, at most
+SOCKET_BYTES = len("/session_2026-01-31_12-30-59_123456_1234567/sockets/plasma_store")
+
+
+class WorkerActor:
+    """Keeps the keeper of one job alive; runs in an actor process of Ray."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder = Path(folder)
+        self._name = name
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._tend, daemon=True)
+        self._thread.start()
+
+    def check(self) -> str:
+        """The job's name; raises what keeps this actor from its work."""
+        if self._failed is not None:
+            raise self._failed
+        return self._name
+
+    def _tend(self) -> None:
+        launcher = ProcessLauncher(self._folder, [self._name])
+        pause = threading.Event()
+        while self._turn(launcher):
+            pause.wait(TEND_S)
+
+    def _turn(self, launcher: Launcher) -> bool:
+        """Whether the instance lives. No error ends the thread: nobody else would start a
+        keeper. It is told once, and raised by `check` until a turn goes well."""
+        try:
+            if not is_locked(self._folder / "lifeline"):
+                return False
+            launcher.tend()
+            self._failed = None
+        except Exception as error:  # the thread's last stop: see above
+            if repr(error) != repr(self._failed):
+                self._tell(f"keeping {self._name} through Ray: {error!r}; it is tried again")
+            self._failed = error
+        return True
+
+    def _tell(self, text: str) -> None:
+        """In the log of the job, or in Ray's own for this actor."""
+        try:
+            with open_log(self._folder, self._name) as log:
+                log.write(f"{text}\n".encode())
+        except OSError:
+            print(text, file=sys.stderr, flush=True)
+
+
+def connect(folder: Path, address: str) -> Any:
+    """Join the cluster at `address`, or start a local one; the `ray` module. `folder` is the
+    instance's.
+
+    Raises ConfigError when Ray is missing or the cluster does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_LOST_S))
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "Ray is not installed: pip install 'baton-serve[worker]', or use --launcher process"
+        ) from error
+    settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    try:
+        if address:
+            ray.init(address=address, **settings)
+        else:
+            settings |= {"include_dashboard": False, "_temp_dir": _own_files(folder)}
+            ray.init(address="local", **settings)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = address or "a local Ray"
+        raise ConfigError(
+            f"{where} cannot be used ({error}): check --ray-address, or use --launcher process"
+        ) from error
+    return ray
+
+
+def _own_files(folder: Path) -> str | None:
+    """Where a local Ray keeps its sockets and logs: with the instance, for this user alone, and
+    gone with it. None, Ray's own place, which all may read and nobody clears, if the names of
+    its sockets would be too long, or RAY_TMPDIR names one. The logs of the Ray before stay."""
+    own = folder / "ray"
+    if "RAY_TMPDIR" in os.environ or len(os.fsencode(own)) + SOCKET_BYTES > PATH_BYTES:
+        return None
+    for old in sorted(own.glob("session_2*"))[:-1]:
+        shutil.rmtree(old, ignore_errors=True)  # what has not ended yet may write there
+    return str(own)
+
+
+def place(ray: Any, folder: Path, names: Sequence[str], sharing: int = 0) -> list[Any]:
+    """The actors of the jobs, in one placement group on this host; `sharing` of them to a GPU,
+    0: without GPUs. Ray tells an actor its GPU by CUDA_VISIBLE_DEVICES, which its worker inherits.
+
+    Raises ConfigError when the cluster has no room for them here, Unavailable when an actor
+    does not start in time or cannot do its work.
+    """
+    node = f"node:{ray.util.get_node_ip_address()}"
+    gpus = gpu_share(sharing)
+    bundle = {"CPU": CPU_SHARE, node: NODE_SHARE} | ({"GPU": gpus} if gpus else {})
+    group = ray.util.placement_group([dict(bundle) for _ in names], strategy="STRICT_PACK")
+    if not group.wait(READY_TIMEOUT_S):
+        each = f", each with {gpus:g} of a GPU: give --device cpu, or use --launcher process"
+        raise ConfigError(
+            f"Ray has no room for {len(names)} workers on this host ({node})"
+            + (each if gpus else "")
+        )
+    actor = ray.remote(WorkerActor)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    actors = [
+        actor.options(
+            num_cpus=0,
+            num_gpus=gpus,
+            max_restarts=-1,
+            scheduling_strategy=strategy(group, placement_group_bundle_index=index),
+        ).remote(str(folder), name)
+        for index, name in enumerate(names)
+    ]
+    try:
+        ray.get([one.check.remote() for one in actors], timeout=READY_TIMEOUT_S)
+    except ray.exceptions.RayError as error:
+        raise Unavailable(f"Ray started no actor for a worker: {error}") from error
+    return actors
+
+
+def gpu_share(sharing: int) -> float:
+    """Of a GPU, for one of so many that share it, in Ray's own unit of a ten-thousandth."""
+    return GPU_UNITS // sharing / GPU_UNITS if sharing else 0.0
+
+
+def drive(folder: Path, names: Sequence[str], address: str, sharing: int = 0) -> None:
+    """Place the jobs and stay until SIGTERM."""
+    ending: list[int] = []  # signals; a list, because an Event's lock is not safe in a handler
+    ray = connect(folder, address)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: ending.append(got))
+    try:
+        actors = place(ray, folder, names, sharing)  # they live as long as this reference
+        write_private(folder / "ray.placed", os.environ.get(INSTANCE_KEY, ""))
+        while not ending:
+            time.sleep(TEND_S)
+        for actor in actors:
+            ray.kill(actor)
+    finally:
+        ray.shutdown()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="baton-ray-driver")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--address", default="")
+    parser.add_argument("--sharing", type=int, default=0, help="workers to a GPU; 0: no GPUs")
+    parser.add_argument("names", nargs="+")
+    options = parser.parse_args()
+    return exiting(lambda: drive(options.folder, options.names, options.address, options.sharing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Starts keepers through Ray: actors in a placement group, one per worker.
+
+`baton serve` itself never imports Ray, because a Ray driver dies with Ray's head. It keeps one
+more job instead, the Ray driver (`python -m baton.deploy.serve.ray_driver`), which starts or joins
+a cluster and makes the actors:
+
+    baton serve ─▶ keeper of ray ─▶ driver ─▶ Ray ─▶ actor ─▶ keeper of decode-0 ─▶ decode-0
+         └─▶ keeper of router ─▶ router
+
+Actors supervise, nothing else: no prompt and no token passes through Ray. A keeper is no child
+of its actor, so losing actor, raylet or head stops no worker; a re-made actor finds the keeper
+at its lock and adopts it. Workers end with the instance's lifeline. Because registry and
+lifeline are files, all workers run on this host; the placement group asks for it by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton.deploy.host.instance import Instance, Job
+from baton.deploy.serve.process_launcher import ProcessLauncher
+
+RAY_JOB = "ray"
+GRACE_S = 2.0  # a local Ray takes nine seconds to end gracefully, and holds nothing of ours
+
+
+class RayLauncher:
+    """Keeps `local` jobs from this process and `placed` jobs through Ray.
+
+    `address` is Ray's own (host:port, `auto`, ray://...); empty: a local Ray is started, and
+    stopped with the instance. `sharing`: how many workers share a GPU, 0: they need none.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        local: Sequence[str],
+        placed: Sequence[str],
+        address: str,
+        sharing: int = 0,
+    ) -> None:
+        folder = instance.folder
+        instance.write_job(Job(RAY_JOB, driver_command(folder, placed, address, sharing), GRACE_S))
+        self._processes = ProcessLauncher(folder, [*local, RAY_JOB])
+
+    def tend(self) -> None:
+        self._processes.tend()
+
+
+def driver_command(
+    folder: Path, placed: Sequence[str], address: str, sharing: int = 0
+) -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-P",
+        "-m",
+        "baton.deploy.serve.ray_driver",
+        str(folder),
+        "--address",
+        address,
+        "--sharing",
+        str(sharing),
+        *placed,
+    )

@@ -1,0 +1,383 @@
+"""`baton serve`: starts an instance, says what it does, watches it, and leaves nothing behind.
+
+One thread, one loop, no wait longer than a tick: Ctrl-C works at any moment, also while it
+starts. It holds the instance's lifeline; everything else is done by keepers (supervisor.py).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from baton.deploy.host.authority import Authority
+from baton.deploy.host.gpus import visible_gpus
+from baton.deploy.host.instance import (
+    TOKEN_KEY,
+    Instance,
+    grpc_address_file,
+    processes_of,
+    read_progress,
+    read_status,
+)
+from baton.deploy.host.job_log import keep_logs
+from baton.deploy.host.packages import check_worker_packages
+from baton.deploy.host.ports import check_grpc_port, check_port
+from baton.deploy.serve import plan
+from baton.deploy.serve.model_source import ModelSource, check_model, find_model
+from baton.deploy.serve.plan import ROUTER_JOB, ServeOptions
+from baton.deploy.serve.process_launcher import Launcher, ProcessLauncher
+from baton.deploy.serve.ray_launcher import RAY_JOB, RayLauncher
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.registry_client import answer_within
+
+TICK_S = 0.1
+EARLY_DEATHS = 3  # of one job before it was ready
+LOG_TAIL_LINES = 20
+SWEEP_S = 5.0
+KILLED_S = 1.0  # until those who were killed are gone
+PATIENCE_S = 1.0  # before it is said what it waits for
+OPEN_REQUESTS = "open requests may finish; Ctrl-C again cuts them off"
+OTHERS = "all requests have ended; waiting for the other processes"
+NEXT_STEP = "baton serve Qwen/Qwen3-0.6B"
+
+AfterReady = Callable[[str, str], bool]  # (url, model name) -> whether to go on serving
+
+
+class Serving:
+    """One run of `baton serve`. `say` prints one line."""
+
+    def __init__(self, options: ServeOptions, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._stopping = False  # plain flags: an Event's lock is not safe in a signal handler
+        self._hurried = False
+        self._began = time.monotonic()
+        self._names = [ROUTER_JOB, *plan.worker_names(options)]
+        if options.launcher == "ray":
+            self._names.append(RAY_JOB)
+        self._starts: dict[str, int] = {}
+        self._told: dict[str, str] = {}  # what was said last of each worker, and of other things
+        self._gpus = 0  # that torch sees on this host, for workers that may use them
+        self._after_error: BaseException | None = None
+        self._authority: Authority | None = None  # None: it makes no certificates
+
+    def stop(self) -> None:
+        """End `run` soon: what is open may finish, unless told twice. Safe in signal handlers and
+        other threads."""
+        self._hurried = self._stopping
+        self._stopping = True
+
+    def run(self, after_ready: AfterReady | None = None) -> None:
+        """Serve until `stop`. Raises the BatonError that ended it, everything being gone then.
+
+        `after_ready` runs in a thread of its own once requests can be served.
+        """
+        self._options.check()
+        check_port(self._options.config.router)
+        check_grpc_port(self._options.config.router)
+        check_worker_packages(self._options.config.worker.device)
+        self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
+        if self._stopping:
+            return
+        model = find_model(self._options.model, self._progress, lambda: self._stopping)
+        if model is None:
+            return
+        check_model(model.folder, self._options.config.worker.max_context)
+        port = self._options.config.router.port
+        name = f"port-{port}" if port else f"pid-{os.getpid()}"
+        instance = Instance.claim(name, lambda: self._stopping)
+        if instance is None:
+            return
+        try:
+            launcher = self._prepare(instance, model)
+            url = self._until_ready(instance, launcher)
+            if url is not None:
+                self._announce(url, model, grpc_address(instance.folder))
+                if after_ready is not None:
+                    self._afterwards(after_ready, url, model)
+                self._watch(instance, launcher)
+        finally:
+            self._end(instance)
+        if self._after_error is not None:
+            raise self._after_error
+
+    def _prepare(self, instance: Instance, model: ModelSource) -> Launcher:
+        options, folder, gpus = self._options, instance.folder, self._gpus
+        token = os.environ.get(TOKEN_KEY) or secrets.token_hex(32)
+        cores = len(os.sched_getaffinity(0))
+        instance.write_environment(plan.environment(options, token, cores, os.environ, gpus))
+        if plan.makes_certificates(options):
+            self._authority = self._certify(folder / plan.CERTIFICATES)
+        for job in plan.jobs(options, model, folder, gpus):
+            instance.write_job(job)
+        logs = Path(options.config.telemetry.log_folder or folder).expanduser()
+        if logs != folder:
+            keep_logs(folder, self._names, logs)
+        self._progress(f"model {model.name} from {model.folder}")
+        self._progress(
+            f"starting the router, {options.prefill} prefill and {options.decode} decode workers "
+            f"({options.launcher} launcher; logs in {logs})"
+        )
+        for warning in _switched_off(options):
+            self._progress(f"WARNING: {warning}")
+        if gpus:
+            placed = plan.devices(options, gpus).items()
+            told = ", ".join(f"{name} on {device}" for name, device in placed)
+            self._progress(f"torch sees {gpus} GPUs: {told}")
+        workers = plan.worker_names(options)
+        if options.launcher == "process":
+            return ProcessLauncher(folder, [ROUTER_JOB, *workers])
+        self._progress(
+            f"joining Ray at {options.ray_address}"
+            if options.ray_address
+            else "starting a local Ray (about ten seconds)"
+        )
+        sharing = plan.workers_per_gpu(options, gpus)
+        return RayLauncher(instance, [ROUTER_JOB], workers, options.ray_address, sharing)
+
+    def _certify(self, folder: Path) -> Authority:
+        """A certificate for each process. Workers serve, and call: their roles change."""
+        authority = Authority(folder)
+        for name in plan.worker_names(self._options):
+            authority.issue(name, self._options.config.worker.host)
+        authority.issue(ROUTER_JOB, host=None)
+        return authority
+
+    def _until_ready(self, instance: Instance, launcher: Launcher) -> str | None:
+        """The router's URL once a request can be served; None when stopped before."""
+        registry = DirectoryRegistry(instance.folder / "registry")
+        missing = set(plan.worker_names(self._options))
+        placing = self._options.launcher == "ray"
+        deadline = self._began + self._options.start_timeout_s
+        while not self._stopping:
+            launcher.tend()
+            self._check_jobs(instance, starting=True)
+            if placing and (instance.folder / "ray.placed").exists():
+                placing = False
+                self._progress("Ray has placed the workers")
+            for name in sorted(missing):
+                self._tell_progress(instance, name)
+            for record in _announced(registry):
+                if record.worker_id in missing:
+                    missing.remove(record.worker_id)
+                    self._progress(f"{record.worker_id} ready at {record.address}")
+                    if record.memory:
+                        self._progress(f"{record.worker_id} memory: {record.memory}")
+            address = router_address(instance.folder)
+            if not missing and address is not None and self._all_linked(address):
+                return f"http://{address}"
+            if time.monotonic() > deadline:
+                waited = ", ".join(sorted(missing)) or ROUTER_JOB
+                raise Unavailable(f"{waited} not ready in time: see the logs, or --start-timeout")
+            time.sleep(TICK_S)
+        return None
+
+    def _tell_progress(self, instance: Instance, name: str) -> None:
+        """What a worker does before it is ready, where that has changed."""
+        if progress := read_progress(instance.folder, name):
+            self._tell(name, f"{name} {progress}")
+
+    def _tell(self, about: str, text: str) -> None:
+        """Say it, unless it is what was said last about this."""
+        if text != self._told.get(about):
+            self._told[about] = text
+            self._progress(text)
+
+    def _all_linked(self, address: str) -> bool:
+        """Whether the router can place on every worker: a request that came while only the
+        decode workers were linked would be prefilled there, whatever the placement."""
+        workers = linked_workers(address)
+        options = self._options
+        return (
+            workers.get("prefill", 0) >= options.prefill
+            and workers.get("decode", 0) >= options.decode
+        )
+
+    def _watch(self, instance: Instance, launcher: Launcher) -> None:
+        """Nothing ends it but `stop` and a job that was given up: what runs goes on."""
+        while not self._stopping:
+            time.sleep(TICK_S)
+            self._renew_certificates()
+            self._tend(launcher)
+            try:
+                self._check_jobs(instance, starting=False)
+            except OSError as error:
+                self._tell("jobs", f"the jobs cannot be looked at: {error}; it is tried again")
+
+    def _tend(self, launcher: Launcher) -> None:
+        try:
+            launcher.tend()
+        except BatonError as error:
+            self._tell("keepers", f"{error}; it is tried again")
+
+    def _renew_certificates(self) -> None:
+        try:
+            if self._authority is not None:
+                self._authority.renew()
+        except OSError as error:  # it is tried again; connections that stand need none
+            self._progress(f"certificates cannot be renewed, so new connections will fail: {error}")
+
+    def _check_jobs(self, instance: Instance, *, starting: bool) -> None:
+        """Say which jobs were started again. Raises ConfigError for one that was given up."""
+        for name in self._names:
+            status = read_status(instance.folder, name)
+            if status is None:
+                continue
+            before = self._starts.get(name, 1)
+            if status.state == "failed" or (starting and status.starts > EARLY_DEATHS):
+                raise ConfigError(status.message or self._crash(instance, name, status.ended))
+            if status.state == "waiting" and status.message:
+                self._tell(name, f"{status.message}; it is tried again")
+            if status.starts > before and status.state == "running":
+                how = "ended" if status.ended == "exit code 0" else "died"  # it was drained
+                self._progress(f"{name} {how} ({status.ended}); started again")
+                self._starts[name] = status.starts
+                for about in (name, "keepers"):  # told anew if it comes anew
+                    self._told.pop(about, None)
+
+    def _crash(self, instance: Instance, name: str, ended: str) -> str:
+        crash = f"{name} cannot be kept running ({ended})."
+        try:
+            log = (instance.folder / f"{name}.log").read_text(errors="replace")
+        except OSError as error:
+            return f"{crash} Its log cannot be read: {error}"
+        tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
+        return f"{crash} The end of its log:\n{tail}"
+
+    def _announce(self, url: str, model: ModelSource, grpc: str | None) -> None:
+        asked = [{"role": "user", "content": "Hello"}]
+        body = {"model": model.name, "stream": True, "messages": asked}
+        data = shlex.quote(json.dumps(body))
+        also = f" (gRPC at {grpc})" if grpc else ""
+        self._say(f"Ready at {url} after {time.monotonic() - self._began:.1f} s{also}. Try:")
+        self._say(
+            f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
+        )
+        if model.demonstration:
+            self._say(f"{model.name} is a demonstration model: it knows a small world of its own.")
+            self._say(f"A real one: {NEXT_STEP}")
+        self._say("Ctrl-C ends it.")
+
+    def _afterwards(self, after_ready: AfterReady, url: str, model: ModelSource) -> None:
+        def work() -> None:
+            try:
+                if after_ready(url, model.name):
+                    return
+            except BaseException as error:
+                self._after_error = error
+            self._stopping = True  # and no haste, if it was told before
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def _end(self, instance: Instance) -> None:
+        """The router first, while there are workers to finish what it has open."""
+        self._progress("stopping")
+        try:
+            instance.end_job(ROUTER_JOB, self._patience(OPEN_REQUESTS))
+        except OSError as error:  # as without descriptors: then it ends with the others
+            self._progress(f"the router cannot be ended first: {error}")
+        instance.end(self._patience(OTHERS), lambda: self._sweep(instance.instance_id))
+        self._progress("stopped, no process is left")
+
+    def _patience(self, waits_for: str) -> Callable[[], bool]:
+        """Whether to make haste; asked for longer than PATIENCE_S, it says what is waited for."""
+        patient_s = time.monotonic() + PATIENCE_S
+
+        def hurried() -> bool:
+            if time.monotonic() > patient_s:
+                self._tell("end", waits_for)
+            return self._hurried
+
+        return hurried
+
+    def _sweep(self, instance_id: str) -> None:
+        """Kill what has outlived its keeper (a Ray daemon, say) by SWEEP_S, and the keeper."""
+        began_s = time.monotonic()
+        while (left := processes_of(instance_id)) and time.monotonic() < began_s + SWEEP_S:
+            time.sleep(TICK_S)
+        for pid in left:
+            self._progress(f"process {pid} had to be killed")
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while processes_of(instance_id) and time.monotonic() < began_s + SWEEP_S + KILLED_S:
+            time.sleep(TICK_S)  # who still dies may still write into the folder, which goes next
+
+    def _progress(self, text: str) -> None:
+        self._say(f"[{time.monotonic() - self._began:6.1f} s] {text}")
+
+
+def serve(
+    options: ServeOptions,
+    say: Callable[[str], None] | None = None,
+    after_ready: AfterReady | None = None,
+) -> None:
+    """Run `baton serve` in the main thread until SIGINT, SIGTERM or SIGHUP."""
+    serving = Serving(options, say or _print)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: serving.stop())
+    serving.run(after_ready)
+
+
+def _announced(registry: DirectoryRegistry) -> list[WorkerRecord]:
+    """None while its file system hangs: they may still come before the start times out."""
+    try:
+        return answer_within(registry.workers)
+    except TimeoutError:
+        return []
+
+
+def router_address(folder: Path) -> str | None:
+    """host:port of the router, once it listens."""
+    try:
+        return (folder / "router.address").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def grpc_address(folder: Path) -> str | None:
+    """host:port where the router serves gRPC, if it does; known once it listens."""
+    try:
+        return grpc_address_file(folder / "router.address").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def linked_workers(address: str) -> dict[str, int]:
+    """How many workers of each role the router at `address` is linked to; none if it is not
+    ready or does not answer within two seconds."""
+    connection = http.client.HTTPConnection(address, timeout=2.0)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read()
+        return dict(json.loads(body)["workers"]) if answer.status == 200 else {}
+    except (OSError, http.client.HTTPException):
+        return {}
+    finally:
+        connection.close()
+
+
+def _switched_off(options: ServeOptions) -> Iterator[str]:
+    """What protects the user and others, and is off by his own word."""
+    if options.config.security.tls == "off":
+        yield "security.tls is off: processes talk in plain text"
+    if not options.config.handoff.verify:
+        yield "handoff.verify is off: a wrong block is used unseen"
+    asked = os.environ.get("RAY_AUTH_MODE", "token").lower()  # as Ray reads it
+    if options.launcher == "ray" and not options.ray_address and asked != "token":
+        yield f"RAY_AUTH_MODE is {asked}: whoever reaches this host's Ray runs code here"
+
+
+def _print(line: str) -> None:
+    with suppress(OSError):  # a full disk, a pipe that nobody reads: no reason to end
+        print(line, flush=True)

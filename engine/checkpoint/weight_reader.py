@@ -1,0 +1,216 @@
+"""From stored tensors to the matrices and vectors of a decoder.
+
+A matrix is asked for by the names of the modules that it is made of, from top to bottom: one
+name where the checkpoint has it whole, several where it is fused here. How a module is stored
+is this file's matter, not the caller's. Threads may read different matrices at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.checkpoint.checkpoint_formats import read_quantized
+from baton.engine.checkpoint.shard_headers import StoredTensor
+from baton.engine.checkpoint.shards import KINDS, Shards
+from baton.engine.model.linear import Linear, Matrix, PlainMatrix
+from baton.engine.model.linear_quantized import JoinedMatrix, QuantizedMatrix
+from baton.engine.model.quantized_weight import (
+    GROUPS,
+    QuantizedWeight,
+    group_for,
+    joined,
+    quantize_int4,
+    quantize_int8,
+)
+from baton.engine.spec.quantization_config import Made, StoredForm
+from baton.runtime.errors import ModelError
+
+Parts = Sequence[tuple[str, int]]  # (module, "model.layers.0.mlp.up_proj", its rows)
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class WeightReader:
+    """Reads what a spec asks for, converted to `dtype`. All methods raise ModelError naming
+    file, tensor and expected shape for what is missing, of another shape or kind, or not
+    finite."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        dtype: torch.dtype,
+        form: StoredForm | None = None,
+        made: Made = "none",
+        device: torch.device | None = None,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """`form`: how the files keep their quantised matrices. `made`: what to make of those
+        that they keep plainly. `device` None: the host. `batch_invariant`: see `Matrix`."""
+        self._shards = shards
+        self._dtype = dtype
+        self._form = form
+        self._made = made
+        self.device = device
+        self._batch_invariant = batch_invariant
+
+    def quantizes(self, parts: Parts, columns: int) -> bool:
+        """Whether the modules' weights come as something other than plain numbers."""
+        return any(self._quantized(name, rows, columns) is not None for name, rows in parts)
+
+    def quantized(self, parts: Parts, columns: int) -> QuantizedWeight:
+        """The modules' weights in one quantised matrix, which they must share the form of."""
+        found = [self._quantized(name, rows, columns) for name, rows in parts]
+        weights = [weight for weight in found if weight is not None]
+        whole = joined(weights) if weights and len(weights) == len(parts) else None
+        if whole is None:
+            names = ", ".join(name for name, _ in parts)
+            raise ModelError(
+                f"{self._shards.folder}: {names} are not quantised by one form, which is not for "
+                "a GPU; set worker.device to cpu"
+            )
+        return whole
+
+    def as_kind(self, dtype: torch.dtype) -> WeightReader:
+        """The same files, converted to `dtype`; nothing plain is quantised."""
+        return WeightReader(
+            self._shards,
+            dtype,
+            self._form,
+            device=self.device,
+            batch_invariant=self._batch_invariant,
+        )
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
+        return self._joined([(name, size)], ())
+
+    def table(self, name: str, rows: int, columns: int) -> Tensor:
+        """A tensor that is looked up, not multiplied with: [rows, columns]."""
+        return self._joined([(name, rows)], (columns,))
+
+    def matrix(self, parts: Parts, columns: int, *, bias: bool = False) -> Linear:
+        """The product with the modules' weights [sum of rows, columns], and their biases."""
+        added = None
+        if bias:
+            added = self._joined([(f"{name}.bias", rows) for name, rows in parts], ())
+        found = [self._quantized(name, rows, columns) for name, rows in parts]
+        quantized = [weight for weight in found if weight is not None]
+        if not quantized:
+            return self.plain(self.dense(parts, columns), added)
+        whole = joined(quantized) if len(quantized) == len(parts) else None
+        if whole is not None:
+            return self._product(whole, added)
+        biases: list[Tensor | None] = [None] * len(parts)
+        if added is not None:
+            biases = list(torch.split(added, [rows for _, rows in parts]))
+        return JoinedMatrix(
+            [
+                self.plain(self.dense([part], columns), own)
+                if weight is None
+                else self._product(weight, own)
+                for part, weight, own in zip(parts, found, biases, strict=True)
+            ]
+        )
+
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The product with `weight` [out, in] as it is, packed for the host's processor."""
+        if self.device is not None:
+            return PlainMatrix(weight, bias)
+        return Matrix(weight, bias, batch_invariant=self._batch_invariant)
+
+    def _product(self, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+        if self.device is None:
+            return QuantizedMatrix(weight, bias, self._dtype)
+        from baton.engine.triton.quantized import TritonQuantized
+
+        return TritonQuantized(weight, bias, self.device)
+
+    def dense(self, parts: Parts, columns: int) -> Tensor:
+        """The modules' weights as plain numbers [sum of rows, columns], for whoever does more
+        with them than multiply."""
+        if self._form is None:
+            return self._joined([(f"{name}.weight", rows) for name, rows in parts], (columns,))
+        target = self._room((sum(rows for _, rows in parts), columns))
+        start = 0
+        for name, rows in parts:
+            stored = read_quantized(self._shards, self._form, name, rows, columns)
+            if stored is None:
+                self._fill(target[start : start + rows], f"{name}.weight")
+            else:
+                target[start : start + rows] = stored.dequantized(self._dtype)
+            start += rows
+        return target
+
+    def _quantized(self, name: str, rows: int, columns: int) -> QuantizedWeight | None:
+        """None for a module that is stored plainly and stays so."""
+        if self._form is not None:
+            return read_quantized(self._shards, self._form, name, rows, columns)
+        if self._made == "none":
+            return None
+        stored = self._checked(f"{name}.weight", (rows, columns))
+        with self._shards.open(stored.name) as source:
+            if self._made == "int8":
+                weight = quantize_int8(source)
+            else:
+                group = group_for(columns)
+                if group is None:
+                    raise stored.error(
+                        f"has {columns} columns, which none of {GROUPS} divides: set "
+                        "worker.quantization to int8 or none"
+                    )
+                weight = quantize_int4(source, group)
+        if not weight.scales.isfinite().all():
+            raise stored.error("has values that are not finite; download it again")
+        return weight
+
+    def _joined(self, tensors: Parts, rest: tuple[int, ...]) -> Tensor:
+        """Tensors [rows, *rest], one below the other, copied."""
+        target = self._room((sum(rows for _, rows in tensors), *rest))
+        start = 0
+        for name, rows in tensors:
+            self._fill(target[start : start + rows], name)
+            start += rows
+        return target
+
+    def _room(self, shape: tuple[int, ...]) -> Tensor:
+        try:
+            return torch.empty(shape, dtype=self._dtype, device=self.device)
+        except (RuntimeError, TypeError, OverflowError) as error:  # by kind of impossible size
+            raise ModelError(
+                f"{self._shards.folder}: the system has no memory for a tensor {list(shape)}: "
+                "check the sizes in config.json, or use a machine with more memory"
+            ) from error
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._shards.find(name, shape)
+        float_dtype(self._shards, name)
+        if stored.shape != shape:
+            raise ModelError(
+                f"{stored.path}: tensor {name} has shape {list(stored.shape)}, but config.json "
+                f"asks for {list(shape)}"
+            )
+        return stored
+
+    def _fill(self, target: Tensor, name: str) -> None:
+        stored = self._checked(name, tuple(target.shape))
+        with self._shards.open(name) as source:
+            target.copy_(source)
+        # A sum is not finite if any term is not; the exact check runs only when it is not.
+        if not target.sum(dtype=torch.float32).isfinite() and not target.isfinite().all():
+            raise stored.error(
+                "has values that are not finite in "
+                f"{str(self._dtype).removeprefix('torch.')}; download it again, or use float32"
+            )
+
+
+def float_dtype(shards: Shards, name: str) -> torch.dtype:
+    """The kind of number of a tensor that is stored plainly. Raises ModelError."""
+    stored = shards.find(name)
+    if stored.kind not in _FLOATS:
+        raise stored.error(
+            f"is of kind {stored.kind}; use a version of the model stored as {', '.join(_FLOATS)}"
+        )
+    return KINDS[stored.kind]

@@ -1,0 +1,76 @@
+"""Attention over an eight-bit pool, compiled: no block is gathered, each is read as it is used.
+
+A bfloat16 model takes `attention_codes_bf16` where the processor has its instruction; any other
+takes the strict kernel of the deterministic mode, in float32. Either way rows are written by one
+kernel, which gives the codes of `KvCodes`. Up to rounding the results are those of
+`TorchAttention` over the same pool. Needs numba; owns nothing but views of the pool.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.engine.cpu.attention_invariant import InvariantAttention
+from baton.engine.cpu.attention_kv_quant_bf16 import BfloatCodesAttention, usable
+from baton.engine.cpu.kv_quant_numba import Slabs
+from baton.engine.cpu.rotation_bf16 import rotate_into
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.rope import rotate
+from baton.engine.model.step_layout import ChunkRows, StepLayout
+from baton.engine.spec.model_spec import AttentionSpec
+
+
+class CodesAttention(TorchAttention):
+    """For a pool with codes, of a model in float32 or bfloat16. A decode row's result depends on
+    its own sequence alone, bit for bit."""
+
+    def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
+        super().__init__(pool, spec)
+        self._slabs = Slabs(pool)
+        self._fast = BfloatCodesAttention(pool, spec) if usable(pool) else None
+        self._strict = InvariantAttention(pool, spec) if self._fast is None else None
+        none = torch.zeros(0, dtype=torch.int64)
+        kv = torch.zeros(0, pool.slabs, 2, pool.tensor.shape[-1], dtype=pool.dtype)
+        self._slabs.write(0, none, none, kv)  # compiles
+        if self._fast is not None:
+            self._fast.warm_up()
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
+        kv = torch.stack((keys, values), dim=2)  # [rows, kv_heads, 2, head_dim]
+        self._slabs.write(layer, layout.write_blocks, layout.write_slots, kv)
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """As `RotatingAttention`."""
+        if self._fast is None or angles[0].shape[-1] % 32:
+            self.write(layer, rotate(keys, *angles), values, layout)
+            return rotate(queries, *angles)
+        rows, heads, dim = keys.shape
+        kv = torch.empty(rows, heads, 2, dim, dtype=keys.dtype)
+        strides = (2 * kv.stride(0), 2 * kv.stride(1), 0, 2 * kv.stride(2), 0)
+        places = torch.arange(rows), torch.zeros(rows, dtype=torch.int64)
+        turned = rotate_into(kv.data_ptr(), strides, (queries, keys, values), angles, places)
+        self._slabs.write(layer, layout.write_blocks, layout.write_slots, kv)
+        return turned
+
+    def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        if self._strict is not None:
+            return self._strict.attend(layer, queries, layout)
+        return super().attend(layer, queries, layout)
+
+    def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        assert self._fast is not None
+        return self._fast.decode(layer, queries, layout.decode_tables, layout.decode_lengths)
+
+    def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        assert self._fast is not None
+        return self._fast.chunk(layer, queries, chunk)

@@ -1,0 +1,163 @@
+"""Attention compiled by Numba: decode walks the block tables in place.
+
+Gathering a sequence's blocks costs several times what reading them does (docs/decisions.md);
+here nothing is gathered. A bfloat16 pool goes to `BfloatAttention` where it can; other chunks go
+to `TorchAttention`, whose results all of these equal up to rounding. Needs numba, which is
+optional; owns nothing but views of the pool.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.cpu.attention_bf16 import BfloatAttention, usable
+from baton.engine.cpu.compiled import compiled, take_threads
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.rope import rotate
+from baton.engine.model.step_layout import ChunkRows, StepLayout
+from baton.engine.spec.model_spec import AttentionSpec
+
+
+class NumbaAttention(TorchAttention):
+    """`TorchAttention`, compiled. A decode row's result depends on its own sequence
+    alone, bit for bit."""
+
+    def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
+        super().__init__(pool, spec)
+        bits = torch.int32 if pool.tensor.dtype == torch.float32 else torch.int16
+        unsigned = np.uint32 if bits == torch.int32 else np.uint16
+        self._bits = pool.tensor.view(bits).numpy().view(unsigned)
+        # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
+        self._widen = np.uint32(1 if bits == torch.int32 else 1 << 16)
+        self._fast = BfloatAttention(pool, spec) if usable(pool) else None
+        self._warm_up()
+
+    @property
+    def bfloat_pool(self) -> Tensor | None:
+        """The pool's tensor, where `BfloatAttention` reads it."""
+        return None if self._fast is None else self._pool.tensor
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """As `RotatingAttention`."""
+        if self._fast is not None and angles[0].shape[-1] % 32 == 0:
+            return self._fast.rotate_and_write(layer, queries, keys, values, angles, layout)
+        self.write(layer, rotate(keys, *angles), values, layout)
+        return rotate(queries, *angles)
+
+    def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        if self._fast is not None:
+            return self._fast.chunk(layer, queries, chunk)
+        return super()._chunk(layer, queries, chunk)
+
+    def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        if self._fast is not None:
+            return self._fast.decode(layer, queries, layout.decode_tables, layout.decode_lengths)
+        # A job whose scratch memory cannot be had ends without a word: its rows then stay NaN.
+        out = torch.full(queries.shape, torch.nan)
+        take_threads()
+        lengths = layout.decode_lengths.numpy()
+        window = self._spec.windows[layer]
+        firsts = np.maximum(lengths - window, 0) if window else np.zeros_like(lengths)
+        _decode(
+            self._bits,
+            layer,
+            self._widen,
+            queries.to(torch.float32).mul(self._spec.scale).contiguous().numpy(),
+            layout.decode_tables.numpy(),
+            firsts,
+            lengths,
+            np.float32(self._spec.soft_cap),
+            out.numpy(),
+        )
+        return out.to(queries.dtype)
+
+    def _warm_up(self) -> None:
+        """Compile now, on a copy of the first block, not while the first client waits."""
+        if self._fast is not None:
+            self._fast.warm_up()
+            return
+        _, kv_heads, _, _, _, dim = self._bits.shape
+        queries = np.zeros((1, kv_heads, dim), dtype=np.float32)
+        table = np.zeros((1, 1), dtype=np.int32)
+        first, length = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
+        no_cap, out = np.float32(0.0), np.empty_like(queries)
+        _decode(self._bits, 0, self._widen, queries, table, first, length, no_cap, out)
+
+
+def _walk(  # type: ignore[no-untyped-def]
+    bits,  # uint16 or uint32 [block, kv_head, layer, k|v, token, dim]
+    layer,
+    widen,  # uint32: what makes a float32 of one of `bits`
+    queries,  # float32 [rows, heads, dim], scaled
+    tables,  # int32 [rows, width]
+    firsts,  # int32 [rows]: the first token of the window
+    lengths,  # int32 [rows]
+    soft_cap,  # float32; 0: none
+    out,  # float32 [rows, heads, dim]
+):
+    """One job per row and KV head; softmax online over blocks (Milakov and Gimelshein 2018,
+    arXiv:1805.02867)."""
+    rows, heads, dim = queries.shape
+    kv_heads, size = bits.shape[1], bits.shape[4]
+    group = heads // kv_heads
+    for job in numba.prange(rows * kv_heads):
+        row, head = job // kv_heads, job % kv_heads
+        query = queries[row, head * group : (head + 1) * group]
+        tile_bits = np.empty((size, dim), dtype=np.uint32)
+        tile = tile_bits.view(np.float32)
+        scores = np.empty(size, dtype=np.float32)
+        weights = np.empty((group, size), dtype=np.float32)
+        best = np.full(group, -np.inf, dtype=np.float32)
+        total = np.zeros(group, dtype=np.float32)
+        mixed = np.zeros((group, dim), dtype=np.float32)
+        for place in range(firsts[row] // size, (lengths[row] + size - 1) // size):
+            block = tables[row, place]
+            start = max(0, firsts[row] - place * size)
+            count = min(size, lengths[row] - place * size)
+            for token in range(start, count):
+                for i in range(dim):
+                    tile_bits[token, i] = bits[block, head, layer, 0, token, i] * widen
+            for g in range(group):
+                highest = best[g]
+                for token in range(start, count):
+                    score = np.float32(0.0)
+                    for i in range(dim):
+                        score += query[g, i] * tile[token, i]
+                    if soft_cap > 0:
+                        score = soft_cap * math.tanh(score / soft_cap)
+                    scores[token] = score
+                    highest = max(highest, scores[token])
+                shrink = math.exp(best[g] - highest)
+                best[g] = highest
+                total[g] *= shrink
+                mixed[g] *= shrink
+                for token in range(start, count):
+                    weights[g, token] = math.exp(scores[token] - highest)
+                    total[g] += weights[g, token]
+            for token in range(start, count):
+                for i in range(dim):
+                    tile_bits[token, i] = bits[block, head, layer, 1, token, i] * widen
+            for g in range(group):
+                for token in range(start, count):
+                    weight = weights[g, token]
+                    for i in range(dim):
+                        mixed[g, i] += weight * tile[token, i]
+        for g in range(group):
+            out[row, head * group + g] = mixed[g] / total[g]
+
+
+_decode = compiled(_walk, parallel=True)

@@ -1,0 +1,195 @@
+"""Scores, mixed values and their rounding in the order of sums of `tile_bf16.tile`, for Numba.
+
+There a score is one sum over pairs of numbers, and a result one sum over pairs of tokens, from
+packed keys and values. Here the keys and values of one sequence lie as the pool has them: 16 keys
+are turned within registers, the values of two tokens paired there. Addresses and strides are
+int64, in bytes. Knows no pool and no model; keeps no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
+from numba.core import types
+from numba.extending import intrinsic
+
+from baton.engine.cpu.dot_bf16 import (
+    COLUMNS,
+    FLOATS,
+    I32,
+    I64,
+    LANES,
+    PAIRS,
+    dot,
+    load,
+    narrowed,
+    prefetch,
+    splat,
+    store,
+)
+from baton.engine.cpu.softmax_ir import TOKENS, by_count, loop
+
+MOST_QUERIES = 4  # of a KV head at once: their sums and 16 turned keys fill the registers
+_COUNTS = range(1, MOST_QUERIES + 1)
+_WORDS = ir.VectorType(I32, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
+_PARTS = COLUMNS // LANES
+
+
+def _scores(  # type: ignore[no-untyped-def]
+    _typing, queries, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
+):
+    """out[q, t] = sum over pairs of d, in order, of query[q, d] * keys[t, d]: float32, for 1 to
+    4 `queries`, 16 tokens, d below 32 * `vectors`. Meanwhile as many lines of 64 bytes are fetched
+    from the address `ahead` on, one after the other, as by `softmax_ir.scores`."""
+
+    def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        queries, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride = given
+
+        def emit(count: int) -> None:
+            rows = [builder.add(query, builder.mul(query_stride, I64(q))) for q in range(count)]
+
+            def body(step: Any, carried: list[Any]) -> list[Any]:
+                sums = list(carried)
+                offset = builder.mul(step, I64(64))
+                at = builder.add(keys, offset)
+                later = builder.add(ahead, builder.mul(offset, I64(TOKENS)))
+                words = []
+                for _ in range(TOKENS):
+                    words.append(load(builder, at, 0, _WORDS))
+                    prefetch(builder, later, 1, level=1)
+                    at, later = builder.add(at, token_stride), builder.add(later, I64(64))
+                for pair, column in enumerate(_turned(builder, words)):
+                    both = builder.bitcast(column, PAIRS)
+                    for q, row in enumerate(rows):
+                        part = splat(builder, builder.add(row, builder.add(offset, I64(4 * pair))))
+                        sums[q] = dot(builder, sums[q], part, both)
+                return sums
+
+            zero = ir.Constant(FLOATS, [0.0] * LANES)
+            for q, total in enumerate(loop(builder, vectors, [zero] * count, body)):
+                store(builder, total, builder.add(out, builder.mul(out_stride, I64(q))))
+
+        by_count(builder, queries, _COUNTS, emit)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), generate
+
+
+def _mix(  # type: ignore[no-untyped-def]
+    _typing,
+    queries,
+    weights,
+    weights_stride,
+    values,
+    token_stride,
+    tokens,
+    nothing,
+    ahead,
+    sums,
+    sums_stride,
+):
+    """sums[q, d] += sum over pairs of t, in order, of weights[q, t] * values[t, d], for 1 to 4
+    `queries` and 64 numbers d; weights and values bfloat16, sums float32 in the order that
+    `finish` knows. A last value without its neighbour is paired with `nothing`: zeros. Four lines
+    of 64 bytes are fetched for each pair, one after the other, from the address `ahead` on."""
+
+    def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        queries, weights, weights_stride, values, stride, tokens, nothing, ahead, *to = given
+        pairs = builder.ashr(builder.add(tokens, I64(1)), I64(1))
+
+        def emit(count: int) -> None:
+            rows = [builder.add(weights, builder.mul(weights_stride, I64(q))) for q in range(count)]
+            places = [builder.add(to[0], builder.mul(to[1], I64(q))) for q in range(count)]
+            starts = [load(builder, at, 64 * part, FLOATS) for at in places for part in range(4)]
+
+            def body(pair: Any, carried: list[Any]) -> list[Any]:
+                totals, token = list(carried), builder.shl(pair, I64(1))
+                offset, after = builder.mul(token, stride), builder.add(token, I64(1))
+                even, later = builder.add(values, offset), builder.mul(pair, I64(256))
+                there = builder.icmp_signed("<", after, tokens)
+                odd = builder.select(there, builder.add(even, stride), nothing)
+                prefetch(builder, builder.add(ahead, later), 4, level=1)
+                columns = [c for half in (0, 64) for c in _paired(builder, even, odd, half)]
+                for q, row in enumerate(rows):
+                    both = splat(builder, builder.add(row, builder.shl(pair, I64(2))))
+                    for part, column in enumerate(columns):
+                        place = _PARTS * q + part
+                        totals[place] = dot(builder, totals[place], both, column)
+                return totals
+
+            for place, total in enumerate(loop(builder, pairs, starts, body)):
+                store(builder, total, places[place // _PARTS], 64 * (place % _PARTS))
+
+        by_count(builder, queries, _COUNTS, emit)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), generate
+
+
+def _finish(_typing, sums, out):  # type: ignore[no-untyped-def]
+    """64 sums of `mix_in_order`, in the order of their numbers, rounded to bfloat16."""
+    first = [*range(4), *range(16, 20), *range(4, 8), *range(20, 24)]
+
+    def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        sums, out = given
+        for half in range(2):
+            low, high = (load(builder, sums, 128 * half + 64 * n, FLOATS) for n in range(2))
+            for part in range(2):
+                order = ir.Constant(_WORDS, [place + 8 * part for place in first])
+                ordered = builder.shuffle_vector(low, high, order)
+                rounded = narrowed(builder, ordered)
+                store(builder, rounded, out, 64 * half + 32 * part)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _turned(builder: Any, rows: list[Any]) -> list[Any]:
+    """The 16 columns of 16 rows of 16 words: pairs of words, then of pairs, then of quarters
+    change places. A vector is four quarters of four words."""
+
+    def shuffled(left: Any, right: Any, places: list[int]) -> Any:
+        return builder.shuffle_vector(left, right, ir.Constant(_WORDS, places))
+
+    def quarters(one: int, other: int, third: int, fourth: int) -> list[int]:
+        return [4 * quarter + n for quarter in (one, other, third, fourth) for n in range(4)]
+
+    words = [[4 * q + n + 16 * side for q in range(4) for n in at for side in (0, 1)]
+             for at in ((0, 1), (2, 3))]  # fmt: skip
+    pairs = [[4 * q + n + 16 * side for q in range(4) for side in (0, 1) for n in at]
+             for at in ((0, 1), (2, 3))]  # fmt: skip
+    columns: list[Any] = [None] * LANES
+    fours = []  # [4 k + j]: in quarter q, the words of rows 4 k to 4 k + 3 in column 4 q + j
+    for first in range(0, LANES, 4):
+        a, b, c, d = rows[first : first + 4]
+        twos = [shuffled(*both, places) for places in words for both in ((a, b), (c, d))]
+        for one, other in (twos[:2], twos[2:]):
+            fours += [shuffled(one, other, places) for places in pairs]
+    even, odd = quarters(0, 2, 4, 6), quarters(1, 3, 5, 7)
+    for j in range(4):
+        a, b, c, d = fours[j::4]
+        for parity, places in ((0, even), (1, odd)):
+            left, right = shuffled(a, b, places), shuffled(c, d, places)
+            columns[4 * parity + j] = shuffled(left, right, even)
+            columns[4 * (parity + 2) + j] = shuffled(left, right, odd)
+    return columns
+
+
+def _paired(builder: Any, even: Any, odd: Any, offset: int) -> tuple[Any, Any]:
+    """32 numbers each of two tokens, a number of one beside that of the other: of each 8 the
+    first 4, then the others."""
+    one, other = (load(builder, at, offset, _HALVES) for at in (even, odd))
+    found = []
+    for start in (0, 4):
+        places = [8 * q + start + n + 32 * side for q in range(4) for n in range(4)
+                  for side in (0, 1)]  # fmt: skip
+        order = ir.Constant(ir.VectorType(I32, 2 * LANES), places)
+        found.append(builder.bitcast(builder.shuffle_vector(one, other, order), PAIRS))
+    return found[0], found[1]
+
+
+scores_in_order: Any = intrinsic(_scores)
+mix_in_order: Any = intrinsic(_mix)
+finish: Any = intrinsic(_finish)

@@ -1,0 +1,246 @@
+"""Attention of decode rows over a bfloat16 pool, compiled. Needs numba.
+
+A job is one row and one KV head. Scores of 16 keys at a time, one softmax over all of them,
+values mixed in float32; while a tile of 16 tokens is used, the one after it in the job, or the
+first one of the next job, is fetched from end to end: a block is a few kilobytes, anywhere in the
+pool. Threads
+get runs of jobs of equal cost. All room is the caller's (`Room`); called by `BfloatAttention` and
+`DecodePass`, which own it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.engine.cpu.compiled import compiled
+from baton.engine.cpu.decode_ir import narrow_mixed, scores_of_two
+from baton.engine.cpu.dot_bf16 import COLUMNS
+from baton.engine.cpu.softmax_ir import (
+    TOKENS,
+    exponentials,
+    highest,
+    mix,
+    scores,
+)
+
+_FAR = 1  # tiles that are fetched ahead; measured: more is no faster
+_JOB_TOKENS = 32  # what a job costs beside its tokens, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What each of the threads that share a step's jobs writes into meanwhile."""
+
+    tiles: NDArray[np.int64]  # [parts, 2, tiles]: addresses, of a job and of the next one
+    weights: NDArray[np.float32]  # [parts, group, tokens]
+    mixed: NDArray[np.float32]  # [parts, group, dim]
+
+
+def room(parts: int, group: int, dim: int, tokens: int) -> Room:
+    """For sequences of up to `tokens`. Raises what torch does where there is no memory."""
+    tiles = -(-tokens // TOKENS)
+    return Room(
+        torch.empty(parts, 2, tiles, dtype=torch.int64).numpy(),
+        torch.empty(parts, group, tiles * TOKENS).numpy(),
+        torch.empty(parts, group, dim).numpy(),
+    )
+
+
+def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-def]
+    """Of the scores `first` to `end` of float32 `values`, in place and not yet divided by their
+    sum, which is returned; the others become 0. Their count is a multiple of 16."""
+    if soft_cap > 0:
+        for place in range(first, end):
+            values[place] = soft_cap * math.tanh(values[place] * scale / soft_cap)
+        scale = np.float32(1.0)
+    values[:first] = -np.inf
+    values[end:] = -np.inf
+    at, vectors = values.ctypes.data, values.shape[0] // TOKENS
+    return exponentials(at, vectors, highest(at, vectors), scale)
+
+
+def _score_keys(  # type: ignore[no-untyped-def]
+    queries, group, dim, keys, by_token, ahead, out, out_stride
+):
+    """Scores of 16 keys for the `group` queries of a KV head; keys at `ahead` are fetched."""
+    for g in range(0, group - 1, 2):
+        query, to = queries + g * dim * 2, out + g * out_stride
+        later = ahead if g == 0 else keys
+        scores_of_two(query, dim * 2, keys, by_token, dim // 32, later, to, out_stride)
+    if group % 2:
+        query, to = queries + (group - 1) * dim * 2, out + (group - 1) * out_stride
+        scores(query, keys, by_token, dim // 32, ahead if group == 1 else keys, to)
+
+
+def _mix_tokens(  # type: ignore[no-untyped-def]
+    weights, stride, group, dim, values, by_token, count, ahead, into
+):
+    """Add to float32 [group, dim] at `into` the values of `count` tokens, by float32 `weights`
+    [group, ..], `stride` bytes a row; a tile at `ahead` is fetched."""
+    for d in range(0, dim, COLUMNS):
+        value, part = values + d * 2, ahead + d * 2 * TOKENS
+        for g in range(0, group - 1, 2):
+            to, later = into + (g * dim + d) * 4, part if g == 0 else values
+            _mix_two(weights + g * stride, stride, value, by_token, count, later, to, dim * 4)
+        if group % 2:
+            g, later = group - 1, part if group == 1 else values
+            to = into + (g * dim + d) * 4
+            _mix_one(weights + g * stride, stride, value, by_token, count, later, to, dim * 4)
+
+
+def _find_tiles(  # type: ignore[no-untyped-def]
+    job, pool, strides, kv_heads, size, tables, lengths, window, found
+):
+    """Addresses of the tiles that a job reads, into `found`; their count."""
+    row, head, length = job // kv_heads, job % kv_heads, lengths[job // kv_heads]
+    start = max(0, length - window) // TOKENS if window else 0
+    end = (length + TOKENS - 1) // TOKENS
+    for number in range(start, end):
+        token = number * TOKENS
+        at = pool + tables[row, token // size] * strides[0] + head * strides[1]
+        found[number - start] = at + token % size * strides[3]
+    return end - start
+
+
+def _tile_place(  # type: ignore[no-untyped-def]
+    job, number, kv_heads, size, tables, lengths, window
+):
+    """Block, KV head and slot of the first token of tile `number` of those that a job reads.
+    Where there is none, all are 0: of what shall be fetched any tile will do."""
+    row, head = job // kv_heads, job % kv_heads
+    if row >= lengths.shape[0]:
+        return 0, 0, 0
+    start = max(0, lengths[row] - window) // TOKENS if window else 0
+    token = (start + number) * TOKENS
+    if token >= lengths[row]:
+        return 0, 0, 0
+    return tables[row, token // size], head, token % size
+
+
+def _first_of_part(lengths, window, kv_heads, part, parts):  # type: ignore[no-untyped-def]
+    """The first job of a part, where jobs are cut into parts that cost about the same."""
+    total = 0
+    for length in lengths:
+        total += (min(length, window) if window else length) + _JOB_TOKENS
+    target = total * kv_heads * part // parts
+    passed = 0
+    for row in range(lengths.shape[0]):
+        cost = (min(lengths[row], window) if window else lengths[row]) + _JOB_TOKENS
+        if passed + cost * kv_heads > target:
+            return row * kv_heads + (target - passed + cost - 1) // cost
+        passed += cost * kv_heads
+    return lengths.shape[0] * kv_heads
+
+
+def _attend(  # type: ignore[no-untyped-def]
+    part,
+    parts,
+    pool,  # address of the layer
+    strides,  # bytes from one block, KV head, k to v, token to the next
+    kv_heads,
+    size,  # tokens of a block
+    dim,
+    queries,  # address of bfloat16 [rows, heads, dim]
+    heads,
+    tables,  # int32 [rows, width]
+    lengths,  # int32 [rows]
+    window,  # tokens; 0: all
+    scale,
+    soft_cap,  # 0: none
+    tiles,  # int64 [2, tiles]
+    weights,  # float32 [group, tokens]
+    mixed,  # float32 [group, dim]
+    out,  # address of bfloat16 [rows, heads, dim]
+):
+    """The jobs of one part; what `tiles`, `weights` and `mixed` are, `Room` says."""
+    group, by_pair, by_token = heads // kv_heads, strides[2], strides[3]
+    at, stride, into = weights.ctypes.data, weights.shape[1] * 4, mixed.ctypes.data
+    begin = _first(lengths, window, kv_heads, part, parts)
+    end = _first(lengths, window, kv_heads, part + 1, parts)
+    known = 0  # tiles of this job, found already
+    for job in range(begin, end):
+        row, head, here, after = job // kv_heads, job % kv_heads, tiles[job % 2], tiles[1 - job % 2]
+        find = (pool, strides, kv_heads, size, tables, lengths, window)
+        count = known if known else _find(job, *find, here)
+        known = _find(job + 1, *find, after) if job + 1 < end else 0
+        length = lengths[row]
+        first = max(0, length - window) if window else 0
+        place = (row * heads + head * group) * dim * 2
+        for number in range(count):
+            ahead, to = number + _FAR, at + number * TOKENS * 4
+            later = here[ahead] if ahead < count else here[min(ahead - count, number)] + by_pair
+            _score(queries + place, group, dim, here[number], by_token, later, to, stride)
+        skip = first // TOKENS * TOKENS
+        for g in range(group):
+            found = weights[g, : count * TOKENS]
+            found *= np.float32(1.0) / weigh(found, first - skip, length - skip, scale, soft_cap)
+        mixed[:] = np.float32(0.0)
+        for number in range(count):
+            token = max(first - skip, number * TOKENS)
+            several = min(length - skip, (number + 1) * TOKENS) - token
+            values = here[number] + by_pair + token % TOKENS * by_token
+            ahead, later = number + _FAR, here[number] + by_pair
+            if ahead < count:
+                later = here[ahead] + by_pair
+            elif ahead - count < known:
+                later = after[ahead - count]
+            _mix(at + token * 4, stride, group, dim, values, by_token, several, later, into)
+        narrow_mixed(into, out + place, group * dim // 32, np.float32(1.0))
+
+
+def _attend_all(  # type: ignore[no-untyped-def]
+    pool,
+    strides,
+    kv_heads,
+    size,
+    dim,
+    queries,
+    heads,
+    tables,
+    lengths,
+    window,
+    scale,
+    soft_cap,
+    tiles,  # [parts, ...], as `Room`'s
+    weights,
+    mixed,
+    out,
+):
+    """As `_attend`, in parts shared among threads."""
+    parts = tiles.shape[0]
+    for part in numba.prange(parts):
+        attend_part(
+            part,
+            parts,
+            pool,
+            strides,
+            kv_heads,
+            size,
+            dim,
+            queries,
+            heads,
+            tables,
+            lengths,
+            window,
+            scale,
+            soft_cap,
+            tiles[part],
+            weights[part],
+            mixed[part],
+            out,
+        )
+
+
+_mix_one, _mix_two = mix(1), mix(2)
+weigh = compiled(_softmax, strict=True)  # the same bits whatever it is inlined into
+tile_place = compiled(_tile_place)
+_score, _mix = compiled(_score_keys), compiled(_mix_tokens)
+_find, _first = compiled(_find_tiles), compiled(_first_of_part)
+attend_part = compiled(_attend)
+attend_all = compiled(_attend_all, parallel=True)

@@ -1,0 +1,143 @@
+"""The proof of the deterministic mode: on this machine, with this model, before it is served.
+
+A text is computed whole, in pieces, beside others and as single tokens, and every bit compared;
+on a device with graphs, by those too. So nothing that was measured elsewhere need be believed.
+Keeps no state; the pool is lent, and left empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from hashlib import blake2b
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from baton.engine.execution.cuda_runner import CudaRunner
+
+_PROOF_TOKENS = 90  # more than a tile of the attention, if context and pool allow
+_BESIDE_TOKENS = 17  # at most, in the sequence that is computed beside its pieces
+_SIZES_TOKENS = 1024
+# The pieces that such a text is cut into, before the rest of it: tails of tiles, and both sides of
+# a larger size.
+_SIZES = ((*range(1, 34, 2), 511), (*range(2, 33, 2), 512), (513, 511))
+_GRAPH_TOKENS = 256  # as many as the largest graph has rows
+_NAMED_TOKENS = 16  # whose logits the digest covers: the same for pools of nearly every size
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+def prove(runner: ModelRunner) -> str:
+    """Compute one text whole, and again in pieces beside other sequences and by one thread; a
+    longer one in pieces of many sizes. Returns a digest of the first one's logits' bits: other
+    kernels, on another machine, give another.
+
+    Writes into the first blocks of the pool, which must not be in use, and leaves them zero.
+    Raises ConfigError if a bit differs.
+    """
+    tokens, first, second = _text(runner, _PROOF_TOKENS)
+    (whole,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
+    pieces = list(_in_pieces(runner, tokens, first, second))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        (alone,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
+    finally:
+        torch.set_num_threads(threads)
+    same = torch.equal(torch.cat(pieces), whole) and torch.equal(alone, whole)
+    _judge(runner, same and _sizes_are_alike(runner))
+    named = whole[:_NAMED_TOKENS].cpu().numpy()
+    return blake2b(named.tobytes(), digest_size=16).hexdigest()
+
+
+def prove_graphs(runner: CudaRunner) -> str:
+    """`prove`, and that every captured size of step writes the same KV, and draws the same tokens,
+    as one eager step does. Returns and raises as `prove`."""
+    digest, eager = prove(runner.eager), runner.eager
+    tokens, first, second = _text(eager, _GRAPH_TOKENS)
+    size, memory = eager.pool.block_size, eager.pool.memory
+    wanted = eager.run(_singles(tokens, first, 0, len(tokens))).drawn
+    same = True
+    for bucket in runner.graphs.buckets:
+        memory[second] = 0
+        count = min(max(bucket, size), len(tokens))
+        for start in range(0, count, bucket):
+            end = min(start + bucket, count)
+            found = runner.run(_singles(tokens, second, start, end)).drawn
+            same = same and found == wanted[start:end]
+        full = count // size
+        same = same and torch.equal(memory[second[:full]], memory[first[:full]])
+    _judge(eager, same)
+    return digest
+
+
+def _singles(tokens: Sequence[int], blocks: Sequence[int], start: int, end: int) -> StepBatch:
+    """Each token from `start` to `end` a slice of its own, which draws the one after it."""
+    return StepBatch(
+        tuple(
+            Slice([tokens[at]], at, blocks, (Draw(0, at + 1, _GREEDY),)) for at in range(start, end)
+        )
+    )
+
+
+def _judge(runner: ModelRunner, same: bool) -> None:
+    """Empty what the proof wrote; raise ConfigError unless all was the `same`."""
+    used = 2 * len(_text(runner, max(_PROOF_TOKENS, _SIZES_TOKENS))[1])
+    runner.pool.memory[:used].zero_()
+    if not same:
+        raise ConfigError(
+            "worker.deterministic: on this machine the numbers of a sequence of this model depend "
+            "on what is computed beside it; serve without the setting"
+        )
+
+
+def _text(runner: ModelRunner, most: int) -> tuple[list[int], list[int], list[int]]:
+    """At most so many tokens, and twice the blocks that hold them. Raises ConfigError if the
+    pool is too small for two tokens."""
+    size, vocab = runner.pool.block_size, runner.spec.vocab_size
+    length = min(most, runner.max_context, runner.pool.blocks // 2 * size)
+    if length < 2:
+        raise ConfigError(
+            f"pool.blocks is {runner.pool.blocks}: worker.deterministic needs two or more"
+        )
+    needed = -(-length // size)
+    tokens = [(7919 * place + 13) % vocab for place in range(length)]
+    return tokens, list(range(needed)), list(range(needed, 2 * needed))
+
+
+def _sizes_are_alike(runner: ModelRunner) -> bool:
+    """Whether a longer text gives the same bits in one step, in pieces of `_SIZES`, and as
+    single tokens, all in one step. Of a few layers: the others take the same ways."""
+    short = copy(runner)
+    short.decoder = runner.decoder.of_each_kind()
+    tokens, first, second = _text(runner, _SIZES_TOKENS)
+    (whole,) = short.all_hidden(StepBatch((Slice(tokens, 0, first),)))
+    for sizes in _SIZES:
+        ends = [end for end in accumulate(sizes) if end < len(tokens)]
+        for start, end in zip([0, *ends], [*ends, len(tokens)], strict=True):
+            piece = Slice(tokens[start:end], start, second)
+            if not torch.equal(short.all_hidden(StepBatch((piece,)))[0], whole[start:end]):
+                return False
+    singles = [Slice([token], place, second) for place, token in enumerate(tokens)]
+    return torch.equal(torch.cat(short.all_hidden(StepBatch(tuple(singles)))), whole)
+
+
+def _in_pieces(
+    runner: ModelRunner, tokens: Sequence[int], first: list[int], second: list[int]
+) -> Iterator[Tensor]:
+    """Logits [rows, vocab] of `tokens`, in blocks `second`: chunks of growing length and single
+    tokens in turn. Beside each runs the same text from its start, in blocks `first`."""
+    start, step = 0, 1
+    while start < len(tokens):
+        count = 1 if step % 2 else 5 * step
+        piece = Slice(tokens[start : start + count], start, second)
+        beside = Slice(tokens[: 1 + start % _BESIDE_TOKENS], 0, first)
+        yield runner.all_logits(StepBatch((beside, piece)))[1]
+        start, step = start + count, step + 1

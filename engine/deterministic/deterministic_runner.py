@@ -1,0 +1,69 @@
+"""The deterministic runner: a sequence's bits depend on the sequence alone.
+
+Not on what else is in a step, on where a prompt is cut into chunks, on who computed the prefix
+that a cache gave, or on the number of threads. Made of the invariant attention, products and
+gate; everything else in the decoder works on one row, or one number, at a time. With bfloat16,
+on a processor that has its instruction, these are the ordinary kernels but for the attention of
+decode. Before it is handed out the runner must prove it (`determinism_proof`). Keeps no state.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from baton.engine.cpu.attention_bf16 import usable
+from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
+from baton.engine.cpu.attention_invariant import InvariantAttention
+from baton.engine.cpu.row_kernels import NumbaNorms, fits, silu_gate, warm_up
+from baton.engine.cpu.sampling_numba import compiled_drawing
+from baton.engine.deterministic.determinism_proof import prove
+from baton.engine.deterministic.gate_invariant import gate
+from baton.engine.deterministic.linear_invariant import with_invariant_linears
+from baton.engine.deterministic.mla_invariant import InvariantLatentAttention
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import TorchAttention
+from baton.engine.model.weights import Weights
+from baton.engine.spec.families import Activation
+from baton.engine.spec.model_spec import ModelSpec
+
+
+def deterministic_runner(
+    spec: ModelSpec, weights: Weights, pool: KvPool, max_context: int
+) -> ModelRunner:
+    """A proven runner; its `numerics` are equal where the bits are.
+
+    Raises ConfigError if this machine's kernels do not keep to it, or cannot be had.
+    """
+    linears, gating = with_invariant_linears(weights), partial(_gate, activation=spec.activation)
+    warm_up()
+    runner = ModelRunner(
+        spec,
+        linears,
+        pool,
+        _attention(spec, pool),
+        max_context,
+        gating,
+        NumbaNorms(),
+        drawing=compiled_drawing(),
+    )
+    runner.numerics = prove(runner)
+    return runner
+
+
+def _attention(spec: ModelSpec, pool: KvPool) -> InvariantLatentAttention | TorchAttention:
+    if spec.latent is not None:
+        return InvariantLatentAttention(pool, spec.latent, spec.heads, spec.attention)
+    if usable(pool):
+        return InvariantBfloatAttention(pool, spec.attention)
+    return InvariantAttention(pool, spec.attention)
+
+
+def _gate(gate_up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]. Which kernel computes it does not
+    depend on the number of rows."""
+    if activation == "silu" and fits(gate_up, gate_up.shape[1] // 2):
+        return silu_gate(gate_up)
+    return gate(gate_up, activation)

@@ -1,0 +1,153 @@
+"""The runner of a CUDA device: decode steps as graphs, everything else as it comes.
+
+A step of one-token slices replays a graph; `start` returns when it is queued, so that the next one
+is planned, and queued, while it runs. Chunks, larger batches, and more penalties than the graphs
+have room for run eagerly and are done when `start` returns. Knows no queue; one thread at a time
+calls `start`, another may wait for results.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from torch import Tensor
+
+from baton.engine.execution.decode_graph import DecodeGraphs, GraphStep
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.memory_plan import MemoryPlan
+from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.sampling.logit_bias import bias_arrays
+from baton.engine.scheduling.batch import (
+    Done,
+    Draw,
+    Started,
+    StepBatch,
+    StepResult,
+    fed,
+    unfinished,
+)
+from baton.engine.scheduling.draw_costs import DrawCosts
+from baton.engine.spec.model_spec import ModelSpec
+from baton.runtime.errors import EngineError
+
+
+class _Running:
+    """A graph's step. The result is kept: the memory it comes from is used again. Whoever waits
+    for the step and the thread that starts the one after the next may both ask."""
+
+    def __init__(self, batch: StepBatch, step: GraphStep) -> None:
+        self._batch = batch
+        self._step: GraphStep | None = step
+        self._found: StepResult | None = None
+        self._lock = Lock()
+
+    def result(self) -> StepResult:
+        with self._lock:
+            if self._found is None:
+                assert self._step is not None
+                self._found = self._read(self._step)
+                self._step = None
+            return self._found
+
+    def _read(self, step: GraphStep) -> StepResult:
+        tokens, finite, seconds = step.wait()
+        rows = zip(self._batch.slices, tokens, finite, strict=True)
+        drawn = tuple(
+            tuple(step.drawn(row, draw, token) for draw in item.draws) if good else ()
+            for row, (item, token, good) in enumerate(rows)
+        )
+        broken = frozenset(row for row, good in enumerate(finite) if not good)
+        return StepResult(drawn, seconds, broken)
+
+
+class CudaRunner:
+    """Runs steps as `ModelRunner` does, and may have two of them under way."""
+
+    overlaps = True
+
+    def __init__(self, eager: ModelRunner, graphs: DecodeGraphs) -> None:
+        """`graphs` of the same decoder and pool, captured."""
+        self.eager, self.graphs = eager, graphs
+        self._bounds = Bounds(
+            eager.pool.blocks, eager.pool.block_size, eager.spec.vocab_size, eager.max_context
+        )
+        self.memory: MemoryPlan | None = None  # set by who sized the pool
+        self._last: Started | None = None
+        self._last_batch = StepBatch(())
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.eager.spec
+
+    @property
+    def pool(self) -> KvPool:
+        return self.eager.pool
+
+    @property
+    def max_context(self) -> int:
+        return self.eager.max_context
+
+    @property
+    def numerics(self) -> str:
+        return self.eager.numerics
+
+    def start(self, batch: StepBatch) -> Started:
+        """Queue or run a step. The result of the step before the last one must be in by then.
+
+        Raises EngineError, before anything is written, if a slice breaks its bounds.
+        """
+        before, self._last = self._last, Done(unfinished(batch))
+        if self._captured(batch):
+            begun: Started = self._replay(batch, before)
+        else:
+            last = before.result() if before is not None else None
+            begun = Done(self.eager.run(fed(batch, last)))
+        self._last, self._last_batch = begun, batch
+        return begun
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """A step from begin to end."""
+        return self.start(batch).result()
+
+    def measure_draws(self) -> DrawCosts:
+        """As `ModelRunner.measure_draws`: a graph's draws are made by the same kernels."""
+        return self.eager.measure_draws()
+
+    def all_logits(self, batch: StepBatch) -> list[Tensor]:
+        """As `ModelRunner.all_logits`; no step of it is captured."""
+        return self.eager.all_logits(batch)
+
+    def _captured(self, batch: StepBatch) -> bool:
+        draws = [draw for item in batch.slices for draw in item.draws]
+        return (
+            self.graphs.bucket(len(batch.slices)) is not None
+            and all(
+                len(item.tokens) == 1 and len(item.draws) <= 1 and item.scoring is None
+                for item in batch.slices
+            )
+            and all(map(self._known_bias, draws))
+            and self.graphs.holds(draws)
+        )
+
+    def _known_bias(self, draw: Draw) -> bool:
+        """Whether the model has the tokens of the bias; an eager step refuses the slice if not."""
+        bias = draw.params.logit_bias
+        return not bias or bias_arrays(bias).known(self._bounds.vocab_size)
+
+    def _replay(self, batch: StepBatch, before: Started | None) -> _Running:
+        feeds = [item.feed for item in batch.slices]
+        if isinstance(before, _Running):
+            for row, feed in enumerate(feeds):
+                if feed is not None and not self._fed_by(feed):
+                    raise EngineError(f"slice {row}: slice {feed} of the step before drew nothing")
+        else:
+            batch = fed(batch, before.result() if before is not None else None)
+            feeds = [None] * len(feeds)
+        layout = lay_out(batch, self._bounds)
+        draws = [item.draws[0] if item.draws else None for item in batch.slices]
+        return _Running(batch, self.graphs.start(layout, draws, feeds))
+
+    def _fed_by(self, feed: int) -> bool:
+        slices = self._last_batch.slices
+        return 0 <= feed < len(slices) and bool(slices[feed].draws)

@@ -1,0 +1,277 @@
+"""Decode steps as graphs: one for each size of batch, over memory that stays where it is.
+
+    host: fill ──▶ staging (pinned) ──copy──▶ inputs ──▶ graph: decoder, draw ──▶ results
+                                                ▲                                    │
+                                                └── tokens that the last step drew ──┤
+    host: tokens ◀── results (pinned) ◀──────────────────copy───────────────────────┘
+
+A step takes the smallest captured bucket that holds it; its other rows are padding, which
+writes into the pool's spare block alone. Lists of penalties and biases travel where a row has
+some, logprobs where it asks for them. Steps follow each other on one stream, so the inputs
+may be refilled while the step before still runs. Owns its buffers; one thread uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.execution.graph_device import GraphDevice, Mark, Replay
+from baton.engine.model.decoder import Decoder
+from baton.engine.model.step_layout import StepLayout
+from baton.engine.sampling.draw_adjustments import Adjustments, most_entries
+from baton.engine.sampling.draw_logprobs import (
+    LOGPROB_COLUMNS,
+    LogprobRoom,
+    logprob_counts,
+    with_logprobs,
+)
+from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.scheduling.batch import Draw, Drawn
+
+BUCKETS = (1, 2, 4, 8, *range(16, 257, 8))
+STAGINGS = 3  # a step runs, the next is queued, and one more is being filled
+# Rows of the packed inputs: integers, then floats by their bits.
+_TOKEN, _FEED, _POSITION, _BLOCK, _SLOT, _LENGTH, _TOP_K, _START, _DRAW_POSITION = range(9)
+_INVERSE, _TOP_P, _LOG_MIN_P = range(9, 12)
+_LOGPROBS = 12  # how many, as `logprob_counts` has them
+_BOUNDS, _PENALTIES = slice(13, 17), slice(17, 20)  # of `Adjustments`
+_FIELDS = 20
+ENTRIES = 1 << 20  # of penalties and biases in a step: 8 MiB a staging, and on the device
+
+
+@dataclass(frozen=True, slots=True)
+class DrawKernels:
+    """What draws on the device, in this order; each is over all rows, [rows, vocab] in float32."""
+
+    adjust: Callable[[Tensor, Adjustments], None]  # in place
+    draw: Callable[[Tensor, DrawRules, Tensor, Tensor], None]
+    find_logprobs: Callable[[Tensor, Tensor, Tensor, LogprobRoom], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """A step under way on the device. `tokens` may be read once `done` has been waited for."""
+
+    rows: int
+    begun: Mark
+    done: Mark
+    results: Tensor  # int64 [2, rows]: tokens, and whether the logits were finite
+    logprobs: LogprobRoom
+    logprob_counts: list[int]
+
+    def drawn(self, row: int, draw: Draw, token: int) -> Drawn:
+        """The draw of a row, with its logprobs, once the step has been waited for."""
+        return with_logprobs(draw, token, self.logprob_counts[row], row, self.logprobs)
+
+    def wait(self) -> tuple[list[int], list[bool], float]:
+        """Tokens, whether each is of finite logits, and the step's device time in seconds."""
+        self.done.wait()
+        tokens, finite = self.results[:, : self.rows].tolist()
+        return tokens, [bool(good) for good in finite], self.done.seconds_since(self.begun)
+
+
+class DecodeGraphs:
+    """`capture` before use; a batch that fits into no captured bucket is not for this class."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: GraphDevice,
+        kernels: DrawKernels,
+        *,
+        spare_block: int,
+        most_rows: int,
+        table_width: int,
+        entries: int = ENTRIES,
+    ) -> None:
+        """`table_width` in blocks, of the longest sequence; `entries` of a step's adjustments."""
+        self._decoder, self._device, self._kernels = decoder, device, kernels
+        self._spare = spare_block
+        self._rows = next((b for b in BUCKETS if b >= most_rows), BUCKETS[-1])
+        where = device.torch_device
+        self._inputs = torch.zeros((_FIELDS, self._rows), dtype=torch.int64, device=where)
+        self._tables = torch.zeros((self._rows, table_width), dtype=torch.int32, device=where)
+        self._moved = torch.zeros(self._rows * table_width, dtype=torch.int32, device=where)
+        self._results = torch.zeros((2, self._rows), dtype=torch.int64, device=where)
+        self._entries = entries
+        self._tokens = torch.zeros(entries, dtype=torch.int32, device=where)
+        self._amounts = torch.zeros(entries, dtype=torch.float32, device=where)
+        self._logprobs = LogprobRoom.on(where, self._rows)
+        self._stagings = [
+            _Staging(device, self._rows, table_width, spare_block, entries) for _ in range(STAGINGS)
+        ]
+        self._vocab = 0  # of the logits that were captured
+        self._turn = 0
+        self._sent = np.zeros((0, 0), dtype=np.int32)  # block tables that the device holds
+        self._replays: dict[int, Replay] = {}
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return tuple(sorted(self._replays))
+
+    @torch.inference_mode()
+    def capture(self, buckets: Sequence[int] = BUCKETS) -> None:
+        """The largest first, so that the others find room in its memory."""
+        for bucket in sorted((b for b in buckets if b <= self._rows), reverse=True):
+            self._send(self._stagings[0].pad(0, bucket), bucket, self._padding(bucket))
+            self._replays[bucket] = self._device.capture(partial(self._work, bucket))
+
+    def bucket(self, rows: int) -> int | None:
+        """The smallest captured one of at least `rows`."""
+        return next((bucket for bucket in self.buckets if bucket >= rows), None)
+
+    def holds(self, draws: Sequence[Draw]) -> bool:
+        """Whether there is room for the adjustments of these draws."""
+        return most_entries(draws) <= self._entries
+
+    @torch.inference_mode()
+    def start(
+        self, layout: StepLayout, draws: Sequence[Draw | None], feeds: Sequence[int | None]
+    ) -> GraphStep:
+        """Queue a step of decode rows alone, that `bucket` has a graph for. `feeds[r]`: the row
+        of the step started before whose token row r continues with; the histories of its draw
+        miss that token. `holds` has said yes to the draws."""
+        rows = layout.decode_rows
+        bucket = self.bucket(rows)
+        assert bucket is not None and not layout.chunks
+        staging = self._stagings[self._turn]
+        self._turn = (self._turn + 1) % STAGINGS
+        if staging.used is not None:
+            staging.used.wait()  # three steps ago: over, but for a caller that runs far ahead
+        counts = logprob_counts(draws, self._vocab)
+        staging.fill(layout, draws, feeds, counts)
+        tables = np.full((bucket, layout.decode_tables.shape[1]), self._spare, dtype=np.int32)
+        tables[:rows] = layout.decode_tables.numpy()
+        begun = self._device.mark()
+        self._send(staging.pad(rows, bucket), bucket, tables)
+        self._replays[bucket]()
+        staging.results.copy_(self._results, non_blocking=True)
+        if max(counts, default=-1) >= 0:
+            staging.logprobs.copy_from(self._logprobs)
+        staging.used = self._device.mark()
+        return GraphStep(rows, begun, staging.used, staging.results, staging.logprobs, counts)
+
+    def replay(self, bucket: int) -> None:
+        """Queue a captured bucket again on the inputs as they are: for measuring."""
+        self._replays[bucket]()
+
+    def _send(self, staging: _Staging, bucket: int, tables: np.ndarray) -> None:
+        self._inputs.copy_(staging.inputs, non_blocking=True)
+        if count := staging.entries:
+            self._tokens[:count].copy_(staging.tokens[0, :count], non_blocking=True)
+            self._amounts[:count].copy_(staging.amounts[0, :count], non_blocking=True)
+        if not np.array_equal(tables, self._sent):
+            width = tables.shape[1]
+            flat = staging.tables[0, : bucket * width]
+            flat.numpy()[:] = tables.ravel()
+            # In one piece, and from there into wider rows: nothing that a full device would lack.
+            moved = self._moved[: bucket * width].copy_(flat, non_blocking=True)
+            self._tables[:bucket, :width].copy_(moved.view(bucket, width))
+            self._sent = tables
+
+    def _padding(self, bucket: int) -> np.ndarray:
+        return np.full((bucket, 1), self._spare, dtype=np.int32)
+
+    def _work(self, rows: int) -> None:
+        """What a graph holds. Reads inputs, tables and the tokens drawn last; writes results."""
+        inputs, (drawn, finite) = self._inputs[:, :rows], self._results[:, :rows]
+        feed = inputs[_FEED]
+        carried = self._results[0].index_select(0, feed.clamp(min=0))
+        layout = StepLayout(
+            tokens=torch.where(feed >= 0, carried, inputs[_TOKEN]),
+            positions=inputs[_POSITION],
+            write_blocks=inputs[_BLOCK],
+            write_slots=inputs[_SLOT],
+            decode_tables=self._tables[:rows],
+            decode_lengths=inputs[_LENGTH].to(torch.int32),
+            chunks=(),
+            spans=(),
+        )
+        real = inputs.view(torch.float64)
+        rules = DrawRules(
+            inverse_temperature=real[_INVERSE],
+            top_k=inputs[_TOP_K],
+            top_p=real[_TOP_P],
+            log_min_p=real[_LOG_MIN_P],
+            start=inputs[_START],
+            position=inputs[_DRAW_POSITION],
+        )
+        adjustments = Adjustments(
+            bounds=inputs[_BOUNDS],
+            penalties=real[_PENALTIES],
+            fed=torch.where(feed >= 0, carried, -1),
+            tokens=self._tokens,
+            amounts=self._amounts,
+        )
+        logits = self._decoder.logits(self._decoder.hidden(layout))
+        self._vocab = logits.shape[1]
+        self._kernels.adjust(logits, adjustments)
+        self._kernels.draw(logits, rules, drawn, finite)
+        self._kernels.find_logprobs(logits, drawn, inputs[_LOGPROBS], self._logprobs)
+
+
+class _Staging:
+    """One step's inputs and results on the host."""
+
+    def __init__(
+        self, device: GraphDevice, rows: int, width: int, spare_block: int, entries: int
+    ) -> None:
+        self.inputs = device.host_room(_FIELDS, rows, torch.int64)
+        self.tables = device.host_room(1, rows * width, torch.int32)
+        self.results = device.host_room(2, rows, torch.int64)
+        self.tokens = device.host_room(1, entries, torch.int32)
+        self.amounts = device.host_room(1, entries, torch.float32)
+        self.entries = 0  # of these, in this step
+        self.logprobs = LogprobRoom(
+            device.host_room(rows, LOGPROB_COLUMNS, torch.int32),
+            device.host_room(rows, LOGPROB_COLUMNS, torch.float32),
+        )
+        self.used: Mark | None = None
+        self._ints = self.inputs.numpy()
+        self._reals = self._ints.view(np.float64)
+        self._spare = spare_block
+
+    def fill(
+        self,
+        layout: StepLayout,
+        draws: Sequence[Draw | None],
+        feeds: Sequence[int | None],
+        logprobs: Sequence[int],
+    ) -> None:
+        rows = layout.decode_rows
+        ints, rules = self._ints, DrawRules.of(draws)
+        ints[_TOKEN, :rows] = layout.tokens.numpy()
+        ints[_FEED, :rows] = [-1 if feed is None else feed for feed in feeds]
+        ints[_POSITION, :rows] = layout.positions.numpy()
+        ints[_BLOCK, :rows] = layout.write_blocks.numpy()
+        ints[_SLOT, :rows] = layout.write_slots.numpy()
+        ints[_LENGTH, :rows] = layout.decode_lengths.numpy()
+        ints[_TOP_K, :rows] = rules.top_k.numpy()
+        ints[_START, :rows] = rules.start.numpy()
+        ints[_DRAW_POSITION, :rows] = rules.position.numpy()
+        self._reals[_INVERSE, :rows] = rules.inverse_temperature.numpy()
+        self._reals[_TOP_P, :rows] = rules.top_p.numpy()
+        self._reals[_LOG_MIN_P, :rows] = rules.log_min_p.numpy()
+        ints[_LOGPROBS, :rows] = logprobs
+        adjustments = Adjustments.of(draws, (self.tokens[0], self.amounts[0]))
+        ints[_BOUNDS, :rows] = adjustments.bounds.numpy()
+        self._reals[_PENALTIES, :rows] = adjustments.penalties.numpy()
+        self.entries = len(adjustments.tokens)
+
+    def pad(self, rows: int, bucket: int) -> _Staging:
+        """Rows from `rows` on: one token alone in the spare block, drawn greedily."""
+        self._ints[:, rows:bucket] = 0
+        self._ints[_FEED, rows:bucket] = -1
+        self._ints[_BLOCK, rows:bucket] = self._spare
+        self._ints[_LENGTH, rows:bucket] = 1
+        self._reals[_TOP_P, rows:bucket] = 1.0
+        self._reals[_LOG_MIN_P, rows:bucket] = -np.inf
+        self._ints[_LOGPROBS, rows:bucket] = -1
+        self._reals[_PENALTIES, rows:bucket] = [[1.0], [0.0], [0.0]]
+        return self

@@ -1,0 +1,88 @@
+"""A runner with everything on one GPU: pool, attention, kernels, graphs.
+
+Takes weights that lie there already. On a CPU, under Triton's interpreter, the same is put
+together without capturing, for tests. Keeps no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from baton.engine.deterministic.batch_invariant_weights import with_fixed_products
+from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs, DrawKernels
+from baton.engine.execution.device_draws import draw_on_device
+from baton.engine.execution.graph_device import CudaDevice, GraphDevice, HostDevice
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.weights import Weights
+from baton.engine.scheduling.compile_clock import watch_triton
+from baton.engine.spec.model_spec import ModelSpec
+from baton.engine.triton.adjust import adjust_logits, find_logprobs
+from baton.engine.triton.attention_backend import TritonAttention
+from baton.engine.triton.decode_buffers import DecodeLimits
+from baton.engine.triton.gate import gated
+from baton.engine.triton.mla_backend import TritonLatentAttention
+from baton.engine.triton.norm import TritonNorms
+from baton.engine.triton.sampling import draw_tokens
+
+watch_triton()
+
+
+def device_runner(
+    spec: ModelSpec,
+    weights: Weights,
+    pool: KvPool,
+    *,
+    max_context: int = 0,
+    most_rows: int = BUCKETS[-1],
+    buckets: Sequence[int] = BUCKETS,
+    deterministic: bool = False,
+) -> CudaRunner:
+    """`weights` and `pool` on one device. Up to `most_rows` decode at once; graphs are captured
+    now, for those of `buckets` that they need (none: every step runs eagerly). `deterministic`:
+    a sequence's bits depend on the sequence alone; `prove_graphs` says whether they do.
+
+    Raises ConfigError for a `max_context` that the model does not reach.
+    """
+    context = max_context or spec.max_context
+    limits = DecodeLimits(max(most_rows, BUCKETS[-1]), context)
+    attention: TritonAttention | TritonLatentAttention
+    if spec.latent is None:
+        attention = TritonAttention(
+            pool, spec.attention, spec.heads, limits, deterministic=deterministic
+        )
+    else:
+        scale = spec.attention.scale
+        attention = TritonLatentAttention(
+            pool, spec.latent, spec.heads, scale, limits, deterministic=deterministic
+        )
+    if deterministic:
+        weights = with_fixed_products(weights)
+    eager = ModelRunner(
+        spec,
+        weights,
+        pool,
+        attention,
+        max_context,
+        gating=partial(gated, activation=spec.activation),
+        norms=TritonNorms(),
+        drawing=draw_on_device,
+    )
+    graphs = DecodeGraphs(
+        eager.decoder,
+        _graph_device(pool.tensor.device),
+        DrawKernels(adjust_logits, draw_tokens, find_logprobs),
+        spare_block=pool.spare_block,
+        most_rows=most_rows,
+        table_width=-(-context // pool.block_size),
+    )
+    graphs.capture(buckets)
+    return CudaRunner(eager, graphs)
+
+
+def _graph_device(device: torch.device) -> GraphDevice:
+    return CudaDevice(device) if device.type == "cuda" else HostDevice()

@@ -1,0 +1,166 @@
+"""The decoder: one class for every family, driven by a `ModelSpec`.
+
+Pre-norm layers of grouped-query attention and a gated MLP (Llama 2, Touvron et al. 2023,
+arXiv:2307.09288; query and key norms as in Qwen3; output norms, soft caps and two rotary
+tables as in Gemma 2 and 3, arXiv:2408.00118 and arXiv:2503.19786), or of latent attention and
+mixtures of experts. Knows no batch and no sampling; the KV lies behind an attention backend.
+Immutable after construction.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from baton.engine.model.attention import Attention, RotatingAttention
+from baton.engine.model.experts import ExpertWeights, Gating, mix
+from baton.engine.model.mla import LatentAttention, LatentWeights
+from baton.engine.model.norms import Norms, TorchNorms
+from baton.engine.model.rope import Rotary, rotate
+from baton.engine.model.step_layout import StepLayout
+from baton.engine.model.weights import LayerWeights, Weights
+from baton.engine.spec.families import Activation
+from baton.engine.spec.model_spec import ModelSpec
+
+Angles = tuple[Tensor, Tensor]
+
+
+class WholePass(Protocol):
+    """All layers of a step that is decode alone, at once: `DecodePass`."""
+
+    def takes(self, layout: StepLayout, angles: Tensor) -> bool: ...
+
+    def __call__(
+        self, x: Tensor, normed: Tensor, angles: Angles, local: Angles, layout: StepLayout
+    ) -> Tensor: ...
+
+
+class Decoder:
+    """Computes hidden states and logits. One thread at a time may call it."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        attention: Attention | LatentAttention,
+        gating: Gating | None = None,
+        norms: Norms | None = None,
+        whole: WholePass | None = None,
+    ) -> None:
+        """`gating` and `norms` None: torch's own. `whole`: takes the steps that it can."""
+        self._spec = spec
+        self._weights = weights
+        # Decided once: to ask a Protocol in each layer of each step costs more than the call.
+        self._latent = attention if isinstance(attention, LatentAttention) else None
+        self._attention = None if isinstance(attention, LatentAttention) else attention
+        self._rotating = attention if isinstance(attention, RotatingAttention) else None
+        self._gating = gating or partial(torch_gating, activation=spec.activation)
+        self._norms = norms or TorchNorms()
+        self._whole = whole
+        device = weights.embedding.device
+        self._rotary = Rotary(spec.rope, spec.rotary_dim, device)
+        local = spec.local_rope
+        self._local_rotary = Rotary(local, spec.rotary_dim, device) if local else None
+
+    def hidden(self, layout: StepLayout) -> Tensor:
+        """Final hidden states [rows, hidden], normalised. Writes the rows' KV."""
+        x = self._embed(layout.tokens)
+        angles = self._rotary.angles(layout.positions, x.dtype)
+        local = angles
+        if self._local_rotary is not None:
+            local = self._local_rotary.angles(layout.positions, x.dtype)
+        windows = self._spec.attention.windows
+        layers, eps = self._weights.layers, self._spec.norm_eps
+        after = [layer.input_norm for layer in layers[1:]] + [self._weights.final_norm]
+        normed = self._norm(x, layers[0].input_norm)
+        if self._whole is not None and self._whole.takes(layout, angles[0]):
+            return self._whole(x, normed, angles, local, layout)
+        for index, layer in enumerate(layers):
+            turn = local if windows[index] else angles
+            part = self._attend(index, layer, normed, turn, layout)
+            part = self._output_norm(part, layer.attention_norm)
+            normed, x = self._norms.add_norm(part, x, layer.mlp_norm, eps)
+            part = self._output_norm(self._mlp(layer, normed), layer.output_norm)
+            normed, x = self._norms.add_norm(part, x, after[index], eps)
+        return normed
+
+    def of_each_kind(self) -> Decoder:
+        """The same, of as few first layers as hold one of each kind: with a window and without,
+        of each kind of MLP. What it computes is no text; every kernel takes part in it."""
+        layers, windows = self._weights.layers, self._spec.attention.windows
+        kinds = [
+            (window > 0, type(layer.mlp)) for window, layer in zip(windows, layers, strict=True)
+        ]
+        count = 1 + max(kinds.index(kind) for kind in set(kinds))
+        short = copy(self)
+        short._weights = replace(self._weights, layers=layers[:count])
+        short._whole = None  # it goes through all layers
+        return short
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [rows, vocab] of `hidden` [rows, hidden]."""
+        logits = self._weights.head(hidden).to(torch.float32)
+        cap = self._spec.logit_soft_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """[rows, hidden]. The scale is rounded to the weights' kind, as Gemma was trained."""
+        x = functional.embedding(tokens, self._weights.embedding)
+        scale = self._spec.embedding_scale
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
+
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        x: Tensor,  # [rows, hidden]
+        angles: Angles,
+        layout: StepLayout,
+    ) -> Tensor:
+        if self._latent is not None:
+            assert isinstance(layer.qkv, LatentWeights)
+            return layer.output(self._latent(index, layer.qkv, x, angles, layout))
+        assert self._attention is not None and not isinstance(layer.qkv, LatentWeights)
+        spec = self._spec
+        qkv = layer.qkv(x)
+        qkv = qkv.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        sizes = [spec.heads, spec.kv_heads, spec.kv_heads]
+        queries, keys, values = torch.split(qkv, sizes, dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
+        if self._rotating is not None:
+            given = (queries, keys, values, angles, layout)
+            queries = self._rotating.rotate_and_write(index, *given)
+        else:
+            queries, keys = rotate(queries, *angles), rotate(keys, *angles)
+            self._attention.write(index, keys, values, layout)
+        attended = self._attention.attend(index, queries, layout)
+        return layer.output(attended.flatten(1))
+
+    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        if isinstance(layer.mlp, ExpertWeights):
+            assert self._spec.experts is not None
+            return mix(x, layer.mlp, self._spec.experts, self._gating)
+        return layer.mlp.down(self._gating(layer.mlp.gate_up(x)))
+
+    def _output_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._norm(x, weight)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._norms.norm(x, weight, self._spec.norm_eps)
+
+
+def torch_gating(gate_up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        gate = functional.silu(gate)
+    else:
+        gate = functional.gelu(gate, approximate="tanh")
+    return gate.mul_(up)

@@ -1,0 +1,115 @@
+"""Mixture of experts: who computes a token, and the matrix products of all experts of a step.
+
+    rows ── route ──▶ (experts, weights) ── sort by expert ──▶ one product an expert ──▶ sum
+
+Every expert runs once a step, over all rows that chose it. A row's result is summed in the
+order of its own choice, so it does not depend on the other rows. Knows no layers and no KV;
+the weights belong to the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from baton.engine.deterministic.batch_invariant_ops import in_whole_vectors
+from baton.engine.model.linear import Linear
+from baton.engine.spec.moe_spec import ExpertsSpec
+
+Gating = Callable[[Tensor], Tensor]  # [rows, 2 ffn] to [rows, ffn]
+
+
+class Experts(Protocol):
+    """The experts of one layer, however their matrices are kept."""
+
+    def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
+        """`x` [rows, hidden] by its experts `chosen` int64 [rows, choices]: the outputs of all
+        choices, expert by expert [rows choices, hidden], and int64 [rows choices], the flat
+        place in `chosen` that each belongs to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """One mixture layer. `shared` is what every row visits besides, None where there is none."""
+
+    gate: Linear  # float32 [experts, hidden]
+    correction: Tensor | None  # float32 [experts]
+    experts: Experts
+    shared: tuple[Linear, Linear] | None  # [2 shared ffn, hidden], [hidden, shared ffn]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedExperts:
+    """Matrices one by one, as a CPU takes them."""
+
+    gate_up: tuple[Linear, ...]  # each [2 ffn, hidden]
+    down: tuple[Linear, ...]  # each [hidden, ffn]
+
+    def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
+        flat = chosen.flatten()
+        by_expert = flat.argsort(stable=True)
+        sizes = flat.bincount(minlength=len(self.down)).tolist()
+        inputs = x.index_select(0, by_expert // chosen.shape[1])
+        outputs, start = torch.empty_like(inputs), 0
+        for expert, size in enumerate(sizes):
+            if size:
+                rows = slice(start, start + size)
+                inner = gating(self.gate_up[expert](inputs[rows]))
+                outputs[rows] = self.down[expert](inner)
+                start += size
+        return outputs, by_expert
+
+
+def mix(x: Tensor, weights: ExpertWeights, spec: ExpertsSpec, gating: Gating) -> Tensor:
+    """The layer's output for `x` [rows, hidden]; the same shape and kind."""
+    logits = weights.gate(x.to(torch.float32))
+    chosen, shares = route(logits, spec, weights.correction)
+    outputs, by_expert = weights.experts.run(x, chosen, gating)
+    places = torch.empty_like(by_expert)
+    places[by_expert] = torch.arange(len(by_expert), device=x.device)
+    mixed = functional.embedding_bag(  # gathers, scales and sums in one pass
+        places.view(chosen.shape), outputs, per_sample_weights=shares.to(x.dtype), mode="sum"
+    )
+    if weights.shared is not None:
+        gate_up, down = weights.shared
+        mixed += down(gating(gate_up(x)))
+    return mixed
+
+
+def route(
+    logits: Tensor, spec: ExpertsSpec, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts of each row, int64 [rows, chosen], and their weights, float32 of that shape.
+
+    `logits` float32 [rows, experts]; `correction` [experts] is added to the scores for the
+    choice alone (Wang et al. 2024, arXiv:2408.15664). With groups, the experts are split into
+    `spec.groups` equal runs, and only those in the `spec.chosen_groups` best are candidates
+    (DeepSeek-AI 2024, arXiv:2405.04434).
+    """
+    if spec.scoring == "sigmoid":  # its last bit can be enough to choose another expert
+        scores = in_whole_vectors(torch.sigmoid, logits)
+    else:
+        scores = logits.softmax(dim=-1)
+    ranks = scores if correction is None else scores + correction
+    if spec.chosen_groups < spec.groups:
+        ranks = ranks.masked_fill(~_in_best_groups(ranks, spec), float("-inf"))
+    chosen = ranks.topk(spec.chosen, dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if spec.normalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return chosen, weights * spec.scale
+
+
+def _in_best_groups(ranks: Tensor, spec: ExpertsSpec) -> Tensor:
+    """bool [rows, experts]"""
+    grouped = ranks.view(len(ranks), spec.groups, -1)  # [rows, groups, members]
+    best = grouped.topk(spec.group_best, dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(best, dtype=torch.bool)
+    kept.scatter_(1, best.topk(spec.chosen_groups, dim=-1).indices, True)
+    return kept[:, :, None].expand_as(grouped).flatten(1)

@@ -1,0 +1,238 @@
+"""Multiplication with a quantised weight matrix on the CPU.
+
+    few rows (decode):    torch's own kernels, which read the codes and nothing else
+    many rows (prefill):  codes to plain numbers, a part of the matrix at a time that stays in
+                          a core's cache, and a plain product with each part
+
+Which way is faster at how many rows was measured (docs/quantization.md). Codes are held once.
+Where torch has no kernel for this processor, or numba is missing, the second way in plain torch
+serves all rows. Immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from baton.engine.model.linear import product
+from baton.engine.model.quantized_weight import GROUPS, QuantizedWeight, row_parts, unpack_pairs
+
+_PART = 256  # rows of the matrix unpacked at a time
+_FEW_INT8 = 32  # rows of a step; above, unpacking is faster
+_FEW_INT4 = 80
+_TILES = (64, 32)  # rows that torch's int4 kernel packs together, on AVX-512 and AVX2
+
+Product = Callable[[Tensor], Tensor]
+
+
+class QuantizedMatrix:
+    """Called as `linear.Matrix`; `bias` [out]. For rows of `dtype`."""
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        self._order = weight.order
+        self._bias = bias
+        self._rows = weight.rows
+        self._product = _product(weight, dtype or torch.bfloat16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]. Few rows and many go different ways, whose results
+        differ by rounding."""
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        out = self._product(x.contiguous())[:, : self._rows]
+        return out.contiguous() if self._bias is None else out + self._bias
+
+
+class JoinedMatrix:
+    """Matrices of different forms, one below the other."""
+
+    def __init__(self, parts: list[Product]) -> None:
+        self.parts = parts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=1)
+
+
+def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
+    if dtype == torch.bfloat16 and weight.kind == "int8" and weight.scales.shape[1] == 1:
+        if weight.zeros is None:
+            return _Rows8(weight)
+    elif dtype == torch.bfloat16 and weight.kind == "int4" and _tile():
+        group = _tile_group(weight)
+        if group:
+            return _Tiles4(weight, group, _tile())
+    elif dtype == torch.bfloat16 and weight.kind == "fp8" and find_spec("numba") is not None:
+        return _CompiledFp8(weight)
+    return _Plain(weight)
+
+
+class _Plain:
+    """Any form, in plain torch."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty((x.shape[0], self._weight.rows))
+        for first in range(0, self._weight.rows, _PART):
+            rows = slice(first, first + _PART)
+            out[:, rows] = product(x, self._weight.values(rows).to(x.dtype))
+        return out
+
+
+class _Rows8:
+    """int8 with one scale per row: codes are exact in bfloat16, scales go onto the result. torch's
+    kernel takes them in bfloat16: where that would round them (ours are so already, those of
+    files need not be), it is given ones, and the true scales go onto its result."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        self._codes = weight.codes
+        self._exact = weight.scales[:, 0].contiguous()
+        narrow = self._exact.to(torch.bfloat16)
+        self._finer = not torch.equal(narrow.to(torch.float32), self._exact)
+        self._scales = torch.ones_like(narrow) if self._finer else narrow
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] <= _FEW_INT8:
+            few: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scales)
+            return torch.mul(few, self._exact, out=few) if self._finer else few
+        count, columns = self._codes.shape
+        out = x.new_empty((x.shape[0], count))
+        part = x.new_empty((min(_PART, count), columns))
+        for first in range(0, count, _PART):
+            rows = slice(first, min(first + _PART, count))
+            plain = part[: rows.stop - first].copy_(self._codes[rows])
+            torch.mul(product(x, plain), self._exact[rows], out=out[:, rows])
+        return out
+
+
+class _CompiledFp8:
+    def __init__(self, weight: QuantizedWeight) -> None:
+        _compile_now()
+        self._codes = weight.codes.view(torch.uint8)
+        self._scales = weight.scales
+        self._group = weight.group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from baton.engine.cpu.compiled import take_threads
+        from baton.engine.cpu.unpack_numba import unpack_fp8
+
+        take_threads()
+        count, columns = self._codes.shape
+        out = x.new_empty((x.shape[0], count))
+        part = x.new_empty((min(_PART, count), columns))
+        for first in range(0, count, _PART):
+            rows = slice(first, min(first + _PART, count))
+            plain = part[: rows.stop - first]
+            codes, scales = self._codes[rows].numpy(), self._scales[rows].numpy()
+            unpack_fp8(codes, scales, self._group, _bits(plain))
+            out[:, rows] = product(x, plain)
+        return out
+
+
+class _Tiles4:
+    """int4 in the order of torch's kernel, which our compiled unpacking reads as well."""
+
+    def __init__(self, weight: QuantizedWeight, group: int, tile: int) -> None:
+        self._group = group
+        self._tile = tile
+        spare = -weight.rows % tile
+        repeat = min(weight.group, weight.columns) // group
+        scales = weight.scales.repeat_interleave(repeat, dim=1)
+        shifts = torch.zeros_like(scales)
+        if weight.zeros is not None:
+            shifts = (8 - weight.zeros.to(torch.float32)).repeat_interleave(repeat, dim=1) * scales
+        pairs = torch.stack((scales.t(), shifts.t()), dim=-1)  # [groups, rows, 2]
+        pairs = functional.pad(pairs, (0, 0, 0, spare))
+        self._pairs = pairs.to(torch.bfloat16)
+        packed = [
+            _pack_tiles(weight.codes[rows], tile)
+            for rows in row_parts(weight.rows, weight.columns, tile)
+        ]
+        self._packed = torch.cat(packed)  # uint8 [rows, in / 2], in no order of rows
+        _compile_now()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] <= _FEW_INT4:
+            out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+                x, self._packed, self._group, self._pairs
+            )
+            return out
+        from baton.engine.cpu.compiled import take_threads
+        from baton.engine.cpu.unpack_numba import unpack_tiles
+
+        take_threads()
+        columns, count = x.shape[1], self._packed.shape[0]
+        tiles = self._packed.view(count // self._tile, columns, self._tile // 2)
+        out = x.new_empty((x.shape[0], count))
+        part = x.new_empty((columns, min(_PART, count)))
+        for first in range(0, count, _PART):
+            rows = slice(first, min(first + _PART, count))
+            if rows.stop - first < part.shape[1]:
+                part = x.new_empty((columns, rows.stop - first))
+            pairs = self._pairs[:, rows].to(torch.float32)
+            scales, shifts = (pairs[:, :, which].contiguous().numpy() for which in range(2))
+            own = tiles[first // self._tile : rows.stop // self._tile].numpy()
+            unpack_tiles(own, scales, shifts, self._group, _bits(part))
+            out[:, rows] = product(x, part.t())
+        return out
+
+
+@cache
+def _compile_now() -> None:
+    """While the model loads, not while the first client waits."""
+    from baton.engine.cpu.unpack_numba import unpack_fp8, unpack_tiles
+
+    out, scales = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, 64).numpy()
+    codes = torch.zeros(1, 64, 32, dtype=torch.uint8).numpy()
+    unpack_tiles(codes, scales, scales, 64, _bits(out))
+    unpack_fp8(codes[0], scales, 32, _bits(out))
+
+
+def _bits(plain: Tensor) -> object:
+    """A bfloat16 tensor as a numpy array of uint16."""
+    return plain.view(torch.int16).numpy().view("uint16")
+
+
+def _tile_group(weight: QuantizedWeight) -> int | None:
+    """The group that torch's kernel takes: 32, 64 or 128, or 256; None: it has none."""
+    if weight.columns % 2 or weight.columns % weight.group:
+        return None
+    if weight.group == 256:
+        return 256
+    return next((group for group in GROUPS if weight.group % group == 0), None)
+
+
+def _pack_tiles(codes: Tensor, tile: int) -> Tensor:
+    """uint8 [rows, in / 2], in pairs, to what torch's kernel reads: whole tiles."""
+    codes = functional.pad(codes, (0, 0, 0, -codes.shape[0] % tile))
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+        unpack_pairs(codes).to(torch.int32), 1
+    )
+    return packed
+
+
+@cache
+def _tile() -> int:
+    """How many rows torch's kernel packs together, if it has one, numba is here, and the packed
+    order is one that ours reads: byte i of a column holds rows i and tile / 2 + i. Else 0."""
+    operators = torch.ops.aten
+    if find_spec("numba") is None or not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
+        return 0
+    codes = torch.arange(2 * max(_TILES) * 32).mul(7).remainder(16).to(torch.uint8).view(-1, 32)
+    try:
+        packed = operators._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
+    except RuntimeError:  # a build of torch without it
+        return 0
+    for tile in _TILES:
+        halves = codes.view(-1, 2, tile // 2, 32).permute(1, 0, 3, 2)  # [half, tile, in, row]
+        if torch.equal(packed.flatten(), (halves[0] | (halves[1] << 4)).flatten()):
+            return tile
+    return 0

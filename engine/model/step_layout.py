@@ -1,0 +1,187 @@
+"""A step, laid out as arrays: where each token stands, and where its KV goes.
+
+Rows are the tokens of a step: first the slices of one token (decode), then the longer ones
+(chunks), each in the order of the batch. Everything from the caller is checked here, before
+a kernel follows a block table. Knows no model and no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.runtime.errors import EngineError
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The rows `first` to `end` are one slice, after `start` tokens already in `blocks`."""
+
+    first: int
+    end: int
+    start: int
+    blocks: Tensor  # int64, the blocks that hold start + rows tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    tokens: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows]
+    write_blocks: Tensor  # int64 [rows]: the block that takes the row's KV
+    write_slots: Tensor  # int64 [rows]: the token's place in it
+    decode_tables: Tensor  # int32 [decode rows, longest table], padded with a valid block
+    decode_lengths: Tensor  # int32 [decode rows]: tokens to attend to, the own one included
+    chunks: tuple[ChunkRows, ...]
+    spans: tuple[tuple[int, int], ...]  # rows of each slice, in the order of the batch
+
+    def to(self, device: torch.device) -> StepLayout:
+        """The same on `device`, but for the chunks' tables, which attention plans with."""
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in (
+                "tokens",
+                "positions",
+                "write_blocks",
+                "write_slots",
+                "decode_tables",
+                "decode_lengths",
+            )
+        }
+        return replace(self, **moved)
+
+    @property
+    def decode_rows(self) -> int:
+        return self.decode_lengths.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a slice must keep to."""
+
+    blocks: int
+    block_size: int
+    vocab_size: int
+    max_context: int  # tokens
+
+
+def lay_out(batch: StepBatch, bounds: Bounds) -> StepLayout:
+    """Arrays for `batch`. Raises EngineError naming the slice that breaks its bounds."""
+    slices = batch.slices
+    if not slices:
+        raise EngineError("a step needs at least one slice")
+    decodes = [index for index, item in enumerate(slices) if len(item.tokens) == 1]
+    longer = [index for index, item in enumerate(slices) if len(item.tokens) != 1]
+    first = _decodes(slices, decodes, bounds)
+    rest = [_chunk(index, slices[index], bounds) for index in longer]
+    return _together(first, rest, decodes + longer, bounds.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Slices of one token each, or one longer slice."""
+
+    tokens: Ints
+    positions: Ints
+    blocks: Ints  # the block of each position
+    tables: NDArray[np.int32]  # [slices, longest]; of a longer slice [1, blocks]
+
+
+def _together(
+    decodes: _Rows, chunks: list[_Rows], order: Sequence[int], block_size: int
+) -> StepLayout:
+    """`order`: the slices' places in the batch, those of one token first."""
+    parts = [decodes, *chunks]
+    positions = np.concatenate([part.positions for part in parts])
+    count = len(decodes.tokens)
+    spans = [(0, 0)] * len(order)
+    for row, index in enumerate(order[:count]):
+        spans[index] = (row, row + 1)
+    rows: list[ChunkRows] = []
+    row = count
+    for index, chunk in zip(order[count:], chunks, strict=True):
+        end = row + len(chunk.tokens)
+        blocks = torch.from_numpy(chunk.tables[0].astype(np.int64))
+        rows.append(ChunkRows(row, end, int(chunk.positions[0]), blocks))
+        spans[index] = (row, end)
+        row = end
+    return StepLayout(
+        tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
+        positions=torch.from_numpy(positions),
+        write_blocks=torch.from_numpy(np.concatenate([part.blocks for part in parts])),
+        write_slots=torch.from_numpy(positions % block_size),
+        decode_tables=torch.from_numpy(decodes.tables),
+        decode_lengths=torch.from_numpy(decodes.positions.astype(np.int32) + 1),
+        chunks=tuple(rows),
+        spans=tuple(spans),
+    )
+
+
+def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) -> _Rows:
+    """All slices of one token at once: a batch has hundreds of them in every step."""
+    count = len(decodes)
+    items = [slices[index] for index in decodes]
+    tokens = np.fromiter((item.tokens[0] for item in items), np.int64, count)
+    starts = np.fromiter((item.start for item in items), np.int64, count)
+    size = bounds.block_size
+    needed = starts // size + 1
+    tables = [
+        item.blocks if len(item.blocks) == length else item.blocks[:length]
+        for item, length in zip(items, needed.tolist(), strict=True)
+    ]
+    lengths = np.fromiter(map(len, tables), np.int64, count)
+    flat = np.fromiter(chain.from_iterable(tables), np.int64, int(lengths.sum()))
+    good = bool(
+        (starts >= 0).all()
+        and (starts < bounds.max_context).all()
+        and (tokens >= 0).all()
+        and (tokens < bounds.vocab_size).all()
+        and (lengths == needed).all()
+        and (flat >= 0).all()
+        and (flat < bounds.blocks).all()
+    )
+    if not good:  # the slice at fault is found by looking at each
+        for index in decodes:
+            _check(index, slices[index], bounds)
+    padded = np.zeros((count, int(needed.max(initial=0))), dtype=np.int32)
+    padded[np.arange(padded.shape[1]) < needed[:, None]] = flat
+    last = np.cumsum(lengths) - 1
+    return _Rows(tokens, starts, flat[last], padded)
+
+
+def _chunk(index: int, item: Slice, bounds: Bounds) -> _Rows:
+    tokens, table = _check(index, item, bounds)
+    positions = np.arange(item.start, item.start + len(tokens), dtype=np.int64)
+    places = table[positions // bounds.block_size]
+    return _Rows(tokens, positions, places, table.astype(np.int32)[None])
+
+
+def _check(index: int, item: Slice, bounds: Bounds) -> tuple[Ints, Ints]:
+    """Tokens, and the part of the block table in use."""
+    tokens = _ints(item.tokens)
+    end = item.start + len(tokens)
+    if not len(tokens) or item.start < 0:
+        raise EngineError(f"slice {index}: {len(tokens)} tokens from position {item.start}")
+    if end > bounds.max_context:
+        raise EngineError(f"slice {index}: {end} tokens exceed {bounds.max_context} of context")
+    if tokens.min() < 0 or tokens.max() >= bounds.vocab_size:
+        raise EngineError(f"slice {index}: a token is outside the {bounds.vocab_size} known ones")
+    needed = -(-end // bounds.block_size)
+    blocks = _ints(item.blocks[:needed])
+    if len(blocks) < needed:
+        raise EngineError(f"slice {index}: {len(blocks)} blocks do not hold {end} tokens")
+    if blocks.min() < 0 or blocks.max() >= bounds.blocks:
+        raise EngineError(f"slice {index}: a block is outside the pool of {bounds.blocks}")
+    return tokens, blocks
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.asarray(values, dtype=np.int64)

@@ -1,0 +1,94 @@
+"""Which slices of a step draw, from which rows: set up before the device is asked anything.
+
+Knows no logits. A slice whose bias names a token that the model does not have is refused here:
+one request's mistake must not fail the step of all. Immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.model.step_layout import StepLayout
+from baton.engine.sampling.logit_bias import bias_arrays
+from baton.engine.sampling.sampling import DrawKinds, kinds_of
+from baton.engine.scheduling.batch import Draw, Drawn, StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """The draws of a step, slice by slice."""
+
+    slices: int  # in the batch
+    drawing: list[int]  # places of the slices that draw, in the order of the batch
+    counts: list[int]  # draws of each of these
+    last_rows: Tensor  # int64 [drawing]: the row of each slice's last token
+    draws: list[Draw]  # of all of these slices
+    kinds: DrawKinds
+    refused: set[int]
+
+    def logit_rows(self, logits: Tensor) -> Tensor:
+        """One row for each draw, of `logits` [drawing, vocab]; the same tensor where every
+        slice draws once."""
+        if len(self.draws) == len(self.drawing):
+            return logits
+        return logits.repeat_interleave(torch.tensor(self.counts, device=logits.device), dim=0)
+
+    def by_slice(self, drawn: list[Drawn]) -> tuple[tuple[Drawn, ...], ...]:
+        """`drawn`, one for each draw, as a `StepResult` wants them."""
+        found: list[tuple[Drawn, ...]] = [()] * self.slices
+        start = 0
+        for index, count in zip(self.drawing, self.counts, strict=True):
+            found[index] = tuple(drawn[start : start + count])
+            start += count
+        return tuple(found)
+
+    def without(self, broken: Collection[int]) -> DrawPlan:
+        """The plan less these slices."""
+        if not any(index in broken for index in self.drawing):
+            return self
+        kept = [place for place, index in enumerate(self.drawing) if index not in broken]
+        ends = np.cumsum(self.counts).tolist()
+        draws = [d for p in kept for d in self.draws[ends[p] - self.counts[p] : ends[p]]]
+        return replace(
+            self,
+            drawing=[self.drawing[place] for place in kept],
+            counts=[self.counts[place] for place in kept],
+            last_rows=self.last_rows[kept],
+            draws=draws,
+            kinds=kinds_of(draws),
+        )
+
+
+def one_each(draws: Sequence[Draw]) -> DrawPlan:
+    """A plan of slices that draw once each, in this order."""
+    rows = list(range(len(draws)))
+    last_rows = torch.arange(len(draws))
+    return DrawPlan(
+        len(draws), rows, [1] * len(draws), last_rows, list(draws), kinds_of(draws), set()
+    )
+
+
+def plan_draws(batch: StepBatch, layout: StepLayout, vocab_size: int) -> DrawPlan:
+    """The draws of `batch`, whose rows are those of `layout`."""
+    refused = {
+        index
+        for index, item in enumerate(batch.slices)
+        for draw in item.draws
+        if draw.params.logit_bias and not bias_arrays(draw.params.logit_bias).known(vocab_size)
+    }
+    drawing = [i for i, item in enumerate(batch.slices) if item.draws and i not in refused]
+    draws = [draw for index in drawing for draw in batch.slices[index].draws]
+    return DrawPlan(
+        slices=len(batch.slices),
+        drawing=drawing,
+        counts=[len(batch.slices[index].draws) for index in drawing],
+        last_rows=torch.tensor([layout.spans[index][1] - 1 for index in drawing]),
+        draws=draws,
+        kinds=kinds_of(draws),
+        refused=refused,
+    )

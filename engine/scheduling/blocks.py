@@ -1,0 +1,307 @@
+"""The pool of KV blocks as bookkeeping: who holds which block, and which prefix it caches.
+
+Pure: no tensors, no clock, no I/O. The worker's loop owns it. A block is held any number of
+times, each time for one reason; with no hold left it is cached (it has an identity) or free.
+
+                    allocate                    release, no identity
+        free ─────────────────────▶ held ─────────────────────────────▶ free
+          ▲                          ▲ │
+          │ evicted, oldest first    │ │ release, identified
+          └────────── cached ◀───────┼─┘
+                         └───────────┘ match
+
+    Hold.USED         a sequence computes or decodes with it
+    Hold.LEASED       the destination of an open handoff (reader)
+    Hold.PINNED       offered to a reader under a lease (granter)
+    Hold.QUARANTINED  a READ that nobody waits for may still land in it
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from baton.engine.scheduling.tenant_shares import TenantShares
+from baton.runtime.errors import OutOfBlocks
+
+
+class Hold(IntEnum):
+    """Why a block may not be given away. Where several apply, the audit counts the largest."""
+
+    USED = 0
+    LEASED = 1
+    PINNED = 2
+    QUARANTINED = 3
+
+
+_USED, _LEASED, _PINNED, _QUARANTINED = map(int, Hold)
+_UNHELD = [0] * len(Hold)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Every block in exactly one state; the sum is `total`."""
+
+    total: int
+    free: int
+    cached: int
+    used: int
+    leased: int
+    pinned: int
+    quarantined: int
+
+    @property
+    def available(self) -> int:
+        """What an allocation could get now."""
+        return self.free + self.cached
+
+    def by_state(self) -> dict[str, int]:
+        """All of them by name. (`asdict` copies deeply, ten times slower, at each heartbeat.)"""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class _Block:
+    holds: list[int]  # count per Hold
+    hold: int = -1  # the largest of them, or -1
+    identity: bytes | None = None
+    tokens: bytes = b""
+
+
+class BlockPool:
+    """Reference counts, prefix cache with LRU eviction, and the events they cause."""
+
+    def __init__(self, total: int, block_size: int, tenant_share: float = 1.0) -> None:
+        """`tenant_share`: of the pool; a tenant with more of it loses its own cached blocks
+        before anybody else does."""
+        self.total = total
+        self.block_size = block_size
+        self._blocks = [_Block(_UNHELD.copy()) for _ in range(total)]
+        self._by_hold = [0] * len(Hold)  # blocks by their largest hold
+        self._free = list(range(total - 1, -1, -1))
+        self._by_identity: dict[bytes, int] = {}
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # cached, oldest first
+        self._shares = TenantShares(int(tenant_share * total)) if tenant_share < 1 else None
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that an allocation could get now: free and cached."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def quarantined(self) -> int:
+        return self._by_hold[_QUARANTINED]
+
+    def allocate(self, count: int, hold: Hold) -> list[int]:
+        """`count` blocks with undefined content, evicting the least recently used cached ones.
+
+        Raises OutOfBlocks and changes nothing if there are not so many.
+        """
+        if count > self.available:
+            raise OutOfBlocks(f"{count} blocks are wanted, {self.available} are available")
+        blocks = []
+        for _ in range(count):
+            if not self._free:
+                self._evict()
+            block = self._free.pop()
+            self._change(block, hold, 1)
+            blocks.append(block)
+        return blocks
+
+    def held_prefix(self, identities: Sequence[bytes]) -> int:
+        """How many leading blocks of this chain are here, without taking them."""
+        count = 0
+        for identity in identities:
+            if identity not in self._by_identity:
+                break
+            count += 1
+        return count
+
+    def match(
+        self,
+        identities: Sequence[bytes],
+        tokens: Sequence[int],
+        hold: Hold,
+        limit: int,
+        first: int = 0,
+    ) -> list[int]:
+        """Take the longest run of blocks from place `first` on that are here, up to place `limit`.
+
+        `tokens` are those of the sequence; they are compared, so that a hash collision
+        yields a miss and never a wrong block.
+        """
+        blocks: list[int] = []
+        size = self.block_size
+        for place, identity in enumerate(identities[first:limit], first):
+            block = self._by_identity.get(identity)
+            if block is None:
+                break
+            if self._blocks[block].tokens != _packed(tokens[place * size : (place + 1) * size]):
+                break
+            blocks.append(block)
+        self.hold(blocks, hold)
+        return blocks
+
+    def hold(self, blocks: Iterable[int], hold: Hold) -> None:
+        """Add a hold to blocks that are held or cached."""
+        for block in blocks:
+            self._change(block, hold, 1)
+            self._evictable.pop(block, None)
+            if self._shares is not None:
+                self._shares.taken(block)
+
+    def release(self, blocks: Sequence[int], hold: Hold) -> None:
+        """Take one hold away from each. The tail of a prefix becomes the oldest, so that
+        eviction shortens a prefix rather than beheading it."""
+        for block in reversed(blocks):
+            state = self._blocks[block]
+            if state.holds[hold] <= 0:
+                raise RuntimeError(f"block {block} has no hold {hold.name} to release")
+            self._change(block, hold, -1)
+            if state.hold >= 0:
+                continue
+            if state.identity is None:
+                self._free.append(block)
+            else:
+                self._evictable[block] = None
+                if self._shares is not None:
+                    self._shares.cached(block)
+
+    def convert(self, blocks: Sequence[int], old: Hold, new: Hold) -> None:
+        """Replace a hold by another."""
+        self.hold(blocks, new)
+        self.release(blocks, old)
+
+    def identify(
+        self, block: int, identity: bytes, tokens: Sequence[int], tenant: bytes = b""
+    ) -> None:
+        """Publish a held, full block as the cache of a tenant's prefix; from now on it never
+        changes.
+
+        Where another block has this identity already, nothing happens.
+        """
+        state = self._blocks[block]
+        if identity in self._by_identity or state.identity is not None:
+            return
+        state.identity = identity
+        state.tokens = _packed(tokens)
+        self._by_identity[identity] = block
+        self._removed.pop(identity, None)
+        self._stored[identity] = None
+        if self._shares is not None:
+            self._shares.identified(block, tenant)
+
+    def unpublish(self, blocks: Iterable[int]) -> None:
+        """Nobody shall match these held blocks again: their content has proved bad."""
+        for block in blocks:
+            if self._blocks[block].identity is not None:
+                self._drop_identity(block)
+
+    def identity_of(self, block: int) -> bytes | None:
+        return self._blocks[block].identity
+
+    def is_held(self, block: int, hold: Hold) -> bool:
+        return self._blocks[block].holds[hold] > 0
+
+    def writable(self, block: int) -> bool:
+        """Whether one sequence alone holds it and nobody was promised its content."""
+        state = self._blocks[block]
+        return state.identity is None and state.holds == [1, 0, 0, 0]
+
+    def identities(self) -> list[bytes]:
+        """All cached identities, for a snapshot."""
+        return list(self._by_identity)
+
+    def drain_events(self) -> tuple[list[bytes], list[bytes]]:
+        """Identities stored and removed since the last call; the last change of each wins."""
+        stored, removed = list(self._stored), list(self._removed)
+        self._stored, self._removed = {}, {}
+        return stored, removed
+
+    def counts(self) -> PoolCounts:
+        used, leased, pinned, quarantined = self._by_hold
+        free, cached = len(self._free), len(self._evictable)
+        return PoolCounts(self.total, free, cached, used, leased, pinned, quarantined)
+
+    def check(self) -> None:
+        """Raise RuntimeError if the books do not balance. O(blocks): when idle, and in tests."""
+        free, evictable, by_hold = set(self._free), set(self._evictable), [0] * len(Hold)
+        for number, state in enumerate(self._blocks):
+            hold, cached, is_free = state.hold, number in evictable, number in free
+            plainly_free = is_free and hold < 0 and not cached and state.identity is None
+            if plainly_free and state.holds == _UNHELD:
+                continue  # as most are
+            if (hold >= 0) + cached + is_free != 1:
+                places = (hold >= 0, cached, is_free)
+                raise RuntimeError(f"block {number}: held, cached, free = {places}")
+            if cached and state.identity is None:
+                raise RuntimeError(f"block {number} is cached without an identity")
+            if is_free and state.identity is not None:
+                raise RuntimeError(f"block {number} is free with an identity")
+            if hold >= 0:
+                by_hold[hold] += 1
+            if min(state.holds) < 0 or hold != _largest(state.holds):
+                raise RuntimeError(f"block {number} has holds {state.holds}, the largest {hold}")
+        if len(free) != len(self._free):
+            raise RuntimeError("a block is twice in the free list")
+        if by_hold != self._by_hold:
+            raise RuntimeError(f"blocks by hold are {by_hold}, counted {self._by_hold}")
+        for identity, number in self._by_identity.items():
+            if self._blocks[number].identity != identity:
+                raise RuntimeError(f"identity of block {number} differs from the index")
+        if self._shares is not None:
+            self._shares.check(set(self._by_identity.values()), evictable)
+
+    def _change(self, block: int, hold: Hold, by: int) -> None:
+        state = self._blocks[block]
+        before = state.hold
+        state.holds[hold] += by
+        if by > 0:
+            after = max(before, int(hold))
+        else:  # another is the largest only where the last of these has gone
+            after = before if hold < before or state.holds[hold] else _largest(state.holds)
+        if before != after:
+            state.hold = after
+            if before >= 0:
+                self._by_hold[before] -= 1
+            if after >= 0:
+                self._by_hold[after] += 1
+
+    def _evict(self) -> None:
+        block = None if self._shares is None else self._shares.victim()
+        if block is None:
+            block = next(iter(self._evictable))
+        del self._evictable[block]
+        self._drop_identity(block)
+        self._free.append(block)
+
+    def _drop_identity(self, block: int) -> None:
+        state = self._blocks[block]
+        assert state.identity is not None
+        if self._shares is not None:
+            self._shares.forgotten(block)
+        del self._by_identity[state.identity]
+        self._stored.pop(state.identity, None)
+        self._removed[state.identity] = None
+        state.identity, state.tokens = None, b""
+
+
+def _largest(holds: Sequence[int]) -> int:
+    """The largest hold, or -1."""
+    used, leased, pinned, quarantined = holds
+    if quarantined:
+        return _QUARANTINED
+    if pinned:
+        return _PINNED
+    if leased:
+        return _LEASED
+    return _USED if used else -1
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()

@@ -1,0 +1,206 @@
+"""Penalties, biases and logprobs on a GPU, without the host: what `sampling` does on a CPU.
+
+One program has one row, and is over at once where the row asks for nothing. Penalties are the same
+operations in the same order as on a CPU, so the logits are its bits. Keeps no state.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.engine.sampling.draw_adjustments import Adjustments
+from baton.engine.sampling.draw_logprobs import LogprobRoom
+
+_ENTRIES = 1024  # of a list at once
+_BLOCK = 4096
+
+
+def adjust_logits(logits: Tensor, adjustments: Adjustments) -> None:
+    """Apply penalties and biases in place to `logits` float32 [rows, vocab], contiguous. Tokens
+    outside of the vocabulary are left out."""
+    rows, vocab = logits.shape
+    if rows:
+        _adjust[(rows,)](
+            logits,
+            adjustments.bounds,
+            adjustments.penalties,
+            adjustments.fed,
+            adjustments.tokens,
+            adjustments.amounts,
+            vocab,
+            adjustments.bounds.stride(0),
+            adjustments.penalties.stride(0),
+            BLOCK=_ENTRIES,
+            num_warps=8,
+            enable_fp_fusion=False,  # a product and a sum round as numpy's do
+        )
+
+
+def find_logprobs(logits: Tensor, tokens: Tensor, counts: Tensor, room: LogprobRoom) -> None:
+    """Write log-probabilities of `logits` float32 [rows, vocab], contiguous, into `room`: of
+    `tokens` int64 [rows] and of the `counts` int [rows] best, the lowest ids of equals first. A row
+    whose count is negative is left alone; none is above the vocabulary or `MAX_LOGPROBS`."""
+    rows, vocab = logits.shape
+    if rows:
+        block = min(_BLOCK, triton.next_power_of_2(vocab))
+        _logprobs[(rows,)](
+            logits,
+            tokens,
+            counts,
+            room.tokens,
+            room.values,
+            vocab,
+            room.values.stride(0),
+            BLOCK=block,
+            TILES=triton.next_power_of_2(triton.cdiv(vocab, block)),
+            num_warps=max(1, min(16, block // 256)),
+        )
+
+
+@triton.jit
+def _repeated(x, penalty):  # type: ignore[no-untyped-def]
+    return tl.where(x < 0, x * penalty, tl.math.div_rn(x, penalty))
+
+
+@triton.jit
+def _penalize_seen(  # type: ignore[no-untyped-def]
+    row_ptr, token_ptr, first, end, fed, penalty, vocab, BLOCK: tl.constexpr
+):
+    """Of prompt and output, each token once; `fed` too, where it is not among them."""
+    missing = fed >= 0
+    for start in range(first, end, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        token = tl.load(token_ptr + index, mask=index < end, other=-1)
+        known = (token >= 0) & (token < vocab)
+        x = tl.load(row_ptr + token, mask=known, other=0.0)
+        tl.store(row_ptr + token, _repeated(x, penalty), mask=known)
+        missing = missing & (tl.max((known & (token == fed)).to(tl.int32), axis=0) == 0)
+    if missing:
+        tl.store(row_ptr + fed, _repeated(tl.load(row_ptr + fed), penalty))
+
+
+@triton.jit
+def _penalize_counted(  # type: ignore[no-untyped-def]
+    row_ptr,
+    token_ptr,
+    amount_ptr,
+    first,
+    end,
+    fed,
+    frequency,
+    presence,
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    """Of the output; `fed` counts once more, or once."""
+    missing = fed >= 0
+    for start in range(first, end, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        token = tl.load(token_ptr + index, mask=index < end, other=-1)
+        known = (token >= 0) & (token < vocab)
+        again = known & (token == fed)
+        count = tl.load(amount_ptr + index, mask=known, other=0.0).to(tl.float64)
+        count += again.to(tl.float64)
+        amount = (frequency * count + presence).to(tl.float32)
+        x = tl.load(row_ptr + token, mask=known, other=0.0)
+        tl.store(row_ptr + token, x - amount, mask=known)
+        missing = missing & (tl.max(again.to(tl.int32), axis=0) == 0)
+    if missing:
+        tl.store(row_ptr + fed, tl.load(row_ptr + fed) - (frequency + presence).to(tl.float32))
+
+
+@triton.jit
+def _adjust(  # type: ignore[no-untyped-def]
+    logit_ptr,
+    bound_ptr,
+    penalty_ptr,
+    fed_ptr,
+    token_ptr,
+    amount_ptr,
+    vocab,
+    bound_stride,
+    penalty_stride,
+    BLOCK: tl.constexpr,
+):
+    """A token may be in several lists of its row, hence the barriers between them."""
+    row = tl.program_id(0)
+    row_ptr = logit_ptr + row.to(tl.int64) * vocab
+    first = tl.load(bound_ptr + row)
+    seen = tl.load(bound_ptr + bound_stride + row)
+    counted = tl.load(bound_ptr + 2 * bound_stride + row)
+    biased = tl.load(bound_ptr + 3 * bound_stride + row)
+    repetition = tl.load(penalty_ptr + row).to(tl.float32)
+    frequency = tl.load(penalty_ptr + penalty_stride + row)
+    presence = tl.load(penalty_ptr + 2 * penalty_stride + row)
+    fed = tl.load(fed_ptr + row)
+    if repetition != 1.0:
+        _penalize_seen(row_ptr, token_ptr, first, seen, fed, repetition, vocab, BLOCK)
+        tl.debug_barrier()
+    if (frequency != 0.0) | (presence != 0.0):
+        _penalize_counted(
+            row_ptr, token_ptr, amount_ptr, seen, counted, fed, frequency, presence, vocab, BLOCK
+        )
+        tl.debug_barrier()
+    for start in range(counted, biased, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        token = tl.load(token_ptr + index, mask=index < biased, other=-1)
+        known = (token >= 0) & (token < vocab)
+        bias = tl.load(amount_ptr + index, mask=known, other=0.0)
+        x = tl.load(row_ptr + token, mask=known, other=0.0)
+        tl.store(row_ptr + token, x + bias, mask=known)
+
+
+@triton.jit
+def _logprobs(  # type: ignore[no-untyped-def]
+    logit_ptr,
+    token_ptr,
+    count_ptr,
+    best_ptr,
+    value_ptr,
+    vocab,
+    stride,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Each lane keeps the best of its column of the row, [TILES, BLOCK]. The best of all lanes is
+    the next one; only its lane looks for another, so the row is read twice, however many are
+    wanted."""
+    row = tl.program_id(0)
+    count = tl.load(count_ptr + row)
+    if count >= 0:
+        row_ptr = logit_ptr + row.to(tl.int64) * vocab
+        lane = tl.arange(0, BLOCK)
+        highest = tl.full((BLOCK,), -float("inf"), dtype=tl.float32)
+        place = tl.full((BLOCK,), 0, dtype=tl.int32) + vocab
+        for first in range(0, vocab, BLOCK):
+            index = first + lane
+            x = tl.load(row_ptr + index, mask=index < vocab, other=-float("inf"))
+            better = x > highest
+            place = tl.where(better, index, place)
+            highest = tl.where(better, x, highest)
+        top = tl.max(highest, axis=0)
+        total = tl.zeros((), dtype=tl.float64)
+        for first in range(0, vocab, BLOCK):
+            index = first + lane
+            x = tl.load(row_ptr + index, mask=index < vocab, other=-float("inf"))
+            total += tl.sum(tl.exp(x - top), axis=0).to(tl.float64)
+        log_total = tl.log(total).to(tl.float32)
+        own = tl.load(row_ptr + tl.load(token_ptr + row))
+        tl.store(value_ptr + row * stride, own - top - log_total)
+        tile = tl.arange(0, TILES)
+        for number in range(1, count + 1):
+            best = tl.max(highest, axis=0)
+            token = tl.min(tl.where(highest == best, place, vocab), axis=0)
+            tl.store(best_ptr + row * stride + number, token)
+            tl.store(value_ptr + row * stride + number, best - top - log_total)
+            column = tile * BLOCK + token % BLOCK
+            x = tl.load(row_ptr + column, mask=column < vocab, other=-float("inf"))
+            left = (column < vocab) & ((x < best) | ((x == best) & (column > token)))
+            x = tl.where(left, x, -float("inf"))
+            rest = tl.max(x, axis=0)
+            at = tl.min(tl.where(left & (x == rest), column, vocab), axis=0)
+            mine = lane == token % BLOCK
+            highest = tl.where(mine, rest, highest)
+            place = tl.where(mine, at, place)

@@ -1,0 +1,140 @@
+"""Attention on a GPU: which kernel computes which rows of a step.
+
+Rows of one token go to the split decode, chunks to the prefill, each in one launch for all
+sequences. Owns the buffers for the splits' partial results, made once, and the arrays of the
+step under way; the pool is another's. Nothing here waits for the device, and a step without
+chunks whose layout lies on the device already can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.step_layout import StepLayout
+from baton.engine.spec.model_spec import AttentionSpec
+from baton.engine.triton import kv_write as triton_kv_write
+from baton.engine.triton.decode import decode_attention, decode_tiles
+from baton.engine.triton.decode_buffers import DecodeBuffers, DecodeLimits, DecodeShape
+from baton.engine.triton.prefill import (
+    Chunk,
+    PrefillPlan,
+    device_tiles,
+    plan_prefill,
+    prefill_attention,
+    single_attention,
+)
+from baton.engine.triton.step_arrays import StepArrays, step_arrays
+from baton.runtime.errors import ConfigError
+
+_KINDS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check_readable(pool: KvPool) -> None:
+    """Raise ConfigError unless this folder's kernels compute in the pool's kind of number."""
+    if pool.dtype not in _KINDS:
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _KINDS)
+        raise ConfigError(
+            f"the KV pool is of {pool.dtype}: these kernels read {kinds}, or codes of them; "
+            "set worker.dtype to one of them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    arrays: StepArrays
+    plan: PrefillPlan
+
+
+class TritonAttention:
+    """An `Attention` for a pool on a GPU (or on the CPU, under triton's interpreter).
+
+    `deterministic`: one kernel for all rows, so that a token's result is the same bits in a
+    chunk of whatever length, alone, and in every batch; long sequences decode slower.
+    """
+
+    def __init__(
+        self,
+        pool: KvPool,
+        spec: AttentionSpec,
+        heads: int,
+        limits: DecodeLimits,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """`heads`: query heads. Raises ConfigError if the pool's numbers are of a kind that the
+        kernels do not read, or the buffers do not fit."""
+        check_readable(pool)
+        _, kv_heads, _, _, _, dim = pool.tensor.shape
+        self._pool = pool
+        self._spec = spec
+        self._group = heads // kv_heads
+        self._tiles = device_tiles(self._group, dim, pool.dtype)
+        self._decode_tiles = decode_tiles(self._group, dim, pool.dtype)
+        self._buffers: DecodeBuffers | None = None
+        if not deterministic:
+            shape = DecodeShape(kv_heads, heads, dim, self._decode_tiles.tokens)
+            self._buffers = DecodeBuffers(limits, shape, pool.tensor.device)
+        self._step: _Step | None = None
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
+        """As `Attention.write`; a row whose block is negative is padding and writes nothing."""
+        step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
+        triton_kv_write.write(keys, values, kv, step.blocks, step.slots, scales)
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """As `Attention.rotate_and_write`, in one pass."""
+        step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
+        return triton_kv_write.rotate_and_write(
+            queries, keys, values, angles, kv, step.blocks, step.slots, scales
+        )
+
+    def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
+        """As `Attention.attend`; a row of length 0 is padding, and its result is 0."""
+        step, (kv, scales), spec = self._prepared(layout), self._layer(layer), self._spec
+        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        features: dict[str, Any] = {"window": spec.windows[layer], "soft_cap": spec.soft_cap}
+        features["scales"] = scales
+        rows = step.arrays.lengths.shape[0]
+        most = rows if self._buffers is None else self._buffers.limits.rows
+        for first in range(0, rows, max(most, 1)):
+            part = slice(first, min(first + most, rows))
+            tables, lengths = step.arrays.tables[part], step.arrays.lengths[part]
+            given = (out[part], queries[part], kv, tables, lengths)
+            if self._buffers is None:
+                single_attention(*given, spec.scale, tiles=self._tiles, fused=False, **features)
+            else:
+                buffers, tiles = self._buffers.of(len(lengths)), self._decode_tiles
+                decode_attention(*given, *buffers, spec.scale, tiles=tiles, **features)
+        features |= {"tiles": self._tiles, "fused": self._buffers is not None}
+        prefill_attention(out, queries, kv, step.plan, spec.scale, **features)
+        return out
+
+    def _layer(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """[block, kv_head, k|v, token, dim]; of codes the scales [block, kv_head, k|v, token]."""
+        kv, scales = self._pool.tensor.select(2, layer), self._pool.scales
+        return kv, scales if scales is None else scales.select(2, layer)
+
+    def _prepared(self, layout: StepLayout) -> _Step:
+        """The arrays of `layout`, made when its first layer asks."""
+        if self._step is None or self._step.arrays.layout is not layout:
+            arrays = step_arrays(layout, self._pool.tensor.device)
+            chunks = [
+                Chunk(rows.first, rows.end - rows.first, rows.start, index)
+                for index, rows in enumerate(layout.chunks)
+            ]
+            plan = plan_prefill(chunks, arrays.chunk_tables, self._group, self._tiles)
+            self._step = _Step(arrays, plan)
+        return self._step

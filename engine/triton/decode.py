@@ -1,0 +1,302 @@
+"""Decode attention over the paged pool: one query token a row, its KV cut into splits.
+
+A program takes one row, one KV head with all query heads of its group (the rows of one matrix
+product), and one split of the tokens; a second kernel merges the splits by their log-sum-exp
+(Flash-Decoding, Dao et al. 2023). Shapes and launches depend on no length, so both can be
+captured in a CUDA graph. Expected limit: bytes, each key and value read once from memory.
+Unproven: not yet run on a GPU. The caller owns the buffers of the partial results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.engine.triton.kv_quant import codes_name, scale_strides, stored_bytes
+from baton.engine.triton.tile import (
+    INTERPRETED,
+    NOTHING,
+    Tiles,
+    attend_stretch,
+    options,
+    power_of_two,
+    precision,
+)
+
+LEAST_SPLIT = 128  # tokens; a shorter split costs more in the merge than it brings
+MOST_SPLITS = 64
+_HELD = 3  # programs that a multiprocessor holds at a time
+_USUAL = 4096  # tokens of a sequence, where nothing is known but that it may be longer
+_BEGIN = 128  # tokens that a program could read in the time that it needs to begin and to end
+_PER_TURN = 16  # splits merged at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How rows are cut. `programs` share the splits of a row. `tokens` 0: as many splits as
+    programs, each as long as the row's length asks; else each split is so long, whatever the
+    batch, and so a row's result does not depend on its batch."""
+
+    programs: int
+    tokens: int = 0
+
+    @property
+    def direct(self) -> bool:
+        """Whether rows have one split each, whose result is the row's: nothing to merge."""
+        return self.programs == 1 and not self.tokens
+
+    def capacity(self, longest: int, tile: int) -> int:
+        """Partial results to keep room for, a row and head, of at most `longest` tokens."""
+        return -(-(longest + tile) // self.tokens) if self.tokens else self.programs
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """What the splits of a row leave for the merge; float32."""
+
+    mixed: Tensor  # [rows, heads, capacity, dim]: the split's attention
+    weights: Tensor  # [rows, heads, capacity]: log2 of the sum of its exponentials
+
+
+@lru_cache(maxsize=4096)
+def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> Splits:
+    """Splits by count. All programs take about as long, in waves of as many as the device holds:
+    the fewest splits that are within a tenth of the best number of waves times their length."""
+    counts = range(1, max(min(longest // LEAST_SPLIT, MOST_SPLITS), 1) + 1)
+    tokens = min(longest, _USUAL)
+    costs = [
+        -(-rows * kv_heads * count // (processors * _HELD)) * (tokens / count + _BEGIN)
+        for count in counts
+    ]
+    good = 1.1 * min(costs)
+    return Splits(next(n for n, cost in zip(counts, costs, strict=True) if cost <= good))
+
+
+def fixed_splits(rows: int, kv_heads: int, longest: int, processors: int, tokens: int) -> Splits:
+    """Splits of `tokens` each, in as many programs as help."""
+    programs = choose_splits(rows, kv_heads, longest, processors).programs
+    return Splits(min(programs, -(-longest // tokens)), tokens)
+
+
+def decode_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:
+    """The group's heads, padded to the 16 rows that a matrix product needs at least."""
+    rows = max(power_of_two(group), 16)
+    if dtype == torch.float32:
+        return Tiles(rows, 32, 4, 1)
+    # Five stages: the table is read two tiles ahead, keys and values one tile ahead.
+    return Tiles(rows, 64, 4, 5) if dim <= 128 else Tiles(rows, 32, 4, 5)
+
+
+def new_partials(rows: int, heads: int, capacity: int, dim: int, device: torch.device) -> Partials:
+    mixed = torch.empty(rows, heads, capacity, dim, dtype=torch.float32, device=device)
+    return Partials(mixed, torch.empty(mixed.shape[:3], dtype=torch.float32, device=device))
+
+
+@triton.jit
+def split_of(  # type: ignore[no-untyped-def]
+    length,  # tokens of the row
+    programs,
+    SPLIT_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """The oldest token attended to, where the first split begins, the length of a split (both
+    multiples of TOKENS), and the number of splits: one at least, perhaps an empty one."""
+    oldest = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else length * 0
+    first = oldest // TOKENS * TOKENS
+    if SPLIT_TOKENS > 0:
+        each = tl.cdiv(SPLIT_TOKENS, TOKENS) * TOKENS
+    else:
+        each = tl.cdiv(tl.cdiv(length - first, programs), TOKENS) * TOKENS
+    each = tl.maximum(each, TOKENS)
+    return oldest, first, each, tl.maximum(tl.cdiv(length - first, each), 1)
+
+
+# fmt: off
+# A value of its own kind for each batch would be compiled while clients wait.
+@triton.jit(do_not_specialize=["stride_table", "capacity"])
+def decode_kernel(  # type: ignore[no-untyped-def]
+    mixed_out,  # float32 [rows, heads, capacity, DIM], or the result itself with capacity 1
+    weights_out,  # float32 [rows, heads, capacity]
+    queries,  # [rows, heads, DIM]
+    kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
+    scales,  # of CODES, float32 [block, kv_head, k|v, token]; else None
+    tables,
+    lengths,  # int32 [rows]; 0: the row is padding, its result is 0
+    stride_query_row, stride_query_head,
+    stride_block, stride_head, stride_kv, stride_token, stride_table,
+    stride_scale_block, stride_scale_head, stride_scale_kv,
+    scale, capacity,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MERGED: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, CODES: tl.constexpr,
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    length = tl.load(lengths + row)
+    oldest, first, each, count = split_of(length, tl.num_programs(2), SPLIT_TOKENS, TOKENS, WINDOW)
+    table = tables + row * stride_table
+    keys = kv + head.to(tl.int64) * stride_head
+    if CODES != "":
+        scales = scales + head.to(tl.int64) * stride_scale_head
+
+    lanes = tl.arange(0, ROWS)  # the heads of the group
+    dims = tl.arange(0, DIM_PAD)
+    live = (lanes < GROUP)[:, None] & (dims < DIM)[None, :]
+    query_head = head * GROUP + lanes
+    at = row * stride_query_row + query_head[:, None] * stride_query_head + dims[None, :]
+    query = tl.load(queries + at, mask=live, other=0.0)
+    positions = tl.full([ROWS], 0, tl.int32) + length - 1
+    slot = (row * tl.num_programs(1) * GROUP + query_head) * capacity
+    for split in range(tl.program_id(2), count, tl.num_programs(2)):
+        low = first + split * each
+        mixed, best, total = attend_stretch(
+            tl.zeros([ROWS, DIM_PAD], tl.float32),
+            tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32),
+            query, positions, low, tl.minimum(low + each, length), oldest,
+            keys, keys + stride_kv, scales, table,
+            stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
+            DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED, CODES)
+        total = tl.where(total > 0, total, 1.0)
+        mixed = (mixed / total[:, None]).to(mixed_out.dtype.element_ty)
+        tl.store(mixed_out + (slot + split)[:, None] * DIM + dims[None, :], mixed, mask=live)
+        if MERGED:
+            tl.store(weights_out + slot + split, best + tl.log2(total), mask=lanes < GROUP)
+# fmt: on
+
+
+@triton.jit(do_not_specialize=["capacity", "programs"])
+def merge_kernel(  # type: ignore[no-untyped-def]
+    out,  # [rows, heads, DIM]
+    mixed_in,  # float32 [rows, heads, capacity, DIM]
+    weights_in,  # float32 [rows, heads, capacity]
+    lengths,
+    stride_out_row,
+    stride_out_head,
+    capacity,
+    programs,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PER_TURN: tl.constexpr,
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    _, _, _, count = split_of(tl.load(lengths + row), programs, SPLIT_TOKENS, TOKENS, WINDOW)
+    slot = (row * tl.num_programs(1) + head) * capacity
+    dims = tl.arange(0, DIM_PAD)
+    best, total = tl.full([1], NOTHING, tl.float32), tl.zeros([1], tl.float32)
+    mixed = tl.zeros([DIM_PAD], tl.float32)
+    for begin in range(0, count, PER_TURN):
+        splits = begin + tl.arange(0, PER_TURN)
+        there = splits < count
+        weights = tl.load(weights_in + slot + splits, mask=there, other=NOTHING)
+        highest = tl.maximum(best, tl.max(weights, axis=0))
+        weights = tl.where(there, tl.exp2(weights - highest), 0.0)
+        cells = (slot + splits)[:, None] * DIM + dims[None, :]
+        part = tl.load(mixed_in + cells, mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
+        shrink = tl.exp2(best - highest)
+        mixed = mixed * shrink + tl.sum(part * weights[:, None], axis=0)
+        total = total * shrink + tl.sum(weights, axis=0)
+        best = highest
+    at = row * stride_out_row + head * stride_out_head + dims
+    tl.store(out + at, (mixed / total).to(out.dtype.element_ty), mask=dims < DIM)
+
+
+def decode_attention(
+    out: Tensor,
+    queries: Tensor,
+    kv: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    splits: Splits,
+    partials: Partials,
+    scale: float,
+    *,
+    scales: Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    tiles: Tiles | None = None,
+) -> None:
+    """Fill `out` [rows, heads, dim], contiguous, with the attention of `queries`, same shape.
+
+    `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `scales` float32 [block,
+    kv_head, k|v, token] where that is codes; `tables` int32 [rows, blocks] and `lengths` int32
+    [rows] count the row's own token, whose KV is written.
+    `partials` holds at least as many rows and splits. `window` in tokens, 0: none.
+    """
+    rows, heads, dim = queries.shape
+    kv_heads, size = kv.shape[1], kv.shape[3]
+    group = heads // kv_heads
+    tiles = tiles or decode_tiles(group, dim, queries.dtype)
+    constants = decode_constants(tiles, group, dim, size, queries.dtype)
+    shared = {"SPLIT_TOKENS": splits.tokens, "WINDOW": window}
+    decode_kernel[(rows, kv_heads, splits.programs)](
+        out if splits.direct else partials.mixed,
+        partials.weights,
+        queries,
+        stored_bytes(kv),
+        scales,
+        tables,
+        lengths,
+        *queries.stride()[:2],
+        *kv.stride()[:4],
+        tables.stride(0),
+        *scale_strides(scales),
+        scale,
+        1 if splits.direct else partials.mixed.shape[2],
+        **constants,
+        **shared,
+        SOFT_CAP=soft_cap,
+        MERGED=not splits.direct,
+        INTERPRETED=INTERPRETED,
+        CODES=codes_name(kv),
+        **options(tiles),
+    )
+    if not splits.direct:
+        merge_splits(out, partials, lengths, splits, tiles.tokens, window)
+
+
+def merge_splits(
+    out: Tensor, partials: Partials, lengths: Tensor, splits: Splits, tokens: int, window: int
+) -> None:
+    """`out` [rows, heads, dim] from the partial results that tiles of `tokens` left."""
+    rows, heads, dim = out.shape
+    merge_kernel[(rows, heads)](
+        out,
+        partials.mixed,
+        partials.weights,
+        lengths,
+        *out.stride()[:2],
+        partials.mixed.shape[2],
+        splits.programs,
+        DIM=dim,
+        DIM_PAD=power_of_two(dim),
+        TOKENS=tokens,
+        SPLIT_TOKENS=splits.tokens,
+        WINDOW=window,
+        PER_TURN=_PER_TURN,
+        num_warps=4 if dim > 128 else 1,
+    )
+
+
+def decode_constants(
+    tiles: Tiles, group: int, dim: int, block_size: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The compile-time values of a launch, but for splits, window and soft cap."""
+    return {
+        "GROUP": group,
+        "DIM": dim,
+        "DIM_PAD": max(power_of_two(dim), 16),
+        "ROWS": tiles.rows,
+        "TOKENS": tiles.tokens,
+        "BLOCK_SIZE": block_size,
+        "PRECISION": precision(dtype),
+    }

@@ -1,0 +1,142 @@
+"""A request under way, seen from the side that answers the client.
+
+    dispatcher ── put ──▶ [ bounded buffer ] ── next ──▶ the task that writes the answer
+
+Holds the accepted tokens of every choice: what a retry carries on, and what I4 is checked
+against. Knows no links and no HTTP. State is owned by the event loop: both sides run on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.router.answers.prompt_logprobs import PromptScores
+from baton.router.fleet.worker_view import Numbers
+from baton.router.requests.validated_request import GenerationRequest
+from baton.runtime.errors import BatonError
+
+Finish = Literal["stop", "length"]
+PATIENCE_S = 1.0  # with a client that takes nothing out of a full buffer
+MOST_BUFFERS = 8  # filled before that
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToken:
+    """One accepted token of one choice, or its end, or both."""
+
+    choice: int
+    token: int | None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    finish: Finish | None = None
+
+    @property
+    def weight(self) -> int:
+        """What it takes of memory, in tokens: each alternative with its logprob is as much."""
+        return 1 + len(self.top)
+
+    @property
+    def largest(self) -> int:
+        """Of the token ids; -1 where there is none."""
+        return max((-1 if self.token is None else self.token, *(token for token, _ in self.top)))
+
+
+@dataclass(slots=True)
+class Choice:
+    """`accepted` are all output tokens so far; nothing is accepted after the end."""
+
+    accepted: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+class Generation:
+    """`buffer` bounds the weight of the outputs that wait for a slow client; `deadline_s` is on
+    the loop's clock, and `timer` the dispatcher's, which ends the request then. `over` is set
+    exactly once: finished, failed (`error`) or cancelled (`error`)."""
+
+    def __init__(
+        self, request_id: str, request: GenerationRequest, buffer: int, deadline_s: float
+    ) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.deadline_s = deadline_s
+        self.choices = [Choice() for _ in range(request.choices)]
+        self.cached_tokens = 0
+        self.scores: PromptScores | None = None  # of the prompt, with the first choice's first
+        self.numbers: Numbers | None = None  # of the worker that has it, or had it last
+        self.migrations = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.over = False
+        self.error: BatonError | None = None
+        self._buffer: deque[OutputToken] = deque()
+        self._weight = 0  # of the buffer
+        self._limit = buffer * request.choices
+        self._full_s: float | None = None  # since when nothing was taken out of a full buffer
+        self._wake = asyncio.Event()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any choice has an accepted token."""
+        return any(choice.accepted for choice in self.choices)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether the prompt's log-probabilities are wanted, and have not come. They come with
+        the first token of the first choice."""
+        return self.request.scored and not self.choices[0].accepted
+
+    @property
+    def full(self) -> bool:
+        """Whether as much waits for the client as the buffer is for."""
+        return self._weight >= self._limit
+
+    def put(self, output: OutputToken) -> None:
+        """Accept an output, whatever waits already: see `too_slow`."""
+        choice = self.choices[output.choice]
+        if output.token is not None:
+            choice.accepted.append(output.token)
+        if output.finish is not None:
+            choice.ended = True
+        self._buffer.append(output)
+        self._weight += output.weight
+        if self.full and self._full_s is None:
+            self._full_s = asyncio.get_running_loop().time()
+        self._wake.set()
+
+    def too_slow(self) -> bool:
+        """Whether the client has left a full buffer for too long, or far too much. To be asked
+        before the outputs of a message, not between them: a worker that comes back, or was not
+        heard for a while, sends all that it kept at once, and the client had no turn to take it."""
+        return self._full_s is not None and self._too_slow(self._full_s)
+
+    def _too_slow(self, full_s: float) -> bool:
+        waited_s = asyncio.get_running_loop().time() - full_s
+        return waited_s >= PATIENCE_S or self._weight >= MOST_BUFFERS * self._limit
+
+    def end(self, error: BatonError | None = None) -> None:
+        """No output will follow. Only the first end counts."""
+        if not self.over:
+            self.over = True
+            self.error = error
+            self._wake.set()
+            if self.timer is not None:
+                self.timer.cancel()
+
+    async def next(self) -> list[OutputToken]:
+        """All outputs that wait, at least one; an empty list once the request is finished.
+        Raises the error it ended with."""
+        if not self._buffer and not self.over:
+            self._wake.clear()
+            await self._wake.wait()  # bounded by the timer
+        if self._buffer:
+            outputs = list(self._buffer)
+            self._buffer.clear()
+            self._weight = 0
+            self._full_s = None
+            return outputs
+        if self.error is not None:
+            raise self.error
+        return []

@@ -1,0 +1,130 @@
+"""One choice as it grows: detokenized, cut at stop strings, calls of tools taken out of its text,
+with logprobs beside.
+
+Turns accepted tokens into pieces that may be shown. Knows no transport and no JSON. One per
+choice, owned by the task that writes the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from baton.router.answers.active_request import OutputToken
+from baton.router.text.detokenizer import Detokenizer
+from baton.router.text.stop_strings import StopMatcher
+from baton.router.text.tool_calls import Call, Calling, CallParser
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """`offset` is where the token's text begins in the choice's text, in characters. A prompt's
+    first token has no `logprob`."""
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    offset: int
+    rank: int = 0  # of a prompt's token; 1: the most likely
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one or several tokens added. `finish` is set in the last piece of a choice. `tokens`
+    are all that were drawn up to there, a stop token included."""
+
+    choice: int
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+    calls: list[Call] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    prompt: Sequence[int] | None = None  # its tokens, where their ids are wanted
+    prompt_entries: list[TokenLogprob] | None = None  # where the answer is to hold them
+
+    def __bool__(self) -> bool:
+        found = self.text or self.logprobs or self.finish or self.calls or self.tokens
+        return bool(found or self.prompt)
+
+
+class ChoiceText:
+    """`stop_tokens` end an output and are not part of its text; `calling` is what may be called.
+    In the text of the first `min_tokens` tokens no stop string is looked for.
+    `tokens` counts what was drawn up to the end, the stop token included."""
+
+    def __init__(
+        self,
+        choice: int,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        stop_tokens: Collection[int],
+        calling: Calling | None = None,
+        min_tokens: int = 0,
+        *,
+        token_ids: bool = False,
+    ) -> None:
+        self._choice = choice
+        self._detokenizer = detokenizer
+        self._stops = StopMatcher(stops)
+        self._stop_tokens = stop_tokens
+        self._calls = None if calling is None else CallParser(calling)
+        self._min_tokens = min_tokens
+        self._token_ids = token_ids
+        self._characters = 0
+        self.tokens = 0
+        self.finished = False
+
+    def push(self, outputs: Sequence[OutputToken]) -> Piece:
+        """The piece of these outputs of this choice; outputs after the end are ignored."""
+        piece = Piece(self._choice)
+        for output in outputs:
+            if self.finished:
+                break
+            if output.token is not None:
+                self._take(output, piece)
+            if self._stops.stopped or (self._calls is not None and self._calls.full):
+                self._end("stop", piece)
+            elif output.finish is not None:
+                self._show(self._detokenizer.flush(), piece)
+                self._give(self._stops.flush(), piece)
+                self._end("stop" if self._stops.stopped else output.finish, piece)
+            self.finished = piece.finish is not None
+        return piece
+
+    def silenced(self) -> Piece:
+        """The only piece of a choice that generates nothing for its client."""
+        self.finished = True
+        return Piece(self._choice, finish="length")
+
+    def _take(self, output: OutputToken, piece: Piece) -> None:
+        assert output.token is not None
+        self.tokens += 1
+        if self._token_ids:
+            piece.tokens.append(output.token)
+        if output.finish == "stop" or output.token in self._stop_tokens:
+            return
+        if output.logprob is not None:
+            piece.logprobs.append(
+                TokenLogprob(output.token, output.logprob, output.top, self._characters)
+            )
+        self._show(self._detokenizer.push(output.token), piece)
+
+    def _show(self, text: str, piece: Piece) -> None:
+        self._characters += len(text)
+        searched = self.tokens > self._min_tokens
+        self._give(self._stops.push(text) if searched else text, piece)
+
+    def _give(self, text: str, piece: Piece) -> None:
+        self._add(piece, (text, []) if self._calls is None else self._calls.push(text))
+
+    def _end(self, finish: str, piece: Piece) -> None:
+        """A stop after calls is an end for their sake; that of the tokens is not."""
+        piece.finish = finish
+        if self._calls is not None:
+            self._add(piece, self._calls.flush())
+            if self._calls.count and finish == "stop":
+                piece.finish = "tool_calls"
+
+    def _add(self, piece: Piece, found: tuple[str, list[Call]]) -> None:
+        piece.text += found[0]
+        piece.calls += found[1]

@@ -1,0 +1,97 @@
+"""One answer to several prompts: each is a request of its own, and their choices are numbered on.
+
+    prompts  0  1        n = 2
+    choices  0 1  2 3
+
+Each prompt has its ticket, its place and its end; the first that fails fails the answer, and the
+others end with it. Knows no transport. Owned by the task that answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from baton.router.answers.choice_text import Piece
+from baton.router.answers.request_handler import Answering, Usage
+
+_QUEUED = 64  # messages that wait for the client; a prompt's own buffer bounds the rest
+
+
+class PromptBatch:
+    """Used as one `Answering` is. `members` have as many choices each."""
+
+    def __init__(self, members: Sequence[Answering]) -> None:
+        self._members = members
+        self._each = members[0].choices
+        self._found: asyncio.Queue[list[Piece] | Exception | None] = asyncio.Queue(_QUEUED)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended = 0
+
+    @property
+    def choices(self) -> int:
+        return self._each * len(self._members)
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """As `Answering.admitted`, for all of them or none."""
+        with ExitStack() as stack:
+            for member in self._members:
+                stack.enter_context(member.admitted())
+            yield
+
+    async def begin(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._follow(place, member))
+            for place, member in enumerate(self._members)
+        ]
+
+    async def next(self) -> list[Piece] | None:
+        """As `Answering.next`: what has come of one of them."""
+        while self._ended < len(self._members):
+            found = await self._found.get()  # bounded by the requests' deadline
+            if isinstance(found, Exception):
+                raise found
+            if found is not None:
+                return found
+            self._ended += 1
+        return None
+
+    def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for member in self._members:
+            member.leave()
+
+    def usage(self) -> Usage:
+        found = [member.usage() for member in self._members]
+        return Usage(
+            sum(usage.prompt for usage in found),
+            sum(usage.completion for usage in found),
+            sum(usage.cached for usage in found),
+        )
+
+    def unfinished(self) -> list[int]:
+        return [
+            place * self._each + choice
+            for place, member in enumerate(self._members)
+            for choice in member.unfinished()
+        ]
+
+    def with_prompt(self, piece: Piece) -> Piece:
+        """As `Answering.with_prompt`."""
+        place, choice = divmod(piece.choice, self._each)
+        own = self._members[place].with_prompt(replace(piece, choice=choice))
+        return replace(own, choice=piece.choice)
+
+    async def _follow(self, place: int, member: Answering) -> None:
+        try:
+            await member.begin()
+            while (pieces := await member.next()) is not None:
+                shift = place * self._each
+                await self._found.put([replace(p, choice=p.choice + shift) for p in pieces])
+            await self._found.put(None)
+        except Exception as error:  # raised where the answer is written
+            await self._found.put(error)

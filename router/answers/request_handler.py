@@ -1,0 +1,235 @@
+"""The way of a validated request to its end, whatever front end its client speaks to.
+
+    with answering.admitted():  ticket, span, the note of its end
+        await answering.begin()
+        while (pieces := await answering.next()) is not None: ...
+        in any case: answering.leave()
+
+Turns outputs into pieces that may be shown, and counts. Knows no transport. One per request,
+owned by the task that answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from opentelemetry.context import Context
+
+from baton.router.answers.active_request import Generation, OutputToken
+from baton.router.answers.choice_text import ChoiceText, Piece, TokenLogprob
+from baton.router.answers.prompt_logprobs import PromptScores
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.requests.admission import Admission
+from baton.router.requests.validated_request import GenerationRequest
+from baton.router.text.tokenizer import Tokenizer
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, Unavailable
+
+SEND_S = 60.0  # a client that takes nothing for so long is gone
+
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What answers need of the router."""
+
+    dispatcher: Dispatcher
+    admission: Admission
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens; `cached` are prompt tokens taken from a prefix cache."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+
+class ClientGone(Exception):
+    """The client has closed its connection, or takes nothing any more."""
+
+
+class Answering:
+    """`arrival_s` and the request's clock are `time.perf_counter()`'s, `deadline_s` the loop's."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        request: GenerationRequest,
+        request_id: str,
+        arrival_s: float,
+        context: Context,
+        deadline_s: float,
+    ) -> None:
+        self._serving = serving
+        self._request = request
+        self._request_id = request_id
+        self._arrival_s = arrival_s
+        self._context = context
+        self._deadline_s = deadline_s
+        markers = request.calling.form.markers if request.calling is not None else ()
+        self._texts = [
+            ChoiceText(
+                choice,
+                serving.tokenizer.detokenizer(request.prompt, markers),
+                request.stops,
+                frozenset(request.stop_token_ids),
+                request.calling,
+                request.sampling.min_tokens,
+                token_ids=request.token_ids,
+            )
+            for choice in range(request.choices)
+        ]
+        self._generation: Generation | None = None
+        self._last_s: dict[int, float] = {}  # when each choice's last output came
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Around all that is done for the request: it holds a ticket, and how it ends is counted
+        and logged. Raises Overloaded without a ticket; what is raised inside passes. A client
+        that leaves is a ClientGone, or the cancelling of the task."""
+        outcome = "failed"  # unless it is known better: what is not our error is a bug
+        started_s = time.time()
+        try:
+            with (
+                self._serving.admission.ticket(),
+                tracing.span(tracing.REQUEST, self._context) as self._context,
+            ):
+                yield
+            outcome = "finished"
+        except (ClientGone, asyncio.CancelledError):
+            outcome = "cancelled"
+            raise
+        except BatonError as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            self._note_end(outcome, started_s)
+
+    async def begin(self) -> None:
+        """Place the request. Raises what `Dispatcher.start` does."""
+        admitted_s = time.time()
+        self._generation = await self._serving.dispatcher.start(
+            self._request, self._request_id, self._context, self._deadline_s
+        )
+        tracing.record("place", admitted_s, time.time(), self._context)
+
+    async def next(self) -> list[Piece] | None:
+        """What has come, by choice; a piece may be empty. None once the request is finished.
+        Raises the error it ended with."""
+        assert self._generation is not None
+        outputs = await self._generation.next()
+        return self._pieces(self._generation, outputs) if outputs else None
+
+    def leave(self) -> None:
+        """End the request if it is not over: its workers are told in the same tick."""
+        if self._generation is not None and not self._generation.over:
+            self._serving.dispatcher.cancel(self._generation)
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt=len(self._request.prompt),
+            completion=sum(text.tokens for text in self._texts),
+            cached=self._generation.cached_tokens if self._generation is not None else 0,
+        )
+
+    @property
+    def choices(self) -> int:
+        return self._request.choices
+
+    def with_prompt(self, piece: Piece) -> Piece:
+        """`piece`, the first of its choice or all of it, behind what it is to hold of the
+        prompt. Scores are there once the request is finished."""
+        request = self._request
+        scores = self._generation.scores if self._generation is not None else None
+        if request.echo is not None:
+            shift = len(request.echo)
+            own = [replace(entry, offset=entry.offset + shift) for entry in piece.logprobs]
+            if request.echo_top is not None and scores is not None:
+                own = [*self._prompt_entries(scores, request.echo_top), *own]
+            piece = replace(piece, text=request.echo + piece.text, logprobs=own)
+        return replace(
+            piece,
+            prompt=request.prompt if request.token_ids else None,
+            prompt_entries=self.prompt_entries() if request.prompt_top is not None else None,
+        )
+
+    def prompt_entries(self) -> list[TokenLogprob]:
+        """The prompt's tokens with their alternatives, as they were asked for; the first has no
+        log-probability."""
+        scores = self._generation.scores if self._generation is not None else None
+        top = self._request.prompt_top
+        return [] if scores is None or top is None else self._prompt_entries(scores, top)
+
+    def _prompt_entries(self, scores: PromptScores, most: int) -> list[TokenLogprob]:
+        token_bytes = self._serving.tokenizer.token_bytes
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        entries, offset = [], 0
+        for place, token in enumerate(self._request.prompt):
+            logprob = scores.logprobs[place - 1] if place else None
+            top = scores.top(place, most) if place else ()
+            rank = scores.ranks[place - 1] if place else 0
+            entries.append(TokenLogprob(token, logprob, top, offset, rank))
+            text = decoder.decode(token_bytes(token))
+            if place or (self._request.echo or "").startswith(text):  # else added by the tokenizer
+                offset += len(text)
+        return entries
+
+    def unfinished(self) -> list[int]:
+        """The choices whose last piece has not been given out."""
+        return [choice for choice, text in enumerate(self._texts) if not text.finished]
+
+    def _pieces(self, generation: Generation, outputs: Sequence[OutputToken]) -> list[Piece]:
+        by_choice: dict[int, list[OutputToken]] = {}
+        for output in outputs:
+            by_choice.setdefault(output.choice, []).append(output)
+        self._note_outputs(by_choice)
+        pieces = []
+        for choice, its_outputs in by_choice.items():
+            text = self._texts[choice]
+            if text.finished:
+                continue
+            piece = text.push(its_outputs) if not self._request.silent else text.silenced()
+            pieces.append(piece)
+            if text.finished and not generation.choices[choice].ended:
+                self._serving.dispatcher.finish_choice(generation, choice)
+        return pieces
+
+    def _note_outputs(self, by_choice: dict[int, list[OutputToken]]) -> None:
+        now_s = time.perf_counter()
+        if not self._last_s:
+            metrics.TTFT.observe(now_s - self._arrival_s)
+        for choice, outputs in by_choice.items():
+            if choice in self._last_s and len(outputs) == 1:
+                metrics.ITL.observe(now_s - self._last_s[choice])
+            self._last_s[choice] = now_s
+
+    def _note_end(self, outcome: str, started_s: float) -> None:
+        metrics.REQUESTS.labels(outcome).inc()
+        metrics.E2E.observe(time.perf_counter() - self._arrival_s)
+        usage = self.usage()
+        log.info(
+            "request ended",
+            request_id=self._request_id,
+            outcome=outcome,
+            prompt_tokens=usage.prompt,
+            output_tokens=usage.completion,
+            cached_tokens=usage.cached,
+            seconds=round(time.time() - started_s, 4),
+        )
+
+
+def _outcome(error: BatonError) -> str:
+    if isinstance(error, Cancelled):
+        return "cancelled"
+    if isinstance(error, InvalidRequest | Overloaded) or type(error) is Unavailable:
+        return "refused"
+    return "failed"

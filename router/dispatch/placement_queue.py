@@ -1,0 +1,106 @@
+"""The line of requests that wait for a worker: each is tried in its turn, until a worker takes it.
+
+    place ─▶ try ─▶ submitted
+              │ no worker, or a full one
+              └──▶ line ── one timer for all: is there room? ──▶ try again, a few at once
+
+Whoever waits costs nothing until a decode worker has room: no prompt is looked at before. Knows
+the placer and submissions; the dispatcher says who waits, and for how long. Owned by the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+from baton.router.dispatch.attempt import Submission
+from baton.router.dispatch.submitter import Placer
+from baton.router.requests.deadline import passed
+from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
+
+RETRY_S = 0.05  # between two tries of one request, and two looks for room
+AT_ONCE = 8  # tried in one turn of the loop
+TOKENS_AT_ONCE = 1 << 15  # of theirs, unless one alone has more: 8k take a millisecond of it
+SPACING_S = 0.005  # between such turns: other requests' tokens pass
+STOPPING = "the router stops: ask again"
+TOO_SMALL = "no worker that could hold this request is left: ask again, or start one"
+
+
+class PlacingLine:
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        # in order: not before which time, and how many tokens are then handed over
+        self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def place(self, submission: Submission, wait_s: float, handed_back: bool = False) -> None:
+        """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
+        requests at once, but not one that a worker has had: nor is that one to blame where the
+        workers that are left are too small for it."""
+        deadline_s = submission.generation.deadline_s
+        until_s = _now() + wait_s
+        error: BatonError | None = None
+        while True:
+            if submission.generation.over:
+                raise submission.generation.error or Unavailable(STOPPING)
+            if _now() >= deadline_s:
+                raise passed("placing", str(error or ""))
+            error = self._placer.try_place(submission)
+            if error is None:
+                return
+            if isinstance(error, InvalidRequest) and submission.attempt > 1:
+                error = Unavailable(TOO_SMALL)
+            hopeless = isinstance(error, InvalidRequest | Overloaded) and submission.attempt == 1
+            if hopeless or (_now() >= until_s and not handed_back):
+                raise error
+            if _now() >= until_s:
+                raise Unavailable(
+                    "a worker stopped and handed the request back, and in router.handed_back_s "
+                    f"({wait_s:g} s) no other could take it: {error}"
+                )
+            await self._turn(submission.length, min(until_s, deadline_s))
+
+    def wake(self) -> None:
+        """All who wait look at once, whether they may wait on."""
+        for turn in list(self._waiting):
+            self._call(turn)
+
+    async def _turn(self, tokens: int, until_s: float) -> None:
+        """Wait for a try when there is room; until then at most."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting[turn] = loop.time() + RETRY_S, tokens
+        if self._timer is None:
+            self._timer = loop.call_later(RETRY_S, self._look)
+        end = loop.call_at(until_s, self._call, turn)
+        try:
+            await turn  # bounded by `end`
+        finally:
+            end.cancel()
+            self._waiting.pop(turn, None)
+
+    def _look(self) -> None:
+        """Call those in front, as many as there is room for, and a turn of the loop has time."""
+        self._timer = None
+        soon_s, tokens = _now() + SPACING_S, 0
+        called: list[asyncio.Future[None]] = []
+        first = islice(self._waiting.items(), min(AT_ONCE, self._placer.room()))
+        for turn, (rested_s, length) in first:
+            tokens += length
+            if rested_s > soon_s or (called and tokens > TOKENS_AT_ONCE):
+                break
+            called.append(turn)
+        for turn in called:
+            self._call(turn)
+        if self._waiting:
+            pause_s = SPACING_S if called else RETRY_S
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
+
+    def _call(self, turn: asyncio.Future[None]) -> None:
+        self._waiting.pop(turn, None)
+        if not turn.done():
+            turn.set_result(None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

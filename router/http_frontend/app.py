@@ -1,0 +1,307 @@
+"""The HTTP routes: OpenAI's, the tokenizer's, and those for operators.
+
+Each route parses, validates and hands on; the work is `answer.py`'s. State lives in the parts
+that are given to `build_app`, which is called once per router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from baton.router.answers.prompt_batch import PromptBatch
+from baton.router.answers.request_handler import Answering, Serving
+from baton.router.fleet.fleet import UNTOLD, Fleet
+from baton.router.http_frontend.auth_middleware import read_body
+from baton.router.http_frontend.http_error import error_response
+from baton.router.http_frontend.http_responder import Answer
+from baton.router.http_frontend.openai_body import (
+    ChatRenderer,
+    CompletionRenderer,
+    Heading,
+    Renderer,
+)
+from baton.router.http_frontend.openapi import OPENAPI_PATH, openapi_document
+from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, GENERATION_PATHS, no_route
+from baton.router.requests.body_budget import BodyBudget, HeldBody
+from baton.router.requests.deadline import HEADER, deadline_of, until
+from baton.router.requests.openai_schema import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validator import Validator
+from baton.router.text.encode_queue import on_behalf_of
+from baton.router.text.tokenizer import Tokenizer
+from baton.runtime import logs, metrics, tracing
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import BatonError, InvalidRequest, Unavailable
+from baton.runtime.identity import tenant_salt
+
+_Shape = TypeVar("_Shape", bound=Body)
+_Route = TypeVar("_Route", bound=Callable[..., Any])
+
+log = logs.get(__name__)
+
+
+class MethodNotAllowed(InvalidRequest):
+    http_status = 405
+
+
+@dataclass(slots=True)
+class Router:
+    """The parts of a running router. `stopping` turns readiness off before the end; `key` is the
+    cluster's identity key."""
+
+    config: RouterConfig
+    model: str
+    started_s: int  # Unix time
+    fleet: Fleet
+    validator: Validator
+    tokenizer: Tokenizer
+    serving: Serving
+    bodies: BodyBudget
+    key: bytes
+    tokenizer_info: Mapping[str, object] = field(default_factory=dict)
+    stopping: bool = False
+
+    def check_ready(self) -> dict[str, int]:
+        """The linked workers of each role. Raises Unavailable if no request could be served."""
+        if self.stopping:
+            raise Unavailable("the router stops")
+        workers = self.fleet.linked()
+        if not workers["decode"]:
+            raise Unavailable("no decode worker is there yet")
+        if not self.fleet.rebuilt():
+            raise Unavailable(UNTOLD)
+        return workers
+
+    def of_tenant(self, request: GenerationRequest, tenant: bytes) -> GenerationRequest:
+        """The request with its tenant's salt in place of its own."""
+        whose = b"" if self.config.shared_prefixes else tenant
+        return replace(request, cache_salt=tenant_salt(self.key, whose, request.cache_salt))
+
+    @asynccontextmanager
+    async def receiving(self, deadline_s: float, tenant: bytes) -> AsyncIterator[HeldBody]:
+        """Around the reading of a request's body and prompt: without hope it is not read. The
+        block gets the account that the body's bytes are to be held in."""
+        with self.serving.admission.arrival(), self.bodies.account(tenant) as body:
+            self.serving.dispatcher.check_hope(deadline_s)
+            with on_behalf_of(tenant):
+                async with until(deadline_s):
+                    yield body
+
+
+def build_app(router: Router) -> FastAPI:
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_errors(app)
+    _add_generation(app, router)
+    _add_tokenizer(app, router)
+    _add_operation(app, router)
+    if router.config.publishes_openapi:
+        _add_openapi(app, router)
+    return app
+
+
+def _add_generation(app: FastAPI, router: Router) -> None:
+    @app.post(CHAT_PATH)
+    async def chat(request: Request) -> Response:
+        arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
+        async with router.receiving(deadline_s, request.state.tenant) as body:
+            asked = await _read(router, request, body, ChatRequest)
+            validated = await router.validator.chat(asked, router.fleet.limits())
+        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
+        heading = _heading(router, "chatcmpl", request, validated)
+        renderer = ChatRenderer(
+            heading,
+            router.tokenizer.token_bytes,
+            validated.logprobs,
+            tools=validated.calling is not None,
+        )
+        return _answer(router, request, [validated], renderer, arrival_s, deadline_s)
+
+    @app.post(COMPLETION_PATH)
+    async def complete(request: Request) -> Response:
+        arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
+        async with router.receiving(deadline_s, request.state.tenant) as body:
+            asked = await _read(router, request, body, CompletionRequest)
+            validated = await router.validator.completions(asked, router.fleet.limits())
+        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
+        heading = _heading(router, "cmpl", request, validated[0])
+        renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated[0].logprobs)
+        return _answer(router, request, validated, renderer, arrival_s, deadline_s)
+
+    @_readable(app, "/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [_model_body(router)]})
+
+    @_readable(app, "/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        router.validator.check_model(name)
+        return _json(_model_body(router))
+
+
+def _readable(app: FastAPI, path: str) -> Callable[[_Route], _Route]:
+    """Answers GET, and HEAD as some balancers ask for health: the same without the body."""
+    return app.api_route(path, methods=["GET", "HEAD"])
+
+
+def _add_tokenizer(app: FastAPI, router: Router) -> None:
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        limits = router.fleet.limits()
+        async with router.receiving(_deadline(router, request), request.state.tenant) as body:
+            asked = await _read(router, request, body, TokenizeRequest)
+            tokens = await router.validator.tokens(asked, limits)
+        return _json({"count": len(tokens), "max_model_len": limits.max_context, "tokens": tokens})
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        async with router.receiving(_deadline(router, request), request.state.tenant) as body:
+            asked = await _read(router, request, body, DetokenizeRequest)
+            text = await router.validator.text(asked, router.fleet.limits())
+        return _json({"prompt": text})
+
+    @_readable(app, "/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        return _json(router.tokenizer_info)
+
+
+def _add_operation(app: FastAPI, router: Router) -> None:
+    @_readable(app, "/livez")
+    async def live() -> Response:
+        return _json({"status": "alive"})
+
+    @_readable(app, "/health")
+    @_readable(app, "/readyz")
+    async def ready() -> Response:
+        return _json({"status": "ready", "workers": router.check_ready()})
+
+    @_readable(app, "/metrics")
+    async def scrape() -> Response:
+        return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
+
+    @_readable(app, "/version")
+    async def told_version() -> Response:
+        return _json({"version": _version()})
+
+
+def _add_openapi(app: FastAPI, router: Router) -> None:
+    document = orjson.dumps(
+        openapi_document(router.model, _version(), bool(router.config.api_keys))
+    )
+
+    @_readable(app, OPENAPI_PATH)
+    async def openapi() -> Response:
+        return Response(document, media_type="application/json")
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(BatonError)
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, BatonError)
+        if request.url.path in GENERATION_PATHS:
+            metrics.REQUESTS.labels("refused").inc()
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def theirs(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path[:200]
+        if error.status_code == 404:
+            return error_response(no_route(path))
+        if error.status_code == 405:
+            headers = error.headers or {}
+            use = headers.get("Allow", "another method")
+            refusal = MethodNotAllowed(f"{request.method} is not allowed on {path}: use {use}")
+            response = error_response(refusal)
+            response.headers.update(headers)
+            return response
+        return error_response(InvalidRequest(str(error.detail)))
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: Exception) -> Response:
+        return error_response(InvalidRequest(str(error)))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        log.error("unexpected error", path=request.url.path[:200], error=repr(error))
+        return error_response(BatonError("unexpected"))
+
+
+async def _read(router: Router, request: Request, held: HeldBody, shape: type[_Shape]) -> _Shape:
+    admission = router.serving.admission
+    body = await read_body(request, router.config.max_body_bytes, held, admission)
+    return await router.validator.parsed(body, shape)
+
+
+def _answer(
+    router: Router,
+    request: Request,
+    validated: Sequence[GenerationRequest],
+    renderer: Renderer,
+    arrival_s: float,
+    deadline_s: float,
+) -> Response:
+    context = tracing.extract({"traceparent": request.headers.get("traceparent", "")})
+    request_id, tenant = request.state.request_id, request.state.tenant
+    members = []
+    for place, each in enumerate(validated):
+        metrics.PROMPT_TOKENS.observe(len(each.prompt))
+        name = request_id if len(validated) == 1 else f"{request_id}-{place}"
+        own = router.of_tenant(each, tenant)
+        members.append(Answering(router.serving, own, name, arrival_s, context, deadline_s))
+    answering = members[0] if len(members) == 1 else PromptBatch(members)
+    return Answer(answering, validated[0], renderer, request_id)
+
+
+def _deadline(router: Router, request: Request) -> float:
+    given = request.headers.getlist(HEADER)
+    return deadline_of(given, asyncio.get_running_loop().time(), router.config.request_s)
+
+
+def _heading(router: Router, kind: str, request: Request, validated: GenerationRequest) -> Heading:
+    answer_id = f"{kind}-{request.state.request_id.removeprefix('req-')}"
+    return Heading(
+        answer_id=answer_id,
+        created_s=int(time.time()),
+        model=router.model,
+        include_usage=validated.include_usage,
+        token_ids=validated.token_ids,
+    )
+
+
+def _model_body(router: Router) -> dict[str, object]:
+    return {
+        "id": router.model,
+        "object": "model",
+        "created": router.started_s,
+        "owned_by": "baton",
+        "root": router.model,
+        "parent": None,
+        "max_model_len": router.fleet.limits().max_context,
+    }
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _version() -> str:
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "unknown"

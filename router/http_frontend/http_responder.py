@@ -1,0 +1,197 @@
+"""The HTTP answer to a generation request: the response that runs the request, watches its
+client, and writes what comes, as one body or as server-sent events.
+
+Errors before the first byte get their true status code; after it an error event and the finish
+reason "error". A client that leaves ends the request on every worker at once. Knows HTTP by
+ASGI's messages; the request's own way is `answering.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from baton.router.answers.choice_text import Piece
+from baton.router.answers.prompt_batch import PromptBatch
+from baton.router.answers.request_handler import SEND_S, Answering, ClientGone
+from baton.router.http_frontend.http_error import error_body, error_response
+from baton.router.http_frontend.openai_body import Renderer
+from baton.router.requests.validated_request import GenerationRequest
+from baton.runtime import logs
+from baton.runtime.errors import BatonError
+
+log = logs.get(__name__)
+
+
+class Answer(Response):
+    """`answering` is that of `request`; `request_id` is for logs."""
+
+    def __init__(
+        self,
+        answering: Answering | PromptBatch,
+        request: GenerationRequest,
+        renderer: Renderer,
+        request_id: str,
+    ) -> None:
+        super().__init__()
+        self._answering = answering
+        self._request = request
+        self._renderer = renderer
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = _Client(receive, send)
+        try:
+            with self._answering.admitted():
+                await client.run(self._answer(client))
+        except ClientGone:
+            pass
+        except BatonError as error:
+            await self._tell(error, client, scope, receive, send)
+
+    async def _answer(self, client: _Client) -> None:
+        try:
+            await self._answering.begin()
+            if self._request.stream:
+                await self._stream(client)
+            else:
+                await self._collect(client)
+        finally:
+            self._answering.leave()
+
+    # -- one body ----------------------------------------------------------------------------
+
+    async def _collect(self, client: _Client) -> None:
+        whole = [Piece(choice) for choice in range(self._answering.choices)]
+        while (pieces := await self._answering.next()) is not None:
+            for piece in pieces:
+                into = whole[piece.choice]
+                into.text += piece.text
+                into.logprobs += piece.logprobs
+                into.calls += piece.calls
+                into.tokens += piece.tokens
+                into.finish = piece.finish or into.finish
+        if self._request.scored:  # up to half a second of work, which holds up no other request
+            body = await asyncio.to_thread(self._render, whole)
+        else:
+            body = self._render(whole)
+        await client.start(b"application/json", len(body))
+        await client.write(body, last=True)
+
+    def _render(self, pieces: Sequence[Piece]) -> bytes:
+        whole = [self._answering.with_prompt(piece) for piece in pieces]
+        return self._renderer.whole(whole, self._answering.usage())
+
+    # -- server-sent events ------------------------------------------------------------------
+
+    async def _stream(self, client: _Client) -> None:
+        opened: set[int] = set()
+        try:
+            while (pieces := await self._answering.next()) is not None:
+                events = []
+                usage = self._answering.usage() if self._request.continuous_usage else None
+                for piece in pieces:
+                    if piece.choice not in opened:
+                        opened.add(piece.choice)
+                        piece = self._answering.with_prompt(piece)
+                        opening = self._renderer.opening(piece, usage)
+                        if opening is not None:
+                            events.append(_event(opening))
+                    if piece:
+                        events += map(_event, self._renderer.chunks(piece, usage))
+                if not client.started:
+                    await client.start(b"text/event-stream; charset=utf-8")
+                if events:
+                    await client.write(b"".join(events))
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not client.started:
+                raise
+            await self._end_with(error, client)
+            raise
+        tail = b""
+        if self._request.include_usage:
+            tail = _event(self._renderer.usage_chunk(self._answering.usage()))
+        await client.write(tail + b"data: [DONE]\n\n", last=True)
+
+    async def _end_with(self, error: Exception, client: _Client) -> None:
+        """The end of a stream that failed: each open choice finishes with "error", then why; of
+        what is not our error, only that it is inside the server."""
+        told = error if isinstance(error, BatonError) else BatonError()
+        events = [
+            _event(body)
+            for choice in self._answering.unfinished()
+            for body in self._renderer.chunks(Piece(choice, finish="error"))
+        ]
+        events.append(b"event: error\n" + _event(orjson.dumps(error_body(told))))
+        events.append(b"data: [DONE]\n\n")
+        await client.write(b"".join(events), last=True)
+
+    async def _tell(
+        self, error: BatonError, client: _Client, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if not client.started:
+            try:
+                async with asyncio.timeout(SEND_S):
+                    await error_response(error)(scope, receive, send)
+            except TimeoutError:
+                log.info("client takes no answer", request_id=self._request_id)
+
+
+class _Client:
+    """The client's end of the connection: writes with a deadline, and notices its leaving."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.started = False
+
+    async def run(self, work: Any) -> None:
+        """Do the work until it ends or the client leaves. Raises ClientGone, or what the work
+        raised."""
+        working = asyncio.create_task(work)
+        watching = asyncio.create_task(self._watch())
+        try:
+            # bounded by the work, which ends by the request's own deadline
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone = not working.done()
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+        if gone:
+            raise ClientGone
+        working.result()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, media_type: bytes, length: int | None = None) -> None:
+        headers = [(b"content-type", media_type), (b"cache-control", b"no-store")]
+        if length is None:
+            headers.append((b"x-accel-buffering", b"no"))
+        else:
+            headers.append((b"content-length", str(length).encode()))
+        self.started = True
+        await self._emit({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, body: bytes, last: bool = False) -> None:
+        await self._emit({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def _emit(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(SEND_S):
+                await self._send(message)
+        except (TimeoutError, OSError) as error:
+            raise ClientGone from error
+
+
+def _event(body: bytes) -> bytes:
+    return b"data: " + body + b"\n\n"

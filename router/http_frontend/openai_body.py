@@ -1,0 +1,287 @@
+"""OpenAI's response bodies, for chats and completions, whole and in pieces.
+
+Bodies only: rendered to bytes with as little work per token as can be; the constant head of a
+chunk is rendered once. Knows no transport. One renderer serves one request.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import orjson
+
+from baton.router.answers.choice_text import Piece, TokenLogprob
+from baton.router.answers.request_handler import Usage
+
+TokenBytes = Callable[[int], bytes]
+
+
+class Renderer(Protocol):
+    """`opening` comes before a choice's first piece. `chunks` and `usage_chunk` are JSON bodies
+    of server-sent events; `whole` is that of an answer in one. `usage` is that up to a chunk,
+    where each is to hold it."""
+
+    def opening(self, piece: Piece, usage: Usage | None = None) -> bytes | None: ...
+
+    def chunks(self, piece: Piece, usage: Usage | None = None) -> list[bytes]: ...
+
+    def usage_chunk(self, usage: Usage) -> bytes: ...
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What all bodies of one answer share. `created_s` is Unix time."""
+
+    answer_id: str
+    created_s: int
+    model: str
+    include_usage: bool
+    token_ids: bool = False
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+        }
+
+    def opened(self, kind: str) -> bytes:
+        """The start of every chunk, up to its choices."""
+        return orjson.dumps(self.fields(kind))[:-1] + b',"choices":['
+
+    def closed(self, usage: Usage | None = None) -> bytes:
+        """The end of a chunk; `usage` is that up to it, where each chunk is to hold it."""
+        if usage is not None:
+            return b'],"usage":' + orjson.dumps(_usage_body(usage)) + b"}"
+        return b'],"usage":null}' if self.include_usage else b"]}"
+
+
+class ChatRenderer:
+    """`tools`: the answer may consist of calls, so its content is null until there is some."""
+
+    def __init__(
+        self, heading: Heading, token_bytes: TokenBytes, logprobs: bool, tools: bool = False
+    ) -> None:
+        self._heading = heading
+        self._token_bytes = token_bytes
+        self._logprobs = logprobs
+        self._no_content = None if tools else ""
+        self._head = heading.opened("chat.completion.chunk")
+        self._tail = heading.closed()
+
+    def opening(self, piece: Piece, usage: Usage | None = None) -> bytes | None:
+        delta = {"role": "assistant", "content": self._no_content, "refusal": None}
+        body = self._body(piece.choice, orjson.dumps(delta), usage=usage)
+        if piece.prompt is None:
+            return body
+        return body[:-1] + b',"prompt_token_ids":' + orjson.dumps(piece.prompt) + b"}"
+
+    def chunks(self, piece: Piece, usage: Usage | None = None) -> list[bytes]:
+        """One, unless there are calls: each takes two, its id and name, then its arguments."""
+        if not piece.calls:
+            return [self._chunk(piece, usage)]
+        bodies = []
+        if piece.text or piece.logprobs or piece.tokens:
+            shown = replace(piece, finish=None, calls=[])
+            bodies.append(self._chunk(shown, usage))
+        for call in piece.calls:
+            named = {"index": call.index, **_call_body(call.name, "")}
+            filled = {"index": call.index, "function": {"arguments": call.arguments}}
+            for told in (named, filled):
+                delta = orjson.dumps({"tool_calls": [told]})
+                bodies.append(self._body(piece.choice, delta, usage=usage))
+        if piece.finish is not None:
+            bodies.append(self._chunk(Piece(piece.choice, finish=piece.finish), usage))
+        return bodies
+
+    def _chunk(self, piece: Piece, usage: Usage | None) -> bytes:
+        delta = b"{}"
+        if piece.text or piece.finish is None:
+            delta = b'{"content":' + orjson.dumps(piece.text or self._no_content) + b"}"
+        logprobs = self._logprob_body(piece) if piece.logprobs else None
+        return self._body(piece.choice, delta, logprobs, piece.finish, piece.tokens, usage)
+
+    def _body(
+        self,
+        choice: int,
+        delta: bytes,
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+        tokens: Sequence[int] = (),
+        usage: Usage | None = None,
+    ) -> bytes:
+        parts = [self._head, b'{"index":', str(choice).encode(), b',"delta":', delta]
+        parts += [b',"logprobs":', orjson.dumps(logprobs)]
+        parts += [b',"finish_reason":', orjson.dumps(finish)]
+        if self._heading.token_ids:
+            parts += [b',"token_ids":', orjson.dumps(tokens)]
+        parts += [b"}", self._tail if usage is None else self._heading.closed(usage)]
+        return b"".join(parts)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        fields = self._heading.fields("chat.completion.chunk")
+        return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+        choices = [
+            {
+                "index": piece.choice,
+                "message": _message(piece),
+                "logprobs": self._logprob_body(piece) if self._logprobs else None,
+                "finish_reason": piece.finish,
+                **({"token_ids": piece.tokens} if self._heading.token_ids else {}),
+            }
+            for piece in pieces
+        ]
+        fields = self._heading.fields("chat.completion") | self._prompt_fields(pieces[0])
+        return orjson.dumps({**fields, "choices": choices, "usage": _usage_body(usage)})
+
+    def _prompt_fields(self, piece: Piece) -> dict[str, Any]:
+        return _prompt_fields(piece, self._token_bytes)
+
+    def _logprob_body(self, piece: Piece) -> dict[str, Any]:
+        content = [
+            {
+                **self._entry(entry.token, entry.logprob),
+                "top_logprobs": [self._entry(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in piece.logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        raw = self._token_bytes(token)
+        return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+class CompletionRenderer:
+    def __init__(self, heading: Heading, token_bytes: TokenBytes, logprobs: bool) -> None:
+        self._heading = heading
+        self._token_bytes = token_bytes
+        self._logprobs = logprobs
+        self._head = heading.opened("text_completion")
+        self._tail = heading.closed()
+
+    def opening(self, piece: Piece, usage: Usage | None = None) -> bytes | None:
+        return None
+
+    def chunks(self, piece: Piece, usage: Usage | None = None) -> list[bytes]:
+        choice = orjson.dumps(self._choice(piece, bool(piece.logprobs)))
+        return [
+            self._head + choice + (self._tail if usage is None else self._heading.closed(usage))
+        ]
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        fields = self._heading.fields("text_completion")
+        return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+        choices = [self._choice(piece, self._logprobs) for piece in pieces]
+        fields = self._heading.fields("text_completion")
+        return orjson.dumps({**fields, "choices": choices, "usage": _usage_body(usage)})
+
+    def _choice(self, piece: Piece, logprobs: bool) -> Mapping[str, Any]:
+        return {
+            "index": piece.choice,
+            "text": piece.text,
+            "logprobs": self._logprob_body(piece.logprobs) if logprobs else None,
+            "finish_reason": piece.finish,
+            **({"token_ids": piece.tokens} if self._heading.token_ids else {}),
+            **_prompt_fields(piece, self._token_bytes),
+        }
+
+    def _logprob_body(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {
+            "tokens": [self._name(entry.token) for entry in entries],
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [entry.offset for entry in entries],
+        }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float | None] | None:
+        """Return the likeliest tokens and the drawn one, by name. Of tokens with one name the
+        drawn one counts, else the likeliest. A prompt's first token has none."""
+        if entry.logprob is None:
+            return None
+        named: dict[str, float | None] = {}
+        for token, logprob in entry.top:
+            named.setdefault(self._name(token), _finite(logprob))
+        return named | {self._name(entry.token): _finite(entry.logprob)}
+
+    def _name(self, token: int) -> str:
+        """Return a token's text; of one that is no whole characters its bytes, as OpenAI writes
+        them, so that two of them differ."""
+        raw = self._token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _prompt_fields(piece: Piece, token_bytes: TokenBytes) -> dict[str, Any]:
+    """What an answer holds of its prompt, where it was asked for."""
+    fields: dict[str, Any] = {}
+    if piece.prompt is not None:
+        fields["prompt_token_ids"] = piece.prompt
+    if piece.prompt_entries is not None:
+        fields["prompt_logprobs"] = [
+            None if entry.logprob is None else _by_id(entry, token_bytes)
+            for entry in piece.prompt_entries
+        ]
+    return fields
+
+
+def _by_id(entry: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
+    """The token and the best ones in its place, by their ids."""
+    ranked = [(entry.token, entry.logprob, entry.rank)]
+    ranked += [(token, value, place) for place, (token, value) in enumerate(entry.top, 1)]
+    return {
+        str(token): {
+            "logprob": _finite(value),
+            "rank": rank,
+            "decoded_token": _text(token_bytes(token)),
+        }
+        for token, value, rank in ranked
+    }
+
+
+def _message(piece: Piece) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+    if piece.calls:
+        message["content"] = piece.text or None
+        message["tool_calls"] = [_call_body(call.name, call.arguments) for call in piece.calls]
+    return message
+
+
+def _call_body(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": new_call_id(), "type": "function", "function": function}
+
+
+def new_call_id() -> str:
+    """What a client answers a call by."""
+    return f"call_{secrets.token_hex(16)}"
+
+
+def _usage_body(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _finite(logprob: float | None) -> float | None:
+    """JSON has no -inf: OpenAI's own stand-in for "as good as impossible"."""
+    return None if logprob is None else max(logprob, -9999.0)

@@ -1,0 +1,249 @@
+"""The HTTP API as an OpenAPI document, made of the models that validate requests.
+
+What a request may hold is said by pydantic, from `openai_schema.py`: so the document cannot promise
+what is refused for its shape. What answers hold is written down here. Knows no router. Stateless.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH
+from baton.router.requests.deadline import HEADER
+from baton.router.requests.openai_schema import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+OPENAPI_PATH = "/openapi.json"
+Schema = dict[str, Any]
+_BODIES: dict[str, type[Body]] = {
+    CHAT_PATH: ChatRequest,
+    COMPLETION_PATH: CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+_TEXT: Schema = {"type": "string"}
+_EVENT: Schema = {  # of a stream
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}},
+    "required": ["data"],
+}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_NULL: Schema = {"type": "null"}
+_ABOUT = (
+    "Fields that are not named here are refused by name, unless they request nothing: a null, or a "
+    "value of OpenAI's or vLLM's APIs that changes no answer. What a model's context, vocabulary "
+    "or chat template does not take is refused with 400 too."
+)
+_ERRORS = {
+    "400": "a bad field or body; `param` names the field",
+    "401": "no API key, or a wrong one",
+    "403": "another host name, or a web page from elsewhere",
+    "404": "another model, or no such route",
+    "405": "another method",
+    "408": "the body came too slowly",
+    "413": "the body is too large",
+    "429": "too many bytes of bodies, of this key or of all",
+    "500": "an error inside; the router's log says more",
+    "503": "overloaded, no worker, or stopping; `Retry-After` says when to come back",
+    "504": "the deadline has passed",
+}
+
+
+def openapi_document(model: str, version: str, needs_key: bool) -> Schema:
+    """Return the document of a router that serves `model`."""
+    shapes, definitions = models_json_schema(
+        [(shape, "validation") for shape in _BODIES.values()],
+        ref_template="#/components/schemas/{model}",
+    )
+    components = {**definitions["$defs"], **_ANSWERS}
+    for shape in _BODIES.values():
+        found = components[shape.__name__]["properties"]["model"]
+        for schema in found.get("anyOf", [found]):
+            if schema["type"] == "string":
+                schema["enum"] = [model]  # one is served
+    paths = {
+        path: {"post": _operation(path, components, shapes[shape, "validation"])}
+        for path, shape in _BODIES.items()
+    }
+    for path, (about, answer, statuses) in _READABLE.items():
+        paths[path] = {"get": _reading(path, about, answer, statuses)}
+    document: Schema = {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version, "description": _ABOUT},
+        "paths": paths,
+        "components": {"schemas": _without_titles(components)},
+    }
+    if needs_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _operation(path: str, components: Schema, body: Schema) -> Schema:
+    about, answer = _POSTED[path]
+    content: Schema = {"application/json": {"schema": answer}}
+    if path in (CHAT_PATH, COMPLETION_PATH):
+        content["text/event-stream"] = {"schema": _EVENT}
+    seconds = {"type": "string", "pattern": r"^[1-9][0-9]{0,2}(\.[0-9]{1,3})?$"}
+    return {
+        "operationId": path.removeprefix("/v1").strip("/").replace("/", "_"),
+        "summary": about,
+        "parameters": [
+            {
+                "name": HEADER,
+                "in": "header",
+                "description": "the request's time in seconds, as 2.5",
+                "schema": seconds,
+            }
+        ],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {"200": {"description": about, "content": content}, **_errors(_ERRORS)},
+    }
+
+
+def _reading(path: str, about: str, answer: Schema, statuses: tuple[str, ...]) -> Schema:
+    kind = "application/json" if answer is not _TEXT else "text/plain"
+    operation: Schema = {
+        "operationId": path.removeprefix("/v1").strip("/").replace("/", "_").rstrip("}"),
+        "summary": about,
+        "responses": {
+            "200": {"description": about, "content": {kind: {"schema": answer}}},
+            **_errors(("400", "401", "403", "405", "500", "503", *statuses)),
+        },
+    }
+    if "{name}" in path:
+        operation["operationId"] = "model"
+        operation["parameters"] = [
+            {"name": "name", "in": "path", "required": True, "schema": _TEXT}
+        ]
+    return operation
+
+
+def _errors(statuses: Any) -> Schema:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {
+        status: {
+            "description": _ERRORS[status],
+            "content": {"application/json": {"schema": schema}},
+        }
+        for status in statuses
+    }
+
+
+def _object(required: Schema, optional: Schema | None = None) -> Schema:
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "properties": properties, "required": [*required]}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _either(*schemas: Schema) -> Schema:
+    return {"anyOf": [*schemas]}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _without_titles(value: Any) -> Any:
+    """pydantic names each field by its own name again."""
+    if isinstance(value, list):
+        return [_without_titles(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _without_titles(entry)
+        for key, entry in value.items()
+        if not (key == "title" and isinstance(entry, str))
+    }
+
+
+_FINISH = _either({"enum": ["stop", "length", "tool_calls"]}, _NULL)
+_CALL = _object(
+    {
+        "id": _TEXT,
+        "type": {"const": "function"},
+        "function": _object({"name": _TEXT, "arguments": _TEXT}),
+    }
+)
+_USAGE = _object(
+    {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
+    {"prompt_tokens_details": _object({"cached_tokens": _COUNT})},
+)
+_HEAD: Schema = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
+_MESSAGE = _object(
+    {"role": {"const": "assistant"}, "content": _either(_TEXT, _NULL)},
+    {"tool_calls": _list(_CALL)},
+)
+_ANY: Schema = {}
+_ANSWERS: Schema = {
+    "Error": _object(
+        {
+            "error": _object(
+                {
+                    "message": _TEXT,
+                    "type": _TEXT,
+                    "param": _either(_TEXT, _NULL),
+                    "code": _either(_TEXT, _NULL),
+                }
+            )
+        }
+    ),
+    "ChatCompletion": _object(
+        {
+            **_HEAD,
+            "object": {"const": "chat.completion"},
+            "choices": _list(
+                _object({"index": _COUNT, "message": _MESSAGE, "finish_reason": _FINISH})
+            ),
+            "usage": _USAGE,
+        }
+    ),
+    "Completion": _object(
+        {
+            **_HEAD,
+            "object": {"const": "text_completion"},
+            "choices": _list(_object({"index": _COUNT, "text": _TEXT, "finish_reason": _FINISH})),
+            "usage": _USAGE,
+        }
+    ),
+    "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
+    "Text": _object({"prompt": _TEXT}),
+    "Model": _object(
+        {
+            "id": _TEXT,
+            "object": {"const": "model"},
+            "created": _COUNT,
+            "owned_by": _TEXT,
+            "max_model_len": _COUNT,
+        }
+    ),
+    "Models": _object({"object": {"const": "list"}, "data": _list(_ref("Model"))}),
+    "Ready": _object({"status": {"const": "ready"}, "workers": {"type": "object"}}),
+}
+_POSTED: dict[str, tuple[str, Schema]] = {
+    CHAT_PATH: ("the model's answer to a chat", _ref("ChatCompletion")),
+    COMPLETION_PATH: ("what the model goes on with", _ref("Completion")),
+    "/tokenize": ("the token ids of a prompt or a chat", _ref("Tokens")),
+    "/detokenize": ("the text of token ids", _ref("Text")),
+}
+_READABLE: dict[str, tuple[str, Schema, tuple[str, ...]]] = {
+    "/v1/models": ("the model that is served", _ref("Models"), ()),
+    "/v1/models/{name}": ("one model", _ref("Model"), ("404",)),
+    "/tokenizer_info": ("special tokens, chat template and context", {"type": "object"}, ()),
+    "/livez": ("the process answers", _object({"status": {"const": "alive"}}), ()),
+    "/health": ("requests can be served", _ref("Ready"), ()),
+    "/readyz": ("requests can be served", _ref("Ready"), ()),
+    "/metrics": ("Prometheus' metrics", _TEXT, ()),
+    "/version": ("the router's version", _object({"version": _TEXT}), ()),
+    OPENAPI_PATH: ("this document", {"type": "object"}, ()),
+}

@@ -1,0 +1,352 @@
+"""The shape of the OpenAI-compatible requests that are served: names, types and bounds.
+
+Shapes only: what depends on the model (context, vocabulary, template) is `validation.py`'s.
+A field that is neither here nor neutral (`neutral_fields.py`) is refused by name, unless it is
+null: nothing that a client requests is dropped in silence. What servers send, clients send back:
+unknown fields of an assistant's message are ignored. Each list ends at its first fault and each
+object is small: the event loop waits for this check, and millions of faults in one body would
+hold it for minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from baton.router.requests.neutral_fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    PART_FIELDS,
+    STREAM_FIELDS,
+    TOKENIZE_FIELDS,
+    Neutral,
+)
+
+UNSUPPORTED = "unsupported"  # the type of the error; its context names the field
+
+MAX_PROMPTS = 128  # of one completion
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenLists = Annotated[list[Tokens], Field(fail_fast=True)]
+Alternatives = Annotated[int, Field(ge=0, le=20)]  # told of each token
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+MAX_TOKENS = 1 << 24
+MAX_FIELDS = 128  # of one object
+MAX_BIAS = 1024
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_CALLS = 128  # of one message
+MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
+MAX_SCHEMA_VALUES = 8192  # of one function
+MAX_VARIABLES = 32  # of a chat template
+MAX_VARIABLE_VALUES = 1024  # in all of them
+MOST_VALUES = 1 << 16  # commas in a body
+MOST_TOKEN_VALUES = 1 << 20  # commas in one whose prompt may be token ids
+
+
+RESERVED_VARIABLES = {
+    *("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
+    *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length"),
+}
+
+
+def _at_most(entries: int, what: str) -> Callable[[Any], Any]:
+    """Refuses a larger object before its entries are looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > entries:
+            raise PydanticCustomError("too_long", f"give at most {entries} {what}")
+        return value
+
+    return check
+
+
+def _few_prompts(value: Any) -> Any:
+    several = isinstance(value, list) and value and isinstance(value[0], str | list)
+    if several and len(value) > MAX_PROMPTS:
+        raise PydanticCustomError("too_long", "give at most {most} prompts", {"most": MAX_PROMPTS})
+    return value
+
+
+def _object_text(value: Any) -> Any:
+    """Refuses arguments that are no JSON object; an empty text stands for no arguments."""
+    if isinstance(value, str) and value.strip():
+        try:
+            found = orjson.loads(value)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise PydanticCustomError("no_object", "it should be the text of a JSON object")
+        if value.count("[") + value.count("{") > MAX_DEPTH:  # else it cannot be too deep
+            _count_values(found)
+    return value
+
+
+def _count_values(value: Any) -> int:
+    """How many there are, one in the other. Refuses what is nested too deep for a template."""
+    count, layer = 0, [value]
+    for _ in range(MAX_DEPTH + 1):
+        count += len(layer)
+        nested = [each for each in layer if isinstance(each, dict | list)]
+        if not nested:
+            return count
+        layer = [
+            inner
+            for each in nested
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    raise PydanticCustomError(
+        "too_deep", "it is nested over {most} deep, make it flatter", {"most": MAX_DEPTH}
+    )
+
+
+def _schema(value: Any) -> Any:
+    """Refuses what can be no JSON schema of a function's arguments: they are an object."""
+    if not isinstance(value, dict):
+        return value
+    if value.get("type", "object") != "object":
+        raise PydanticCustomError("no_object", 'its type should be "object"')
+    if not isinstance(value.get("properties", {}), dict):
+        raise PydanticCustomError("no_object", "its properties should be an object")
+    if _count_values(value) > MAX_SCHEMA_VALUES:
+        raise PydanticCustomError(
+            "too_long", "give at most {most} values", {"most": MAX_SCHEMA_VALUES}
+        )
+    return value
+
+
+def _variables(value: Any) -> Any:
+    """Refuses names that a chat template gets from elsewhere, and very many values."""
+    if not isinstance(value, dict):
+        return value
+    for name in value:
+        if not (name.isascii() and name.isidentifier() and len(name) <= 64) or name[0] == "_":
+            raise PydanticCustomError("no_name", "give names of letters, digits and underscores")
+        if name in RESERVED_VARIABLES or name.endswith("_token"):
+            raise PydanticCustomError(
+                "reserved", "{name} is not a variable that a request sets", {"name": name}
+            )
+    if _count_values(value) > MAX_VARIABLE_VALUES:
+        raise PydanticCustomError(
+            "too_long", "give at most {most} values", {"most": MAX_VARIABLE_VALUES}
+        )
+    return value
+
+
+def _unforced(value: Any) -> Any:
+    if value == "required" or isinstance(value, dict):
+        raise PydanticCustomError("forced", 'no call can be forced here, give "auto" or "none"')
+    return value
+
+
+def _seed(value: Any) -> Any:
+    """Refuses numbers over 64 bits, which JSON's parser rounds, in words of their own."""
+    if not isinstance(value, int | float) or (type(value) is int and -_SEEDS <= value < _SEEDS):
+        return value
+    raise PydanticCustomError("seed", "give a whole number from -2**63 to 2**63 - 1")
+
+
+_SEEDS = 1 << 63
+_few_fields = _at_most(MAX_FIELDS, "fields")
+
+
+class Body(BaseModel):
+    """`neutral` are the fields that are not served, and the values at which they are dropped."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    most_values: ClassVar[int] = MOST_VALUES
+    neutral: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, value: Any) -> Any:
+        """The object less its unknown fields that request nothing."""
+        _few_fields(value)
+        known = _names_of(cls)
+        if not isinstance(value, dict) or known.issuperset(value):
+            return value
+        kept = {}
+        for name, given in value.items():
+            if name in known or not (given is None or name in cls.neutral):
+                kept[name] = given
+            elif given is not None and not cls.neutral[name](given):
+                raise PydanticCustomError(UNSUPPORTED, "it is not supported", {"field": name})
+        return kept
+
+
+@cache
+def _names_of(shape: type[Body]) -> frozenset[str]:
+    """The fields of `shape` by the names that clients write."""
+    return frozenset(field.alias or name for name, field in shape.model_fields.items())
+
+
+class TextPart(Body):
+    neutral = PART_FIELDS
+    type: Literal["text"]
+    text: str
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class FunctionCall(Body):
+    model_config = ConfigDict(extra="ignore")
+
+    name: FunctionName
+    arguments: Annotated[str, BeforeValidator(_object_text)]
+
+
+class ToolCall(Body):
+    model_config = ConfigDict(extra="ignore")
+
+    id: CallId
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Body):
+    """One message of a chat, as sent and as clients echo it back."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
+    tool_call_id: CallId | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_echoes(cls, value: Any) -> Any:
+        """An assistant's message less what a server may have put beside its text and calls."""
+        if not isinstance(value, dict) or value.get("role") != "assistant":
+            return value
+        _few_fields(value)
+        kept = {name: value[name] for name in _ECHOED & value.keys()}
+        if isinstance(parts := kept.get("content"), list):
+            kept["content"] = [_plain_part(part) for part in parts]
+        return kept
+
+
+_ECHOED = Message.model_fields.keys() - {"annotations"}
+
+
+def _plain_part(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return part
+    return {name: part[name] for name in ("type", "text") if name in part}
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+
+
+class Function(Body):
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], BeforeValidator(_schema)] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+Variables = Annotated[
+    dict[str, Any],
+    BeforeValidator(_variables),
+    BeforeValidator(_at_most(MAX_VARIABLES, "variables")),
+]
+ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_unforced)]
+
+
+class StreamOptions(Body):
+    neutral = STREAM_FIELDS
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Generation(Body):
+    """What chat and completion requests share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True, max_length=16)] | None = (
+        None
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    seed: Annotated[int, BeforeValidator(_seed)] | None = None
+    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=1e-3, le=10)] | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[Finite, Field(ge=-100, le=100)]],
+            BeforeValidator(_at_most(MAX_BIAS, "tokens")),
+        ]
+        | None
+    ) = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
+    user: Annotated[str, Field(max_length=4096)] | None = None  # a label; nothing depends on it
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+
+class ChatRequest(Generation):
+    neutral = CHAT_FIELDS
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    chat_template_kwargs: Variables | None = None  # such as enable_thinking
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionRequest(Generation):
+    neutral = COMPLETION_FIELDS
+    most_values = MOST_TOKEN_VALUES
+    prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_few_prompts)]
+    echo: bool | None = None
+    logprobs: Alternatives | None = None
+
+
+class TokenizeRequest(Body):
+    """`prompt` or `messages`, one of the two."""
+
+    neutral = TOKENIZE_FIELDS
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    chat_template_kwargs: Variables | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    most_values = MOST_TOKEN_VALUES
+    model: str | None = None
+    tokens: Tokens

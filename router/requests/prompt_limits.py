@@ -1,0 +1,51 @@
+"""What one answer may hold of its prompts: bounds on what a client can have rendered.
+
+Knows validated requests alone. Stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.router.requests.validated_request import GenerationRequest
+from baton.runtime.errors import InvalidRequest
+
+MAX_SCORES = 1 << 15  # log-probabilities of prompts in one answer
+MAX_REPEATED_TOKENS = 1 << 18  # of prompts, in all choices of one answer
+
+
+def check_scored(requests: Sequence[GenerationRequest]) -> None:
+    """Raise InvalidRequest if the log-probabilities of all their prompts are too many numbers for
+    one answer, or are to be streamed, which would hold them back until the end."""
+    numbers = sum(
+        (len(request.prompt) - 1) * (1 + request.sampling.prompt_logprobs) * request.choices
+        for request in requests
+        if request.scored
+    )
+    if not numbers:
+        return
+    field = "prompt_logprobs" if requests[0].prompt_top is not None else "echo"
+    if numbers > MAX_SCORES:
+        raise InvalidRequest(
+            f"{field}: the prompts' tokens with all alternatives are {numbers} numbers, and an "
+            f"answer holds {MAX_SCORES}: shorten or divide the prompts, or ask for fewer "
+            "alternatives",
+            field,
+        )
+    if requests[0].stream:
+        raise InvalidRequest(
+            f"{field}: log-probabilities of a prompt are not streamed: leave out stream", field
+        )
+
+
+def check_repeated(requests: Sequence[GenerationRequest]) -> None:
+    """Raise InvalidRequest if their choices repeat more of the prompts than one answer holds."""
+    first = requests[0]
+    repeated = sum(len(request.prompt) * request.choices for request in requests)
+    if repeated > MAX_REPEATED_TOKENS and (first.echo is not None or first.token_ids):
+        field = "return_token_ids" if first.echo is None else "echo"
+        raise InvalidRequest(
+            f"{field}: the choices would repeat {repeated} tokens of prompts, and an answer holds "
+            f"{MAX_REPEATED_TOKENS}: lower n or divide the prompts",
+            field,
+        )

@@ -1,0 +1,161 @@
+"""From what a client sent to the shape that its route takes, or to an error that names the first
+bad field.
+
+Counts come before anything is made of them: the event loop waits for each of these steps, and
+what would hold it up for long is refused while it is still bytes. The bounds are such that a step
+takes up to about 100 ms (docs/reliability.md). Knows no model. Stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from baton.router.requests.openai_schema import UNSUPPORTED, Body
+from baton.runtime.errors import InvalidRequest
+
+LONGEST_NAME = 200  # characters of a field's path in an answer
+MOST_STRINGS = 1 << 16  # of a body, the names of fields too
+MOST_CONTAINERS = 1 << 15  # lists and objects: each costs more than a number does
+MOST_ARGUMENT_VALUES = 1 << 15  # commas and brackets in all arguments of calls
+SLICE_BYTES = 1 << 20  # of a body, that are counted at once
+MOST_PIECES = 4096  # parts of contents, and calls, of all messages together
+_Shape = TypeVar("_Shape", bound=Body)
+
+
+def check_counts(most_values: int, *texts: bytes) -> None:
+    """Refuse JSON of so many values in all (commas, and strings, and containers) that to parse it
+    would hold up the other requests. What stands in its strings does not count."""
+    for _ in counting(most_values, *texts):
+        pass
+
+
+def counting(most_values: int, *texts: bytes) -> Iterator[None]:
+    """`check_counts` in pieces, each of a few milliseconds."""
+    values = sum(text.count(b",") for text in texts)
+    strings = sum(text.count(b'"') for text in texts) // 2
+    containers = sum(text.count(b"[") + text.count(b"{") for text in texts)
+    if values <= most_values and strings <= MOST_STRINGS and containers <= MOST_CONTAINERS:
+        return
+    quotes = values = containers = 0
+    for text in texts:
+        inside = False
+        for bare in _without_escapes(text):
+            yield
+            quotes += bare.count(b'"')
+            if quotes // 2 > MOST_STRINGS:
+                raise InvalidRequest(f"the body holds over {MOST_STRINGS} strings: send fewer")
+            parts = bare.split(b'"')
+            outside = b"".join(parts[inside::2])
+            inside ^= len(parts) % 2 == 0
+            values += outside.count(b",")
+            containers += outside.count(b"[") + outside.count(b"{")
+    if values > most_values:
+        raise InvalidRequest(f"the body holds over {most_values} values: send fewer")
+    if containers > MOST_CONTAINERS:
+        raise InvalidRequest(
+            f"the body holds {containers} lists and objects, at most {MOST_CONTAINERS} are read"
+        )
+
+
+def _without_escapes(text: bytes) -> Iterator[bytes]:
+    """Slices of the text without escaped quotes: those that are left begin or end a string."""
+    left = b""  # a backslash that may escape what the next slice begins with
+    for start in range(0, len(text), SLICE_BYTES):
+        part = left + text[start : start + SLICE_BYTES]
+        odd = (len(part) - len(part.rstrip(b"\\"))) % 2
+        left = part[len(part) - odd :]
+        yield part[: len(part) - odd].replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """The body's fields, for `shaped`, once they are counted. Raises InvalidRequest for what is
+    no JSON object."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return found
+
+
+def shaped(found: dict[str, Any], shape: type[_Shape]) -> _Shape:
+    """What was sent, by names, as `shape`. Raises InvalidRequest naming the first bad field."""
+    _check_calls(found.get("messages"))
+    try:
+        return shape.model_validate(found)
+    except ValidationError as error:
+        raise _explain(error, found) from error
+
+
+def _check_calls(messages: Any) -> None:
+    """Refuse very many parts and calls, which lie in messages and cost as much as these. Arguments
+    of calls are JSON in a string, which is parsed too: what stands there counts, for all calls
+    together."""
+    pieces = values = 0
+    for message in messages if isinstance(messages, list) else ():
+        found = message if isinstance(message, dict) else {}
+        parts, calls = found.get("content"), found.get("tool_calls")
+        pieces += len(parts) if isinstance(parts, list) else 0
+        pieces += len(calls) if isinstance(calls, list) else 0
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            text = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(text, str):
+                values += text.count(",") + text.count("[") + text.count("{")
+    for count, most, what in (
+        (pieces, MOST_PIECES, "they hold over {} parts of contents and calls"),
+        (values, MOST_ARGUMENT_VALUES, "the arguments of calls hold over {} values"),
+    ):
+        if count > most:
+            raise InvalidRequest(f"messages: {what.format(most)} in all: send fewer", "messages")
+
+
+def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
+    """pydantic's first complaint in our words; its union tags are not part of the path. Of a
+    union's complaints the one that got deepest into the body tells most, and a wrong value
+    more than a wrong type."""
+    complaints = [(_path(found, body), found) for found in error.errors(include_url=False)]
+    first_root = complaints[0][0][:1]
+    path, found = max(
+        (complaint for complaint in complaints if complaint[0][:1] == first_root),
+        key=lambda complaint: (len(complaint[0]), not complaint[1]["type"].endswith("_type")),
+    )
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    field = field.removeprefix(".")
+    if len(field) > LONGEST_NAME:
+        field = f"{field[:LONGEST_NAME]}..."
+    if path and not field:
+        return InvalidRequest("the body has a field without a name: leave it out")
+    if not field:
+        return InvalidRequest(f"the body: {found['msg']}")
+    if found["type"] == UNSUPPORTED:
+        return InvalidRequest(f"{field} is not supported here: leave it out", field)
+    if found["type"] == "missing":
+        return InvalidRequest(f"{field} is missing: add it", field)
+    if found["type"] == "extra_forbidden":
+        return InvalidRequest(f"{field} is not a known field: leave it out", field)
+    said = found["msg"].replace("Input should be", "it should be")
+    return InvalidRequest(f"{field}: {said[:1].lower()}{said[1:]}", field)
+
+
+def _path(complaint: ErrorDetails, body: Any) -> list[int | str]:
+    location = complaint["loc"]
+    if complaint["type"] == UNSUPPORTED:
+        location = (*location, complaint["ctx"]["field"])
+    path: list[int | str] = []
+    inside: Any = body
+    for place, part in enumerate(location):
+        if isinstance(inside, dict) and part in inside:
+            inside = inside[str(part)]
+        elif isinstance(inside, list) and isinstance(part, int) and part < len(inside):
+            inside = inside[part]
+        elif complaint["type"] != "missing" or place < len(location) - 1:
+            continue  # a union's tag
+        path.append(part)
+    return path

@@ -1,0 +1,45 @@
+"""A request as the router carries it on: validated, tokenized, with every default filled in.
+
+Made by `validation.py` alone; whoever holds one may trust it. Knows no HTTP and no workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.proto import worker_pb2
+from baton.router.text.tool_calls import Calling
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """`max_tokens` bounds the output of each choice and fits the context. `stop_token_ids`
+    holds the model's end tokens, unless the client ignores them. `sampling` has its seed.
+    `cache_salt` is the client's own until the request is given to the dispatcher, then its
+    tenant's."""
+
+    prompt: tuple[int, ...]
+    sampling: worker_pb2.Sampling
+    max_tokens: int
+    choices: int = 1
+    stops: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    cache_salt: bytes = b""
+    stream: bool = False
+    include_usage: bool = False
+    echo: str | None = None  # the prompt's text, to come before each choice
+    echo_top: int | None = None  # alternatives beside the echo's tokens; None: no logprobs
+    prompt_top: int | None = None  # alternatives of `prompt_logprobs`; None: not asked for
+    silent: bool = False  # nothing is generated for the client: the one token is dropped
+    token_ids: bool = False
+    continuous_usage: bool = False
+    calling: Calling | None = None  # None: an answer is content, whatever it looks like
+
+    @property
+    def logprobs(self) -> bool:
+        return self.sampling.HasField("top_logprobs")
+
+    @property
+    def scored(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are wanted."""
+        return self.sampling.HasField("prompt_logprobs")

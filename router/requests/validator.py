@@ -1,0 +1,374 @@
+"""The one validator: from a request's bytes to a GenerationRequest, or to an error that names
+the field as the client wrote it and the remedy.
+
+Everything a client sends passes here before any worker hears of it. Knows the model's limits,
+its tokenizer and its template; knows no placement. Owns the turns in which this is done.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from baton.proto import worker_pb2
+from baton.router.requests.loop_budget import Turns
+from baton.router.requests.openai_schema import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    Message,
+    TokenizeRequest,
+    Tool,
+)
+from baton.router.requests.prompt_limits import check_repeated, check_scored
+from baton.router.requests.request_parser import counting, decoded, shaped
+from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults
+from baton.router.requests.validated_request import GenerationRequest
+from baton.router.templates.chat_prompt import ChatPrompt
+from baton.router.templates.chat_template import ChatTemplate
+from baton.router.text.tokenizer import Text, Tokenizer, text_length
+from baton.runtime.config import ControlTokensInChats, StrictTools, ToolCalls
+from baton.runtime.errors import ContextExceeded, InvalidRequest, NotFound
+
+_COUNTED = object()
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_Number = TypeVar("_Number", int, float)
+_Shape = TypeVar("_Shape", bound=Body)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the workers can take, in tokens, now: `max_context` the largest of them, and
+    `common_context` each of them (0: as much)."""
+
+    max_context: int
+    vocab_size: int
+    common_context: int = 0
+
+
+def _prompts(
+    prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+) -> Sequence[str | Sequence[int]]:
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        return [cast(str | Sequence[int], prompt)]
+    return cast(Sequence[str | Sequence[int]], prompt)
+
+
+def _said(given: _Number | None, unsaid: _Number) -> _Number:
+    return unsaid if given is None else given
+
+
+class Validator:
+    """For one model. `template` is None where the model has none: then chats are refused.
+    `tool_calls` says how it writes calls of tools."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        end_tokens: frozenset[int],
+        max_choices: int,
+        tool_calls: ToolCalls = "auto",
+        defaults: SamplingDefaults = OPENAI,
+        strict_tools: StrictTools = "refuse",
+        control_tokens: ControlTokensInChats = "text",
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        control = None
+        if template is not None and control_tokens == "text":
+            control = tokenizer.control_tokens(template.literals)
+        self._chat_prompt = ChatPrompt(model, template, tool_calls, strict_tools, control)
+        self._end_tokens = end_tokens
+        self._max_choices = max_choices
+        self._defaults = defaults
+        self.turns = Turns()
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model:
+            raise NotFound(
+                f"the model {name[:200]!r} does not exist here: use {self._model!r}", "model"
+            )
+
+    async def parsed(self, body: bytes, shape: type[_Shape]) -> _Shape:
+        """The body as `shape`. Raises InvalidRequest naming the first bad field."""
+        await self._count(body, shape.most_values)
+        found = await self.turns.run(0, decoded, body)
+        return await self.turns.run(0, shaped, found, shape)
+
+    async def _count(self, body: bytes, most_values: int) -> None:
+        pieces, size = counting(most_values, body), len(body)
+        while await self.turns.run(size, next, pieces, _COUNTED) is not _COUNTED:
+            size = 0
+
+    async def chat(self, request: ChatRequest, limits: Limits) -> GenerationRequest:
+        self.check_model(request.model)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        if request.max_tokens is not None and request.max_completion_tokens is not None:
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens are the same: give one", "max_tokens"
+            )
+        tools, calling = self._chat_prompt.tools(request)
+        prompt = await self.chat_tokens(
+            request.messages, limits, tools, request.chat_template_kwargs
+        )
+        top = (request.top_logprobs or 0) if request.logprobs else None
+        asked, field = request.max_tokens, "max_tokens"
+        if request.max_completion_tokens is not None:
+            asked, field = request.max_completion_tokens, "max_completion_tokens"
+        room = self._room(prompt, asked, field, "messages", limits)
+        max_tokens = room if asked is None else max(asked, 1)
+        finished = self._finish(request, prompt, top, max_tokens, limits)
+        check_scored([finished])
+        if finished.stream:  # a body holds the prompt once, a stream in each choice's first chunk
+            check_repeated([finished])
+        return replace(finished, calling=calling)
+
+    async def tokens(self, request: TokenizeRequest, limits: Limits) -> list[int]:
+        self.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("give either prompt or messages", "prompt")
+        if request.messages is not None:
+            return await self.chat_tokens(
+                request.messages, limits, request.tools or (), request.chat_template_kwargs
+            )
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(request, name):
+                raise InvalidRequest(f"{name} goes with messages: leave it out beside prompt", name)
+        special = request.add_special_tokens is not False
+        return await self.text_tokens(request.prompt or "", special, "prompt", limits)
+
+    async def text(self, request: DetokenizeRequest, limits: Limits) -> str:
+        self.check_model(request.model)
+        self.check_tokens(request.tokens, "tokens", limits)
+        return await self.turns.run(
+            0, self._tokenizer.decode, request.tokens, skip_special_tokens=False
+        )
+
+    async def chat_tokens(
+        self,
+        messages: Sequence[Message],
+        limits: Limits,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt's tokens for a chat; nothing is added to what the template printed."""
+        plain = await self.turns.run(0, self._chat_prompt.plain, messages, tools)
+        text = await self._chat_prompt.text(plain, tools, variables, self.turns)
+        return await self.text_tokens(text, False, "messages", limits)
+
+    async def completion(
+        self, request: CompletionRequest, limits: Limits, source: str = "prompt"
+    ) -> GenerationRequest:
+        """A completion of one prompt; `source` is its name where the client wrote it."""
+        (made,) = await self.completions(request, limits, source)
+        return made
+
+    async def completions(
+        self, request: CompletionRequest, limits: Limits, source: str = "prompt"
+    ) -> list[GenerationRequest]:
+        """One request for each prompt."""
+        self.check_model(request.model)
+        prompts = _prompts(request.prompt)
+        made = []
+        for place, prompt in enumerate(prompts):
+            name = source if len(prompts) == 1 else f"{source}[{place}]"
+            made.append(await self._completion(request, prompt, name, limits))
+        check_scored(made)
+        check_repeated(made)
+        return made
+
+    async def _completion(
+        self,
+        request: CompletionRequest,
+        prompt: str | Sequence[int],
+        source: str,
+        limits: Limits,
+    ) -> GenerationRequest:
+        if isinstance(prompt, str):
+            tokens = await self.text_tokens(prompt, True, source, limits)
+        else:
+            await self.turns.run(0, self.check_tokens, prompt, source, limits)
+            tokens = [*prompt]
+        asked = request.max_tokens
+        room = self._room(tokens, asked, "max_tokens", source, limits)
+        wanted = min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
+        max_tokens = wanted if asked is None else max(asked, 1)
+        made = self._finish(request, tokens, request.logprobs, max_tokens, limits)
+        if not request.echo:
+            return made
+        if not isinstance(prompt, str):
+            decode = self._tokenizer.decode
+            prompt = await self.turns.run(0, decode, tokens, skip_special_tokens=False)
+        if request.logprobs is not None:
+            most = max(request.logprobs, request.prompt_logprobs or 0)
+            made.sampling.prompt_logprobs = most
+        return replace(made, echo=prompt, echo_top=request.logprobs)
+
+    async def text_tokens(
+        self, text: Text, add_special_tokens: bool, field: str, limits: Limits
+    ) -> list[int]:
+        """Encode, unless the text is so long that no tokenization could fit the context, or a part
+        of it has more tokens."""
+        length = text_length(text)
+        over = length > (limits.max_context + 1) * self._tokenizer.longest_token_bytes
+        whole = text if isinstance(text, str) else "".join(piece.text for piece in text)
+        if over or await self._tokenizer.exceeds(whole, limits.max_context):
+            raise ContextExceeded(
+                f"{field}: {length} characters cannot fit the context of "
+                f"{limits.max_context} tokens: shorten it",
+                field,
+            )
+        return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _room(
+        self, prompt: Sequence[int], asked: int | None, field: str, source: str, limits: Limits
+    ) -> int:
+        """Output tokens for who asks for no number: as many as fit beside the prompt on each
+        worker, so that any of them can take the request; else on the largest. Raises
+        InvalidRequest if `asked` do not fit there."""
+        if not prompt:
+            raise InvalidRequest(f"{source} is empty: give at least one token", source)
+        room = limits.max_context - len(prompt)
+        if room < 1:
+            raise ContextExceeded(
+                f"{source} has {len(prompt)} tokens, and the context is {limits.max_context} "
+                "tokens with at least one of output: shorten it",
+                source,
+            )
+        if asked is not None and asked > room:
+            raise ContextExceeded(
+                f"{field} is {asked}, and beside the {len(prompt)} tokens of {source} the context "
+                f"has room for {room}: lower it",
+                field,
+            )
+        anywhere = (limits.common_context or limits.max_context) - len(prompt)
+        return anywhere if anywhere > 0 else room
+
+    def _finish(
+        self,
+        request: Generation,
+        prompt: Sequence[int],
+        top_logprobs: int | None,
+        max_tokens: int,
+        limits: Limits,
+    ) -> GenerationRequest:
+        choices = request.n or 1
+        if choices > self._max_choices:
+            raise InvalidRequest(f"n is {choices}: give at most {self._max_choices}", "n")
+        if request.stream_options is not None and not request.stream:
+            raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+        stop = request.stop or ()
+        stop_tokens = set(request.stop_token_ids or ())
+        self.check_tokens(request.stop_token_ids or (), "stop_token_ids", limits)
+        if not request.ignore_eos:
+            stop_tokens |= self._end_tokens
+        sampling = self._sampling(request, top_logprobs, limits)
+        self._add_least(sampling, request.min_tokens or 0, max_tokens, stop_tokens, limits)
+        if request.prompt_logprobs is not None:
+            sampling.prompt_logprobs = request.prompt_logprobs
+        silent = request.max_tokens == 0
+        if silent and request.prompt_logprobs is None and not getattr(request, "echo", False):
+            raise InvalidRequest(
+                "max_tokens is 0: give at least 1, or ask for echo or prompt_logprobs",
+                "max_tokens",
+            )
+        options = request.stream_options
+        return GenerationRequest(
+            prompt=tuple(prompt),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            choices=choices,
+            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(sorted(stop_tokens)),
+            cache_salt=(request.cache_salt or "").encode(),
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            prompt_top=request.prompt_logprobs,
+            silent=silent,
+            token_ids=bool(request.return_token_ids),
+        )
+
+    def _sampling(
+        self, request: Generation, top_logprobs: int | None, limits: Limits
+    ) -> worker_pb2.Sampling:
+        seed = secrets.randbits(64) if request.seed is None else request.seed % (1 << 64)
+        unsaid = self._defaults
+        return worker_pb2.Sampling(
+            temperature=_said(request.temperature, unsaid.temperature),
+            top_k=max(0, _said(request.top_k, unsaid.top_k)),  # -1 is another spelling of off
+            top_p=_said(request.top_p, unsaid.top_p),
+            min_p=_said(request.min_p, unsaid.min_p),
+            repetition_penalty=_said(request.repetition_penalty, unsaid.repetition_penalty),
+            frequency_penalty=request.frequency_penalty or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            logit_bias=self._bias(request.logit_bias or {}, limits),
+            seed=seed,
+            top_logprobs=top_logprobs,
+        )
+
+    def _add_least(
+        self,
+        sampling: worker_pb2.Sampling,
+        min_tokens: int,
+        max_tokens: int,
+        stop_tokens: Iterable[int],
+        limits: Limits,
+    ) -> None:
+        """No token that would end the output is drawn before `min_tokens`."""
+        if min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {min_tokens}, and the output has at most {max_tokens} tokens: "
+                "lower it",
+                "min_tokens",
+            )
+        size = self._vocabulary(limits)
+        sampling.min_tokens = min_tokens
+        if min_tokens:
+            sampling.barred.extend(sorted(token for token in stop_tokens if token < size))
+
+    def _bias(self, given: dict[str, float], limits: Limits) -> dict[int, float]:
+        bias = {}
+        for key, value in given.items():
+            field = f"logit_bias.{key[:40]}"
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise InvalidRequest(f"{field}: the key must be a token id", field)
+            self._check_token(int(key), field, limits)
+            if int(key) in bias:
+                raise InvalidRequest(
+                    f"{field}: token {int(key)} has a bias already: give one", field
+                )
+            bias[int(key)] = value
+        return bias
+
+    def check_tokens(self, tokens: Sequence[int], field: str, limits: Limits) -> None:
+        """Raises InvalidRequest if they cannot fit the context, or naming the first that is out
+        of range."""
+        if len(tokens) > limits.max_context:
+            raise ContextExceeded(
+                f"{field} has {len(tokens)} tokens, and the context is {limits.max_context} "
+                "tokens: shorten it",
+                field,
+            )
+        size = self._vocabulary(limits)
+        # only what is wrong gets a name: one for each token of a long prompt takes its time
+        wrong = next((at for at, token in enumerate(tokens) if not 0 <= token < size), None)
+        if wrong is not None:
+            self._check_token(tokens[wrong], f"{field}[{wrong}]", limits)
+
+    def _check_token(self, token: int, field: str, limits: Limits) -> None:
+        size = self._vocabulary(limits)
+        if not 0 <= token < size:
+            raise InvalidRequest(
+                f"{field}: {token} is no token id: give one from 0 to {size - 1}", field
+            )
+
+    def _vocabulary(self, limits: Limits) -> int:
+        return min(limits.vocab_size, max(self._tokenizer.vocab_size, 1))

@@ -1,0 +1,142 @@
+"""From a chat request to its prompt's text, and to what may be called in its answer.
+
+What the model's template would ignore (tools, calls, their results) is refused by name. Knows
+the template and what it does with tools; knows no tokens. Stateless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.router.requests.loop_budget import Turns
+from baton.router.requests.openai_schema import ChatRequest, Message, Tool
+from baton.router.templates.chat_template import ChatTemplate
+from baton.router.templates.template_messages import plain_messages, plain_tools
+from baton.router.templates.tool_support import support_of
+from baton.router.text.control_tokens import ControlTokens, Guarded
+from baton.router.text.tokenizer import Text
+from baton.router.text.tool_calls import FORMS, Calling
+from baton.runtime.config import StrictTools, ToolCalls
+from baton.runtime.errors import InvalidRequest
+
+INLINE = 512  # values and KiB of text that are rendered in a turn of the loop: milliseconds
+
+
+class ChatPrompt:
+    """For one model. `template` is None where it has none; `tool_calls` and `strict_tools` are
+    settings of the router."""
+
+    def __init__(
+        self,
+        model: str,
+        template: ChatTemplate | None,
+        tool_calls: ToolCalls,
+        strict_tools: StrictTools = "refuse",
+        control: ControlTokens | None = None,
+    ) -> None:
+        self._model = model
+        self._template = template
+        self._support = support_of(template)
+        self._form = FORMS.get(tool_calls, self._support.form)
+        self._reads_calls = tool_calls != "none"
+        self._refuses_strict = strict_tools == "refuse"
+        self._control = control
+
+    def tools(self, request: ChatRequest) -> tuple[Sequence[Tool], Calling | None]:
+        """The tools that the model is told of, and what it may call. Raises InvalidRequest where
+        the model cannot be told, or its calls could not be read."""
+        tools = request.tools or ()
+        if self._template is None or not tools or request.tool_choice == "none":
+            return (), None
+        self._check_tools()
+        if not self._reads_calls:
+            return tools, None
+        if self._form is None:
+            raise InvalidRequest(
+                f"tools: {self._model!r} writes calls in a form that is not known here: leave "
+                "tools out, or have router.tool_calls set",
+                "tools",
+            )
+        names = frozenset(tool.function.name for tool in tools)
+        return tools, Calling(self._form, names, request.parallel_tool_calls is not False)
+
+    def plain(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """The messages as the template wants them. Raises InvalidRequest naming the field that
+        cannot be told to the model."""
+        if self._template is None:
+            raise InvalidRequest(
+                f"the model {self._model!r} has no chat template: use /v1/completions", "messages"
+            )
+        if tools:
+            self._check_tools()
+        plain = plain_messages(messages)
+        if not (self._support.calls if tools else self._support.calls_alone):
+            self._check_no_calls(plain)
+        return self._support.suited(plain)
+
+    async def text(
+        self,
+        plain: Sequence[dict[str, Any]],
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any] | None,
+        turns: Turns,
+    ) -> Text:
+        """Return the prompt, open for an answer, of what `plain` gave; in pieces where control
+        tokens in it are text. Raises InvalidRequest if the template refuses it."""
+        assert self._template is not None
+        described = await turns.run(0, plain_tools, tools, self._refuses_strict)
+        given = Guarded([*plain], described, dict(variables or {}))
+        long = _is_long([given.messages, given.tools, given.variables])
+        if self._control is not None:
+            guard = self._control.guard
+            guarding = asyncio.to_thread(guard, given) if long else turns.run(0, guard, given)
+            given = await guarding
+        chat = (given.messages, given.tools)
+        if long:
+            text = await self._template.render_apart(*chat, given.variables)
+        else:
+            render = self._template.render
+            text = await turns.run(0, render, *chat, variables=given.variables)
+        if self._control is None or not given.mark:
+            return text
+        pieces = self._control.pieces
+        if long:
+            return await asyncio.to_thread(pieces, text, given.mark)
+        return await turns.run(0, pieces, text, given.mark)
+
+    def _check_tools(self) -> None:
+        if not self._support.tools:
+            raise InvalidRequest(
+                f"tools: the chat template of {self._model!r} takes none: leave them out, or use "
+                "a model that is made for tools",
+                "tools",
+            )
+
+    def _check_no_calls(self, messages: Sequence[dict[str, Any]]) -> None:
+        for place, message in enumerate(messages):
+            if "tool_calls" in message or message["role"] == "tool":
+                field = f"messages[{place}]"
+                if "tool_calls" in message:
+                    field += ".tool_calls"
+                raise InvalidRequest(
+                    f"{field}: the chat template of {self._model!r} takes no calls of tools: "
+                    "leave it out, or use a model that is made for tools",
+                    field,
+                )
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a template would hold up the loop with it; looks at no more than it has to."""
+    left, layer = INLINE, [value]
+    while layer and left >= 0:
+        each = layer.pop()
+        left -= 1
+        if isinstance(each, str):
+            left -= len(each) >> 10
+        elif isinstance(each, dict):
+            layer += [*each, *each.values()]
+        elif isinstance(each, list):
+            layer += each
+    return left < 0

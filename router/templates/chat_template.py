@@ -1,0 +1,140 @@
+"""Chat templates: from a list of messages to the prompt's text, by the model's own template.
+
+Rendering is Jinja2's, as in transformers, in the bounds of `template_sandbox.py`. It is Python, so
+a long chat is rendered in a thread, beside which the event loop goes on. Knows no tokens. State:
+the compiled templates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from baton.router.templates.model_card import ModelCard
+from baton.router.templates.template_meter import Meter
+from baton.router.templates.template_sandbox import TemplateEnvironment, TemplateRefusal
+from baton.runtime.errors import InvalidRequest, ModelError
+
+MOST_SOURCE = 1 << 18  # characters of a template; the longest public ones have some 20,000
+LONGEST_ERROR = 300  # characters
+
+
+class ChatTemplate:
+    """`source` is the model's template, `with_tools` the one for chats with tools, if that is
+    another. Raises ModelError if one does not compile."""
+
+    def __init__(self, source: str, special: dict[str, str], with_tools: str | None = None) -> None:
+        sources = {"chat": source, "tools": source if with_tools is None else with_tools}
+        self._inline, self._apart = _Compiled(sources), _Compiled(sources)
+        self._thread_is_free = asyncio.Lock()
+        self._special = special
+        self._knows_developer = {name: "developer" in text for name, text in sources.items()}
+
+    @property
+    def literals(self) -> str:
+        """All that the templates can print of their own, with zeros in between."""
+        return self._inline.literals
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        answer: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt, open for the assistant's answer unless `answer` is false. `variables`
+        are the template's own, such as `enable_thinking`. Without tools the template sees none, as
+        in transformers. Raises InvalidRequest naming `messages` if the template refuses them or
+        cannot be rendered with them."""
+        return self._inline.render(*self._given(messages, tools, answer, variables))
+
+    async def render_apart(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Same as `render` for a long chat: it is done in a thread, one after the other."""
+        given = self._given(messages, tools, True, variables)
+        await self._thread_is_free.acquire()  # bounded by the caller's deadline
+        running = asyncio.ensure_future(asyncio.to_thread(self._apart.render, *given))
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)  # a thread cannot be stopped; its bounds end it
+
+    def _ended(self, running: asyncio.Task[str]) -> None:
+        """The thread is free, also of a chat whose request has ended before."""
+        self._thread_is_free.release()
+        if not running.cancelled():
+            running.exception()
+
+    def _given(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        answer: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the template's name and what it is given."""
+        name = "tools" if tools else "chat"
+        if not self._knows_developer[name]:
+            messages = [
+                {**message, "role": "system"} if message["role"] == "developer" else message
+                for message in messages
+            ]
+        return name, {
+            "documents": None,
+            **self._special,
+            **(variables or {}),
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": answer,
+        }
+
+
+class _Compiled:
+    """The templates by name. Renders one chat at a time."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._environment = TemplateEnvironment()
+        self._templates = {name: self._compile(source) for name, source in sources.items()}
+        self.literals = "\0".join(
+            text for source in sources.values() for text in self._environment.literals(source)
+        )
+
+    def _compile(self, source: str) -> jinja2.Template:
+        if len(source) > MOST_SOURCE:
+            raise ModelError(
+                f"the model's chat template has {len(source)} characters, at most {MOST_SOURCE} "
+                "are read: shorten it, or download the model again"
+            )
+        try:
+            return self._environment.from_string(source)
+        except Exception as error:  # a hostile one fails in many ways; this is their seam
+            raise ModelError(
+                f"the model's chat template does not compile ({error}): repair it, "
+                "or download the model again"
+            ) from error
+
+    def render(self, name: str, given: dict[str, Any]) -> str:
+        """Raises InvalidRequest."""
+        self._environment.meter = Meter()
+        try:
+            return self._templates[name].render(given)
+        except TemplateRefusal as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", "messages"
+            ) from error
+        except Exception as error:  # as above
+            said = str(error)[:LONGEST_ERROR]
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages: {said}", "messages"
+            ) from error
+
+
+def template_of(card: ModelCard) -> ChatTemplate | None:
+    if card.template is None:
+        return None
+    return ChatTemplate(card.template, card.special, card.tool_template)

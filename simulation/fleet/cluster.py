@@ -1,0 +1,211 @@
+"""Prefill and decode workers of one process: the real ones, on simulated engines and movers.
+
+Everything above the seams is the production code. Each worker has its own pool and boot id, and
+a task that runs its loop; `kill` ends it as a crash would: no word to anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.decode_worker.peer_calls import HandoffLink
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.scheduling.batch import StepBatch
+from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.prefill_worker.worker import GranterLink, PrefillWorker
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime.config import Config
+from baton.runtime.errors import Unavailable
+from baton.runtime.links import MemoryLink, memory_link
+from baton.runtime.wire import ModelLimits
+from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
+
+SLABS = 2
+VOCAB = 50_000
+MAX_CONTEXT = 100_000
+
+Role = TypeVar("Role", PrefillWorker, DecodeWorker)
+
+
+@dataclass(slots=True)
+class Node(Generic[Role]):
+    """A worker with what lies below its seams."""
+
+    worker: Role
+    engine: HashEngine
+    pool: BlockPool
+    array: NDArray[np.uint8]  # [blocks, block_bytes]
+    mover: MemoryMover
+    task: asyncio.Task[None]
+
+
+class Cluster:
+    """Workers by name; `exchange.decide` rules over READs, `links` over handoff streams."""
+
+    def __init__(
+        self, config: Config, step_s: Callable[[StepBatch], float] = lambda batch: 0.0
+    ) -> None:
+        self.config = config
+        self.exchange = MemoryExchange()
+        self.prefill: dict[str, Node[PrefillWorker]] = {}
+        self.decode: dict[str, Node[DecodeWorker]] = {}
+        self.open_links: list[tuple[HandoffLink, bytes]] = []
+        self._step_s = step_s
+        self._ids = itertools.count(1)
+        self._streams: dict[bytes, set[asyncio.Task[None]]] = {}
+
+    def limits(self) -> ModelLimits:
+        return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", b"cluster key")
+
+    def new_id(self) -> bytes:
+        """Sixteen bytes, never twice."""
+        return next(self._ids).to_bytes(16, "big")
+
+    def add_prefill(self, name: str, blocks: int) -> Node[PrefillWorker]:
+        boot_id, engine, pool, array, mover = self._below(blocks)
+        worker = PrefillWorker(
+            worker_id=name,
+            boot_id=boot_id,
+            engine=engine,
+            pool=pool,
+            mover=mover,
+            limits=self.limits(),
+            config=self.config,
+            wall_offset_s=0.0,
+        )
+        task = asyncio.create_task(worker.run())
+        self.prefill[name] = Node(worker, engine, pool, array, mover, task)
+        return self.prefill[name]
+
+    def add_decode(self, name: str, blocks: int) -> Node[DecodeWorker]:
+        boot_id, engine, pool, array, mover = self._below(blocks)
+        worker = DecodeWorker(
+            worker_id=name,
+            boot_id=boot_id,
+            engine=engine,
+            pool=pool,
+            mover=mover,
+            peers=MemoryPeers(self, mover),
+            limits=self.limits(),
+            config=self.config,
+            wall_offset_s=0.0,
+            new_id=self.new_id,
+        )
+        task = asyncio.create_task(worker.run())
+        self.decode[name] = Node(worker, engine, pool, array, mover, task)
+        return self.decode[name]
+
+    def candidates(self) -> list[worker_pb2.Candidate]:
+        """All prefill workers, as a router would rank them."""
+        return [
+            worker_pb2.Candidate(worker_id=name, boot_id=node.worker.boot_id, address=name)
+            for name, node in self.prefill.items()
+        ]
+
+    async def kill_prefill(self, name: str) -> None:
+        """The process is gone: its streams break, its pool can no longer be read."""
+        node = self.prefill.pop(name)
+        self.exchange.leave(node.worker.boot_id)
+        for link, boot_id in self.open_links:
+            if boot_id == node.worker.boot_id:
+                await link.close()
+        await _ended({node.task, *self._streams.pop(node.worker.boot_id, set())})
+
+    def restless(self) -> list[str]:
+        """Workers that hold anything: a lease, a pin, a quarantined or used block, a handoff.
+        Raises RuntimeError if a worker's books do not balance."""
+        nodes: list[Node[Any]] = [*self.decode.values(), *self.prefill.values()]
+        found = []
+        for node in nodes:
+            audit, counts = node.worker.audit(), node.pool.counts()
+            if counts.available != counts.total or audit["open_handoffs"]:
+                found.append(f"{node.worker.worker_id}: {counts}")
+        return found
+
+    async def quiet(self, within_s: float = 5.0) -> None:
+        """Wait until no worker holds anything. Raises TimeoutError naming those that do."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        while restless := self.restless():
+            if asyncio.get_running_loop().time() > deadline:
+                raise TimeoutError(f"not quiet after {within_s} s: {restless}")
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """Stop every worker, and wait for what they owe."""
+        await _ended({node.task for node in self.decode.values()})
+        for node in self.prefill.values():
+            streams = self._streams.get(node.worker.boot_id, set())
+            if streams:
+                await asyncio.wait(streams, timeout=2 * self.config.handoff.lease_s)
+            await _ended({node.task, *streams})
+
+    def handoff_stream(self, boot_id: bytes) -> HandoffLink:
+        """A stream to the prefill worker of that boot id."""
+        for node in self.prefill.values():
+            if node.worker.boot_id == boot_id:
+                near: MemoryLink[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
+                near, far = memory_link()
+                self.open_links.append((near, boot_id))
+                self._serve(node.worker, far)
+                return near
+        raise Unavailable("no such worker")
+
+    def _serve(self, worker: PrefillWorker, link: GranterLink) -> None:
+        tasks = self._streams.setdefault(worker.boot_id, set())
+        task = asyncio.create_task(worker.serve_handoff(link))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def _below(
+        self, blocks: int
+    ) -> tuple[bytes, HashEngine, BlockPool, NDArray[np.uint8], MemoryMover]:
+        size = self.config.pool.block_size
+        array = np.zeros((blocks, block_bytes(size, SLABS)), dtype=np.uint8)
+        boot_id = self.new_id()
+        engine = HashEngine(
+            array, block_size=size, slabs=SLABS, vocab_size=VOCAB, step_s=self._step_s
+        )
+        mover = MemoryMover(HostPool(array, SLABS), boot_id, self.exchange)
+        pool = BlockPool(blocks, size, self.config.pool.tenant_share)
+        return boot_id, engine, pool, array, mover
+
+
+class MemoryPeers:
+    """Implements decode_worker's `Peers` within a cluster."""
+
+    def __init__(self, cluster: Cluster, mover: MemoryMover) -> None:
+        self._cluster = cluster
+        self._mover = mover
+
+    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
+        for node in self._cluster.prefill.values():
+            if node.worker.boot_id == candidate.boot_id:
+                await self._mover.connect(node.mover.describe())
+                return self._cluster.handoff_stream(candidate.boot_id)
+        raise Unavailable(f"worker {candidate.worker_id} is gone")
+
+    def forget(self, boot_id: bytes) -> None:
+        self._mover.forget(boot_id)
+
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        return []  # no first contact measures here
+
+    async def close(self) -> None:
+        pass
+
+
+async def _ended(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result

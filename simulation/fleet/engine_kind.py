@@ -1,0 +1,81 @@
+"""What a lab's fleet computes with: hashes by default, a model where one is asked for.
+
+A kind makes the engines of one run's processes, and says what a run without any fault draws.
+Knows no fleet, no time and no faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.scheduling.batch import Drawn, StepBatch
+from baton.runtime.sampling import SamplingParams
+from baton.runtime.wire import ModelLimits
+from baton.simulation.fleet.hash_engine import HashEngine, block_bytes, expected_draws
+from baton.simulation.virtual.virtual_steps import VirtualSteps
+
+SLABS = 2
+VOCAB = 1000
+MAX_CONTEXT = 10_000
+
+StepTime = Callable[[StepBatch], float]
+
+
+class EngineKind(Protocol):
+    slabs: int
+    name: str  # as `baton faults --engine` takes it
+
+    def limits(self, key: bytes) -> ModelLimits: ...
+
+    def block_bytes(self, block_size: int) -> int: ...
+
+    def begin(self) -> None:
+        """A run begins: the engines of the one before are not used any more."""
+        ...
+
+    def make(
+        self, blocks: int, block_size: int, step_s: StepTime
+    ) -> tuple[VirtualSteps, NDArray[np.uint8]]:
+        """An engine, and its pool's memory, uint8 [blocks, block_bytes]."""
+        ...
+
+    def drawn(
+        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int
+    ) -> list[Drawn]:
+        """The first `count` draws of a choice in a run without faults."""
+        ...
+
+
+class HashKind:
+    slabs = SLABS
+    name = "hash"
+
+    def limits(self, key: bytes) -> ModelLimits:
+        return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", key)
+
+    def block_bytes(self, block_size: int) -> int:
+        return block_bytes(block_size, SLABS)
+
+    def begin(self) -> None:
+        pass
+
+    def make(
+        self, blocks: int, block_size: int, step_s: StepTime
+    ) -> tuple[VirtualSteps, NDArray[np.uint8]]:
+        array = np.zeros((blocks, self.block_bytes(block_size)), dtype=np.uint8)
+        engine = HashEngine(
+            array, block_size=block_size, slabs=SLABS, vocab_size=VOCAB, step_s=step_s
+        )
+        return engine, array
+
+    def drawn(
+        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int
+    ) -> list[Drawn]:
+        return expected_draws(prompt, count, params, choice=choice, slabs=SLABS, vocab_size=VOCAB)
+
+
+HASHES = HashKind()

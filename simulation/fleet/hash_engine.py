@@ -1,0 +1,159 @@
+"""An `Engine` without a model: its next token is a hash of the exact KV bytes that it reads.
+
+Computing a token writes a record of it into its block; drawing hashes every record of the
+sequence, in order, out of the pool, and its history where the sampling asks for one. Any wrong,
+stale, missing or misplaced block therefore changes the output, at microseconds a token.
+`expected_draws` says what a correct run gives. Knows no time: virtual_steps.py does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
+from baton.engine.scheduling.token_history import history_of
+from baton.runtime.sampling import SamplingParams
+from baton.simulation.virtual.virtual_steps import VirtualSteps
+
+RECORD_BYTES = 8
+
+
+def block_bytes(block_size: int, slabs: int) -> int:
+    return block_size * slabs * RECORD_BYTES
+
+
+class HashEngine(VirtualSteps):
+    """`pool` is uint8 [blocks, block_bytes]; a step takes `step_s(batch)` of the loop's time."""
+
+    def __init__(
+        self,
+        pool: NDArray[np.uint8],
+        *,
+        block_size: int,
+        slabs: int,
+        vocab_size: int,
+        step_s: Callable[[StepBatch], float] = lambda batch: 0.0,
+    ) -> None:
+        super().__init__(_HashDevice(pool, block_size, slabs, vocab_size), step_s)
+
+
+class _HashDevice:
+    """Implements virtual_steps' `Device`."""
+
+    def __init__(
+        self, pool: NDArray[np.uint8], block_size: int, slabs: int, vocab_size: int
+    ) -> None:
+        self._pool = pool
+        # [blocks, slab, token, record], read and written in parts at less cost
+        self._bytes = pool.reshape(-1).data
+        self._block_size = block_size
+        self._slabs = slabs
+        self._width = block_size * RECORD_BYTES  # of a slab
+        self._vocab_size = vocab_size
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._pool[target] = self._pool[source]
+
+    def compute(self, slices: Sequence[Slice]) -> list[tuple[Drawn, ...]]:
+        drawn: list[tuple[Drawn, ...]] = []
+        for piece in slices:
+            self._write(piece.tokens, piece.start, piece.blocks)
+            if not piece.draws:
+                drawn.append(())
+                continue
+            digest = self._read(piece.blocks, piece.start + len(piece.tokens))
+            drawn.append(tuple([_drawn(digest, draw, self._vocab_size) for draw in piece.draws]))
+        return drawn
+
+    def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
+        width, content = self._width, self._bytes
+        for position, token in enumerate(tokens, start=start):
+            block, place = divmod(position, self._block_size)
+            at = blocks[block] * self._slabs * width + place * RECORD_BYTES
+            for slab in range(self._slabs):
+                content[at : at + RECORD_BYTES] = record(token, position, slab)
+                at += width
+
+    def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
+        """Of all that the pool holds of so many tokens, slab after slab."""
+        table = blocks[: -(-length // self._block_size)]
+        width, content, size = self._width, self._bytes, length * RECORD_BYTES
+        starts = [block * self._slabs * width for block in table]
+        held = b""
+        for _ in range(self._slabs):
+            held += b"".join([content[at : at + width] for at in starts])[:size]
+            starts = [at + width for at in starts]
+        return _digest(held)
+
+
+@lru_cache(maxsize=1 << 16)
+def record(token: int, position: int, slab: int) -> bytes:
+    """What one slab holds of a token."""
+    return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
+
+
+def expected_draws(
+    prompt: Sequence[int],
+    count: int,
+    params: SamplingParams,
+    *,
+    choice: int,
+    slabs: int,
+    vocab_size: int,
+) -> list[Drawn]:
+    """What a run draws in which no block was ever wrong."""
+    held = [
+        bytearray(b"".join([record(token, place, slab) for place, token in enumerate(prompt)]))
+        for slab in range(slabs)
+    ]
+    tokens, drawn = list(prompt), list[Drawn]()
+    for _ in range(count):
+        history = history_of(tokens, len(prompt)) if params.needs_history else None
+        draw = Draw(choice, len(tokens), params, history)
+        drawn.append(_drawn(_digest(b"".join(held)), draw, vocab_size))
+        token = drawn[-1].token
+        for slab, records in enumerate(held):
+            records += record(token, len(tokens), slab)
+        tokens.append(token)
+    return drawn
+
+
+def expected_output(
+    prompt: Sequence[int],
+    count: int,
+    params: SamplingParams,
+    *,
+    choice: int,
+    slabs: int,
+    vocab_size: int,
+) -> list[int]:
+    """The tokens of `expected_draws`."""
+    drawn = expected_draws(prompt, count, params, choice=choice, slabs=slabs, vocab_size=vocab_size)
+    return [one.token for one in drawn]
+
+
+def _digest(content: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=8)
+
+
+def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
+    """From the digest of what the pool holds of the sequence, which stays as it is."""
+    params = draw.params
+    if params.temperature > 0:
+        digest = digest.copy()
+        digest.update(b"%d,%d,%d" % (params.seed, draw.choice, draw.position))
+    if draw.history is not None:
+        digest = digest.copy()
+        digest.update(repr((list(draw.history), draw.history.prompt_tokens)).encode())
+    number = int.from_bytes(digest.digest(), "little")
+    token, asked = number % vocab_size, params.top_logprobs
+    if asked is None:
+        return Drawn(draw.choice, token)
+    logprob = -(number >> 48) / 4096
+    best = tuple(((token + place) % vocab_size, logprob / (place + 2)) for place in range(asked))
+    return Drawn(draw.choice, token, logprob, best)

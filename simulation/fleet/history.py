@@ -1,0 +1,177 @@
+"""What a client asks of the lab's fleet, and what it was given: the history that is checked.
+
+An `Ask` is a request as a client sends it; a `History` holds what that client saw, and survives
+the router that served it. `expected` is what a run without any fault gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context
+
+from baton.engine.scheduling.batch import Drawn
+from baton.proto import worker_pb2
+from baton.router.answers.active_request import Generation, OutputToken
+from baton.router.answers.request_handler import Serving, Usage
+from baton.router.requests.validated_request import GenerationRequest
+from baton.runtime.errors import BatonError
+from baton.runtime.sampling import SamplingParams
+from baton.simulation.fleet.client_view import TOKENIZER, Told
+from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.world import RouterProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """`leaves_s`: the client goes so long after it asked. `enough`: a stop string ends each
+    choice after so many tokens. `reads_s`: it takes so long for what it is sent at once."""
+
+    router: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    choices: int = 1
+    temperature: float = 0.0
+    penalty: float = 1.0  # of repetition: draws then hang on prompt and output, apart
+    seed: int = 1
+    stops: tuple[int, ...] = ()
+    salt: bytes = b""
+    deadline_s: float = 60.0
+    leaves_s: float | None = None
+    enough: int | None = None
+    reads_s: float = 0.0
+    top_logprobs: int | None = None
+
+    def request(self) -> GenerationRequest:
+        sampling = worker_pb2.Sampling(
+            temperature=self.temperature,
+            top_p=1.0,
+            repetition_penalty=self.penalty,
+            seed=self.seed,
+            top_logprobs=self.top_logprobs,
+        )
+        return GenerationRequest(
+            prompt=self.prompt,
+            sampling=sampling,
+            max_tokens=self.max_tokens,
+            choices=self.choices,
+            stop_token_ids=self.stops,
+            cache_salt=self.salt,
+        )
+
+    def drawn(
+        self, choice: int, count: int | None = None, kind: EngineKind = HASHES
+    ) -> list[Drawn]:
+        """What a run without faults draws for a choice: the first `count`, or all."""
+        params = SamplingParams(
+            temperature=self.temperature,
+            repetition_penalty=self.penalty,
+            seed=self.seed,
+            top_logprobs=self.top_logprobs,
+        )
+        wanted = self.max_tokens if count is None else min(count, self.max_tokens)
+        drawn = kind.drawn(self.prompt, wanted, params, choice)
+        for place, one in enumerate(drawn):
+            if one.token in self.stops:
+                return drawn[: place + 1]
+        return drawn
+
+    def expected(self, choice: int) -> list[int]:
+        """All tokens of a choice, as a run without faults gives them."""
+        return [one.token for one in self.drawn(choice)]
+
+
+Logprob = tuple[float | None, tuple[tuple[int, float], ...]]  # the token's, and the best ones
+
+FINISHED, LEFT, ROUTER_LOST = "finished", "left", "router lost"
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    """`ends` are FINISHED, LEFT (the client did), ROUTER_LOST, or the code of an error; one."""
+
+    ask: Ask
+    number: int
+    tokens: list[list[int]] = field(default_factory=list)  # of each choice
+    logprobs: list[list[Logprob]] = field(default_factory=list)  # beside each token
+    finishes: list[list[str]] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    detail: str = ""
+    asked_s: float = 0.0  # the world's clock
+    rate: float = 1.0  # of its router's clock
+    ended_s: float = 0.0
+    migrations: int = 0
+    text: list[str] = field(default_factory=list)  # of each choice, as the router shows it
+    usage: Usage | None = None  # that an answer ends with
+    task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = [[] for _ in range(self.ask.choices)]
+        self.logprobs = [[] for _ in range(self.ask.choices)]
+        self.text = [""] * self.ask.choices
+        self.finishes = [[] for _ in range(self.ask.choices)]
+
+    @property
+    def request_id(self) -> str:
+        return f"req-{self.number}"
+
+    def end(self, how: str, now_s: float, detail: str = "") -> None:
+        self.ends.append(how)
+        self.ended_s = now_s
+        self.detail = detail
+
+
+async def serve(router: RouterProcess, history: History, clock: Callable[[], float]) -> None:
+    """What the router's answer does for its client (router/answers/request_handler.py). Runs in
+    the router's process; the clock is the world's."""
+    try:
+        with router.admission.ticket():
+            await _serve(router, history)
+    except BatonError as error:
+        history.end(error.code, clock(), str(error))
+    except asyncio.CancelledError:
+        history.end(LEFT, clock())
+        raise
+    else:
+        history.end(FINISHED, clock())
+
+
+async def _serve(router: RouterProcess, history: History) -> None:
+    ask = history.ask
+    deadline_s = asyncio.get_running_loop().time() + ask.deadline_s
+    serving = Serving(router.dispatcher, router.admission, TOKENIZER)
+    told = Told(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
+    await told.begin()
+    generation = told.begun()
+    try:
+        while (pieces := await told.next()) is not None:
+            told.take(pieces, history.text)
+            for output in told.outputs:
+                _take(router, generation, history, output)
+            if ask.reads_s:
+                await asyncio.sleep(ask.reads_s)
+        history.usage = told.usage()
+    finally:
+        history.migrations = generation.migrations
+        told.leave()
+
+
+def _take(
+    router: RouterProcess, generation: Generation, history: History, output: OutputToken
+) -> None:
+    """What follows a stop string is dropped, as the router's text does."""
+    choice, enough = output.choice, history.ask.enough
+    tokens = history.tokens[choice]
+    if enough is not None and len(tokens) >= enough:
+        return
+    if output.token is not None:
+        tokens.append(output.token)
+        history.logprobs[choice].append((output.logprob, output.top))
+    if output.finish is not None:
+        history.finishes[choice].append(output.finish)
+    elif enough is not None and len(tokens) >= enough:
+        history.finishes[choice].append("enough")
+        if not generation.choices[choice].ended:
+            router.dispatcher.finish_choice(generation, choice)

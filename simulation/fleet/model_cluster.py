@@ -1,0 +1,84 @@
+"""A simulated cluster whose engines compute a model, so that wrong KV gives wrong words.
+
+Movers and streams are those of the cluster; engines, pools and sums are real. Deterministic, so
+that an answer depends neither on who computes it nor on what is computed beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.execution.loading import build_engine
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.memory_mover import MemoryMover
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.runtime.wire import ModelLimits
+from baton.simulation.fleet.cluster import Cluster
+
+_CONTEXT = 400
+_STEP = {
+    "prefill_tokens": 48,
+    "chunk_tokens": 24,
+    "local_prefill_tokens": 16,
+    "expected_growth_tokens": 16,
+}
+
+
+class ModelCluster(Cluster):
+    """Its engines compute the model of `folder` in bfloat16, on one thread each. `step` changes
+    settings of the section of that name."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        block_size: int,
+        kv_dtype: str = "auto",
+        verify: bool = True,
+        **step: int,
+    ) -> None:
+        self._folder = folder
+        self._block_size = block_size
+        self._kv_dtype = kv_dtype
+        self.engines: list[TorchEngine] = []
+        settings: dict[str, Any] = {**_STEP, **step}
+        handoff = HandoffConfig(lease_s=5.0, verify=verify)
+        pool = PoolConfig(block_size=block_size)
+        super().__init__(Config(pool=pool, step=StepConfig(**settings), handoff=handoff))
+
+    def limits(self) -> ModelLimits:
+        numerics = {engine.numerics for engine in self.engines}
+        assert len(numerics) == 1  # every worker computes the same bits
+        return ModelLimits(
+            self.engines[0].spec.vocab_size,
+            _CONTEXT,
+            numerics.pop(),
+            self.engines[0].dtype_name,
+            b"cluster key",
+        )
+
+    def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
+        engine = build_engine(
+            self._folder,
+            blocks=blocks,
+            block_size=self._block_size,
+            dtype="bfloat16",
+            threads=1,
+            deterministic=True,
+            kv_dtype=self._kv_dtype,
+        )
+        self.engines.append(engine)
+        array, boot_id = engine.pool.bytes_view(), self.new_id()
+        mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
+        return boot_id, engine, BlockPool(blocks, self._block_size), array, mover
+
+    async def close(self) -> None:
+        await super().close()
+        for engine in self.engines:
+            await engine.close()

@@ -1,0 +1,389 @@
+"""A fleet on simulated machines: real routers and workers, each a process of its own.
+
+    machine "r0"                      machine "d0"                     machine "p0"
+    Fleet, Dispatcher  ═ stream ═▶    serve_link, DecodeWorker  ═ stream ═▶  PrefillWorker
+                                      BlockPool, HashEngine ◀── READ ──      BlockPool, HashEngine
+
+Above the seams is the production code; below them are the network, the exchange of READs and the
+hash engine. A worker that dies comes back under its name and address with another boot id. Owns
+the processes; what befalls them is drawn in draw_scenario.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.decode_worker.first_contact import FirstContact
+from baton.decode_worker.peer_calls import GREETING_TIMEOUT_S, HandoffLink
+from baton.decode_worker.peers import RegisteredPeers
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.scheduling.batch import StepBatch
+from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer import greeting
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover, MemoryRead
+from baton.prefill_worker.worker import PrefillWorker
+from baton.proto import handoff_pb2, worker_pb2
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.fleet.dialer import Connection, RouterLink
+from baton.router.fleet.fleet import Fleet
+from baton.router.requests.admission import Admission
+from baton.router.requests.validator import Limits
+from baton.runtime.config import Config
+from baton.runtime.errors import Unavailable
+from baton.runtime.links import LinkClosed
+from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+from baton.runtime.worker_links import serve_link
+from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.virtual.held_registry import HeldRegistry
+from baton.simulation.virtual.machine import Machine
+from baton.simulation.virtual.network import Network, Service, SimLink
+from baton.simulation.virtual.virtual_loop import VirtualLoop
+from baton.simulation.virtual.virtual_steps import VirtualSteps
+
+KEY = b"the lab's key"
+DRIFT = 0.04  # of a clock from the world's: two of them are less than a tenth apart
+_LOW = 0xFFFFFFFF
+
+
+class PlainSums(HostPool):
+    """A pool whose sums cost a microsecond: a CRC beside the rest of the seed."""
+
+    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        width = self.block_bytes // self.slabs
+        sums = []
+        for block, seed in zip(blocks, seeds, strict=True):
+            content = self.array[block].tobytes()
+            for start in range(0, self.block_bytes, width):
+                part = crc32(content[start : start + width], seed & _LOW)
+                sums.append(part << 32 | seed >> 32)
+        return np.array(sums, dtype=np.uint64).reshape(len(sums) // self.slabs, self.slabs)
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One boot of a worker, with what lies below its seams."""
+
+    machine: Machine
+    role: Role
+    worker: PrefillWorker | DecodeWorker
+    engine: VirtualSteps
+    pool: BlockPool
+    array: NDArray[np.uint8]  # [blocks, block_bytes]
+    mover: MemoryMover
+    boot_id: bytes
+    task: asyncio.Task[None]
+    probe: asyncio.Task[None]
+    finish: Callable[[], Awaitable[None]]  # what it owes to its peers, at its end
+
+
+@dataclass(slots=True)
+class RouterProcess:
+    machine: Machine
+    fleet: Fleet
+    dispatcher: Dispatcher
+    admission: Admission
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class World:
+    """`dice` draw what the environment does: delays, step times, clocks, boot ids."""
+
+    loop: VirtualLoop
+    config: Config
+    dice: random.Random
+    kind: EngineKind = HASHES
+    step_s: float = 0.002
+    delay_s: float = 0.0005
+    registry: MemoryRegistry = field(default_factory=MemoryRegistry)
+    exchange: MemoryExchange = field(default_factory=MemoryExchange)
+    workers: dict[str, WorkerProcess] = field(default_factory=dict)  # the last boot of each
+    routers: dict[str, RouterProcess] = field(default_factory=dict)
+    boots: dict[bytes, WorkerProcess] = field(default_factory=dict)  # all of them
+    roles: dict[str, Role] = field(default_factory=dict)  # that workers are to take on
+    started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
+    router_started: Callable[[RouterProcess], None] = lambda process: None
+    rolls: Callable[[str, WorkerProcess], None] = lambda stage, process: None  # as of rolls.py
+    network: Network = field(init=False)
+    client: HeldRegistry = field(init=False)  # the registry, as all processes read it
+    reads: list[MemoryRead] = field(default_factory=list)  # all that were asked for
+    _handoffs: int = 0
+
+    def __post_init__(self) -> None:
+        self.kind.begin()
+        self.client = HeldRegistry(self.registry)
+        self.network = Network(self.loop, self._delay)
+        self.exchange.later = self._later
+        begin = self.exchange.begin
+
+        def noted(read: MemoryRead) -> None:
+            self.reads.append(read)
+            begin(read)
+
+        self.exchange.begin = noted  # type: ignore[method-assign] # of this one alone
+
+    # -- processes ----------------------------------------------------------------------------
+
+    def start_worker(self, name: str, role: Role, blocks: int) -> WorkerProcess:
+        before = self.workers.get(name)
+        assert before is None or not before.machine.alive  # as worker_lock.py sees to
+        machine, boot_id = self._machine(name), self.dice.randbytes(16)
+        size = self.config.pool.block_size
+
+        def step_s(batch: StepBatch) -> float:
+            tokens = sum(len(piece.tokens) for piece in batch.slices)
+            spread = 0.5 + self.dice.random()
+            hang_s, machine.hang_s = machine.hang_s, 0.0
+            return hang_s + machine.slowness * self.step_s * (1 + tokens / 16) * spread
+
+        engine, array = self.kind.make(blocks, size, step_s)
+        pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
+        mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
+        mine = cache(partial(_greeting, name, mover, self.kind, size))
+        worker: PrefillWorker | DecodeWorker
+        finish: Callable[[], Awaitable[None]]
+        if role == "prefill":
+            worker = granter = PrefillWorker(
+                worker_id=name,
+                boot_id=boot_id,
+                engine=engine,
+                pool=pool,
+                mover=mover,
+                limits=limits,
+                config=self.config,
+                wall_offset_s=0.0,
+            )
+            finish = partial(granter.drain, 2 * self.config.handoff.lease_s)
+        else:
+            first_contact = FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps)
+            dial = partial(SimCalls, self.network, machine)
+            patience_s = GREETING_TIMEOUT_S  # a lease is short here beside a first contact's READs
+            peers = RegisteredPeers(mine, mover, dial, first_contact, self.client, patience_s)
+            finish = peers.close
+            worker = DecodeWorker(
+                worker_id=name,
+                boot_id=boot_id,
+                engine=engine,
+                pool=pool,
+                mover=mover,
+                peers=peers,
+                limits=limits,
+                config=self.config,
+                wall_offset_s=0.0,
+                new_id=self._new_id,
+            )
+        task = machine.spawn(worker.run(), "loop")
+        probe = machine.spawn(worker.health.watch(), "probe")
+        process = WorkerProcess(
+            machine, role, worker, engine, pool, array, mover, boot_id, task, probe, finish
+        )
+        self.workers[name] = process
+        self.boots.setdefault(boot_id, process)
+        self.started(process)
+        self.network.listen(machine, self._services(process, mine))
+        record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
+        self.registry.announce(record)
+        return process
+
+    def start_router(self, name: str) -> RouterProcess:
+        machine = self._machine(name)
+        router, limits = self.config.router, self.kind.limits(KEY)
+        fleet = Fleet(
+            self.client,
+            SimDialer(self.network, machine),
+            router,
+            KEY,
+            Limits(limits.max_context, limits.vocab_size),
+            boot_id=self.dice.randbytes(16),
+        )
+        dispatcher = Dispatcher(fleet, router, self.config.step)
+        dispatcher.confirm_weight = 1  # answers are short here
+        self.network.listen(machine, {})
+        task = machine.spawn(fleet.run(dispatcher), "fleet")
+        admission = Admission(router.max_requests, asyncio.get_running_loop().time)
+        process = RouterProcess(machine, fleet, dispatcher, admission, task)
+        self.routers[name] = process
+        self.router_started(process)
+        return process
+
+    def machine(self, name: str) -> Machine:
+        """Of the last process of that name."""
+        return (self.workers.get(name) or self.routers[name]).machine
+
+    def kill(self, name: str, *, silent: bool) -> None:
+        machine = self.machine(name)
+        if not machine.alive:
+            return
+        machine.kill(silent=silent)
+        if name in self.workers:
+            self.exchange.leave(self.workers[name].boot_id)
+        self.network.killed(machine)
+
+    def restart(self, name: str) -> None:
+        """A worker that is gone comes back, in the role that it is to have by now."""
+        old = self.workers[name]
+        self.start_worker(name, self.roles.get(name, old.role), old.pool.total)
+
+    def reads_in_flight(self) -> int:
+        """READs that wait for their turn, move, are held back, or have not landed yet."""
+        self.reads = [read for read in self.reads if not read.settled.done()]
+        return len(self.reads)
+
+    def of_boot(self, boot_id: bytes) -> WorkerProcess:
+        return self.boots[boot_id]
+
+    def _machine(self, name: str) -> Machine:
+        rate = 1 + self.dice.uniform(-DRIFT, DRIFT)
+        return Machine(name, name, rate=rate, offset_s=self.dice.uniform(0, 1000))
+
+    def _new_id(self) -> bytes:
+        self._handoffs += 1
+        return self._handoffs.to_bytes(16, "big")
+
+    def _delay(self, source: Machine, target: Machine) -> float:
+        return self.delay_s * self.dice.random() * max(source.slowness, target.slowness)
+
+    def _later(self, delay_s: float, callback: object) -> None:
+        self.loop.call_world(self.loop.world_s + delay_s, callback)
+
+    # -- what a worker serves -----------------------------------------------------------------
+
+    def _services(
+        self, process: WorkerProcess, mine: Callable[[], handoff_pb2.Greeting]
+    ) -> dict[str, Service]:
+        worker, router = process.worker, self.config.router
+
+        async def link(link: SimLink) -> None:
+            await serve_link(
+                link,
+                worker,
+                heartbeat_s=router.link_heartbeat_s,
+                silence_s=router.link_silence_s,
+                hang_s=router.hang_s,
+            )
+
+        async def blocks(link: SimLink) -> None:
+            with contextlib.suppress(LinkClosed):  # its caller has left
+                await _send_blocks(link, worker)
+
+        async def greet(link: SimLink) -> None:
+            with contextlib.suppress(LinkClosed):  # who greeted does not wait any more
+                await link.receive()
+                await link.send(mine())
+            await link.close()
+
+        services: dict[str, Service] = {"link": link, "blocks": blocks, "greet": greet}
+        if isinstance(worker, PrefillWorker):
+            services["handoff"] = worker.serve_handoff
+        return services
+
+
+def _greeting(
+    name: str, mover: MemoryMover, kind: EngineKind, block_size: int
+) -> handoff_pb2.Greeting:
+    limits = kind.limits(KEY)
+    common = greeting.compatibility(
+        limits.fingerprint,
+        limits.kv_dtype,
+        block_size,
+        layers=1,
+        kv_heads=kind.slabs,
+        head_dim=mover.describe().block_bytes // kind.slabs,
+    )
+    return greeting.build(name, mover.describe(), common)
+
+
+async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:
+    """As gRPC does: the handler is cancelled when its caller leaves."""
+    sending = asyncio.current_task()
+    assert sending is not None
+    events = worker.feed.watch()
+    link.tell_end(sending.cancel)
+    try:
+        async for event in events:
+            await link.send(event)
+    finally:
+        link.tell_end(None)
+        await events.aclose()  # type: ignore[attr-defined]
+        await link.close()
+
+
+class SimDialer:
+    """Implements the router's `Dialer`."""
+
+    def __init__(self, network: Network, machine: Machine) -> None:
+        self._network = network
+        self._machine = machine
+
+    def connect(self, address: str) -> Connection:
+        return _SimConnection(self._network, self._machine, address)
+
+
+class _SimConnection:
+    def __init__(self, network: Network, machine: Machine, address: str) -> None:
+        self._network = network
+        self._machine = machine
+        self._address = address
+        self._links: list[SimLink] = []
+
+    def link(self) -> RouterLink:
+        return self._open("link")
+
+    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
+        link = self._open("blocks")
+        try:
+            while True:
+                yield await link.receive()
+        finally:
+            await link.close()
+
+    async def close(self) -> None:
+        for link in self._links:
+            await link.close()
+
+    def _open(self, service: str) -> SimLink:
+        link = self._network.connect(self._machine, self._address, service)
+        self._links = [*(old for old in self._links if not old.closed), link]
+        return link
+
+
+class SimCalls:
+    """Implements decode_worker's `PeerCalls` on simulated streams."""
+
+    def __init__(self, network: Network, machine: Machine, address: str) -> None:
+        self._network = network
+        self._machine = machine
+        self._address = address
+        self._peer = network.services[address][0]  # who is called is who was there
+
+    async def greet(self, mine: handoff_pb2.Greeting) -> handoff_pb2.Greeting:
+        link = self._network.connect(self._machine, self._address, "greet")
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                await link.send(mine)
+                theirs: handoff_pb2.Greeting = await link.receive()
+        except (TimeoutError, LinkClosed) as error:
+            raise Unavailable(f"{self._address} does not answer") from error
+        finally:
+            await link.close()
+        return theirs
+
+    def open(self) -> HandoffLink:
+        return self._network.connect(self._machine, self._address, "handoff")
+
+    @property
+    def up(self) -> bool:
+        return self._peer.alive or self._peer.silent
+
+    async def close(self) -> None:
+        pass

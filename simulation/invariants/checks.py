@@ -1,0 +1,392 @@
+"""What must hold on every seed; each breach is a line of text.
+
+`Watch` looks while a run goes on: which handoffs fail or are closed, which blocks are given away,
+and, in its parts, at leases, refusals, bounds and hangs. `of_history` and `of_world` look
+afterwards. Nothing here changes what happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from baton.decode_worker.handoffs import AT_FAULT
+from baton.decode_worker.sequences import Group
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.scheduling.blocks import Hold
+from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.prefill_worker import worker as prefill
+from baton.prefill_worker.prompts import Prompt
+from baton.proto import handoff_pb2, worker_pb2
+from baton.router.answers.active_request import Generation
+from baton.router.fleet.worker_link import WorkerLink
+from baton.runtime.errors import BatonError, ReadFailed
+from baton.runtime.registry import Role
+from baton.simulation.fleet.client_view import TOKENIZER
+from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
+from baton.simulation.fleet.scenario import Fault
+from baton.simulation.fleet.world import DRIFT, RouterProcess, WorkerProcess, World
+from baton.simulation.invariants import rosters
+from baton.simulation.invariants.bounds import Bounds
+from baton.simulation.invariants.drains import Drains
+from baton.simulation.invariants.hangs import Hangs
+from baton.simulation.invariants.index_check import unlike_pools
+from baton.simulation.invariants.leases import Leases
+from baton.simulation.invariants.readiness import Readiness
+from baton.simulation.invariants.refusals import Refusals
+
+PATIENT_S = 15.0  # no fault lasts so long: who gives so much time, gets an answer
+LATE_S = 0.01  # after its deadline, by its router's clock
+SLOW_READS = 2  # of a client: the one it is at, and all that waits for it
+ROUNDED_S = 0.002  # deadlines travel in milliseconds
+
+
+class Watch:
+    """`breaches` grows. `struck`: a fault has struck; before, no handoff fails."""
+
+    def __init__(self, world: World) -> None:
+        self.breaches: list[str] = []
+        self.struck = False
+        self.refusals = Refusals(world, self.breaches)
+        self._bounds = Bounds(world, self.breaches)
+        self._hangs = Hangs(world, self.breaches)
+        self._leases = Leases(world, self.breaches)
+        self._drains = Drains(world, self.breaches)
+        self._readiness = Readiness(world, self.breaches)
+        self._world = world
+        self._flying: dict[int, tuple[Attempt, bytes]] = {}  # READs that will land, from whose pool
+        self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
+        self._prompts: dict[bytes, list[Prompt]] = {}  # all admitted ones, by the granter's boot
+        world.exchange.landing = self._landing
+
+    def strikes(self, fault: Fault) -> None:
+        """Told of each fault, at its time."""
+        self.struck = True
+        self._drains.struck(fault)
+        self._readiness.struck(fault)
+
+    def over(self, process: WorkerProcess) -> None:
+        """Watch a worker that has just been started."""
+        if self._world.of_boot(process.boot_id) is not process:
+            self.breaches.append(f"{process.machine.name}: it has an earlier process's boot id")
+        self.refusals.over(process)
+        self._hangs.over(process)
+        pool, allocate = process.pool, process.pool.allocate
+        engine, name = process.engine, process.machine.name
+
+        def watched(count: int, hold: Hold) -> list[int]:
+            blocks = allocate(count, hold)
+            given = set(blocks)
+            for batch in engine.under_way:
+                for piece in batch.slices:
+                    if not given.isdisjoint(piece.blocks):
+                        taken = sorted(given.intersection(piece.blocks))
+                        self.breaches.append(f"{name}: blocks {taken} of a step under way given")
+            return blocks
+
+        pool.allocate = watched  # type: ignore[method-assign]
+        if isinstance(process.worker, DecodeWorker):
+            self._leases.over(process, process.worker)
+            self._watch_given_up(process, process.worker)
+
+    def over_router(self, process: RouterProcess) -> None:
+        """I4: of one attempt, on one link, and the next index, or it is not taken."""
+        self.refusals.over_router(process)
+        self._bounds.over_router(process)
+        self._hangs.over_router(process)
+        rosters.over_router(process, self.breaches)
+        dispatcher, take = process.dispatcher, process.dispatcher.take
+
+        def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
+            named: dict[str, tuple[Generation, int]] = {}
+            fitting: dict[str, int] = {}
+            for output in outputs.outputs:
+                submission = dispatcher._submissions.get(output.request_id)
+                if submission is not None:
+                    generation = submission.generation
+                    named[generation.request_id] = (generation, _accepted(generation))
+                    right = submission.link is link and submission.attempt == output.attempt
+                    if right and output.HasField("token"):
+                        before = fitting.get(generation.request_id, 0)
+                        fitting[generation.request_id] = before + 1
+            crowded = take(link, outputs)
+            for name, (generation, before) in named.items():
+                if _accepted(generation) - before > fitting.get(name, 0):
+                    self.breaches.append(f"{process.machine.name}: {name} took an old token")
+            return crowded
+
+        dispatcher.take = watched  # type: ignore[method-assign]
+
+    def posted(self, attempt: Attempt, fate: Fate) -> Fate:
+        """Told of each READ as it starts."""
+        self._leases.posted(attempt, fate)
+        if fate.failed or fate.stuck or fate.stale:  # its source may go
+            self._spoiled.add((attempt.reader, attempt.granter))
+        if attempt.summed and not fate.failed:
+            self._flying[attempt.number] = (attempt, fate.stale or attempt.granter)
+        return fate
+
+    @contextmanager
+    def watching_grants(self) -> Iterator[None]:
+        """I2: a handoff that ended by `closed` has no READ in flight."""
+        module: Any = prefill
+        grant = module.grant
+
+        async def watched(link: Any, admit: Any, mover: Any, boot_id: bytes, *more: Any) -> Any:
+            pinned: list[int] = []
+            reader = b""
+
+            def admitting(opening: handoff_pb2.OpenHandoff) -> Prompt:
+                nonlocal reader
+                prompt: Prompt = admit(opening)
+                reader = opening.reader_boot_id
+                ended = prompt.on_end
+                self._prompts.setdefault(boot_id, []).append(prompt)
+
+                def on_end(over: Prompt) -> None:
+                    pinned.extend(over.pinned)
+                    ended(over)
+
+                prompt.on_end = on_end
+                return prompt
+
+            report = await grant(link, admitting, mover, boot_id, *more)
+            if report.end == "closed":
+                self._check_closed(boot_id, reader, pinned)
+            else:  # its READs may land late, and a later handoff of the same blocks close before
+                for number in self._reading(boot_id, reader, pinned):
+                    del self._flying[number]
+            return report
+
+        module.grant = watched
+        try:
+            with self._leases.watching():
+                yield
+        finally:
+            module.grant = grant
+
+    def still_working(self, history: History, role: Role, after_s: float) -> Iterable[str]:
+        """Workers of a role that know a request which has ended so long ago: a decode worker
+        as living, a prefill worker by a prompt that waits, is computed, or is pinned."""
+        for process in self._world.workers.values():
+            if process.role != role or not process.machine.alive:
+                continue
+            if any(name.split(".")[0] == history.request_id for name in self._known(process)):
+                yield (
+                    f"{process.machine.name} works for {history.request_id}, which was "
+                    f"{history.ends[0]} {after_s:.3f} s ago"
+                )
+
+    def _known(self, process: WorkerProcess) -> Iterable[str]:
+        """The requests that a worker works for, or keeps blocks for."""
+        worker = process.worker
+        if isinstance(worker, DecodeWorker):
+            return [request.request_id for request in worker._requests.living()]
+        scheduler = worker._scheduler
+        queued = [prompt.request_id for prompt in (*scheduler._waiting, *scheduler._computing)]
+        admitted = self._prompts.get(process.boot_id, ())
+        return queued + [prompt.request_id for prompt in admitted if prompt.pinned]
+
+    def _check_closed(self, boot_id: bytes, reader: bytes, blocks: list[int]) -> None:
+        granter = self._world.of_boot(boot_id)
+        free = [block for block in blocks if not granter.pool.is_held(block, Hold.PINNED)]
+        if self._reading(boot_id, reader, free):
+            self.breaches.append(
+                f"{granter.machine.name}: a handoff is closed and "
+                f"{self._world.of_boot(reader).machine.name} reads its blocks still"
+            )
+
+    def _reading(self, boot_id: bytes, reader: bytes, blocks: list[int]) -> list[int]:
+        """The READs of these blocks that will land: their reader lives, and their source."""
+        if not blocks or not self._world.of_boot(reader).machine.alive:
+            return []
+        return [
+            number
+            for number, (attempt, source) in self._flying.items()
+            if (attempt.granter, attempt.reader) == (boot_id, reader)
+            and self._world.exchange.pool(source) is not None
+            and not set(blocks).isdisjoint(attempt.remote)
+        ]
+
+    def _watch_given_up(self, process: WorkerProcess, worker: DecodeWorker) -> None:
+        """No handoff fails before the first fault, nor ever by a READ that only waits for others
+        on a slow link."""
+        handoffs: Any = worker._handoffs
+        give_up = handoffs._give_up
+
+        def watched(group: Group, candidate: worker_pb2.Candidate, error: BatonError) -> None:
+            befallen, pair = self.struck, (process.boot_id, candidate.boot_id)
+            if isinstance(error, ReadFailed):
+                granter = self._world.of_boot(candidate.boot_id)
+                befallen = pair in self._spoiled or not granter.machine.alive
+            elif befallen:  # it may take the connection for READs with it, which others need
+                self._spoiled.add(pair)
+            if isinstance(error, AT_FAULT) and not befallen:
+                self.breaches.append(
+                    f"{process.machine.name}: a handoff from {candidate.worker_id}, which nothing "
+                    f"has befallen, failed: {error.code}: {error}"
+                )
+            give_up(group, candidate, error)
+
+        handoffs._give_up = watched
+
+    def _landing(self, attempt: Attempt) -> None:
+        self._flying.pop(attempt.number, None)
+        self._leases.landing(attempt)
+
+
+def _accepted(generation: Generation) -> int:
+    return sum([len(choice.accepted) for choice in generation.choices])
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """What befell one request: its router's process stood still for `paused_s` at most, and its
+    clock runs at `rate`; `full`: who refused it was full."""
+
+    paused_s: float = 0.0
+    rate: float = 1.0
+    full: bool = False
+
+
+def of_history(history: History, excuse: Excuse, kind: EngineKind = HASHES) -> Iterable[str]:
+    """I4: one end, in time; the right tokens, all of them if it is said to be finished."""
+    for breach in _of_history(history, excuse, kind):
+        yield f"{history.request_id} {breach}; {history.ask}"
+
+
+def _of_history(history: History, excuse: Excuse, kind: EngineKind) -> Iterable[str]:
+    ends = history.ends
+    if len(ends) != 1:
+        yield f"ended {len(ends)} times: {ends}"
+        return
+    took_s, allowed_s = history.ended_s - history.asked_s, history.ask.deadline_s
+    slow_s = SLOW_READS * history.ask.reads_s  # what came in time may be taken late
+    if took_s > (allowed_s + slow_s + LATE_S) / excuse.rate + excuse.paused_s:
+        yield f"took {took_s:.2f} s of {allowed_s:g} s"
+    if ends[0] == "DeadlineExceeded" and took_s < allowed_s / (1 + DRIFT) - ROUNDED_S:
+        yield f"was ended after {took_s:.2f} s of {allowed_s:g} s: {history.detail}"
+    if not _allowed(ends[0], history.ask, excuse):
+        yield f"ended with {ends[0]}: {history.detail}"
+    for choice, tokens in enumerate(history.tokens):
+        yield from _of_choice(history, choice, tokens, kind)
+    if ends[0] == FINISHED and history.ask.enough is None:  # usage counts what stop strings cut
+        yield from _of_usage(history)
+
+
+def _of_usage(history: History) -> Iterable[str]:
+    """What the client is told to have received, beside what it was shown: all tokens, but for
+    the one that stops a choice."""
+    received = 0
+    for choice, text in enumerate(history.text):
+        tokens, stopped = history.tokens[choice], history.finishes[choice] == ["stop"]
+        shown = TOKENIZER.decode(tokens[:-1] if stopped else tokens)
+        if text != shown:
+            yield f"choice {choice}: {len(text)} tokens shown of {len(shown)}, or others"
+        received += len(text) + stopped
+    usage = history.usage
+    if usage is None or (usage.prompt, usage.completion) != (len(history.ask.prompt), received):
+        yield f"told {usage} of {received} tokens"
+
+
+def _allowed(end: str, ask: Ask, excuse: Excuse) -> bool:
+    """What a client may get instead of an answer: nothing that its own wishes, or a full fleet,
+    do not explain. A fleet's failures are the fleet's to mend."""
+    if end == "Overloaded":
+        return excuse.full
+    if end == "DeadlineExceeded":
+        return ask.deadline_s < PATIENT_S
+    return end in (FINISHED, LEFT, ROUTER_LOST) or (
+        end == "Cancelled" and ask.reads_s > 0  # too slow for what it is sent
+    )
+
+
+def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKind) -> Iterable[str]:
+    ask, finishes = history.ask, history.finishes[choice]
+    finished = history.ends[0] == FINISHED
+    drawn = ask.drawn(choice, None if finished else len(tokens), kind)
+    expected = [one.token for one in drawn]
+    whole = expected if ask.enough is None else expected[: ask.enough]
+    if tokens != expected[: len(tokens)]:
+        yield f"choice {choice}: tokens {tokens}, expected {expected}"
+        return
+    beside = [(one.logprob, one.top) for one in drawn[: len(tokens)]]
+    if history.logprobs[choice] != beside:
+        yield f"choice {choice}: logprobs {history.logprobs[choice]}, expected {beside}"
+    if finished:
+        if tokens != whole:
+            yield f"choice {choice}: {len(tokens)} tokens of {len(whole)}"
+        stopped = bool(whole) and whole[-1] in ask.stops
+        if len(finishes) != 1 or (finishes[0] == "stop") > stopped:
+            yield f"choice {choice} finished with {finishes}"
+
+
+def restless(world: World) -> list[str]:
+    """Who still holds something: a lease, a pin, a quarantined or used block, a request; and
+    routers that are not linked to every worker, or believe that somebody waits there, or know
+    another cache than a worker has."""
+    found = []
+    for process in world.workers.values():
+        found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
+    for router in world.routers.values():
+        found += [f"{router.machine.name}: {what}" for what in _borne(router)]
+        linked = router.fleet.linked()
+        roles: list[str] = [process.role for process in world.workers.values()]
+        if any(linked[role] != roles.count(role) for role in linked):
+            found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
+        found += [f"{router.machine.name}: told that {what}" for what in _told(router, world)]
+    if in_flight := world.reads_in_flight():
+        found.append(f"{in_flight} READs are in flight, {world.exchange.stuck} of them stuck")
+    return found or list(unlike_pools(world))  # which come to rest last
+
+
+def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
+    if process.worker.draining.is_set():
+        yield "it drains"
+        return
+    counts = process.pool.counts()
+    if counts.available != counts.total:
+        yield f"{counts}"
+        return  # the books are looked at when it is quiet
+    try:
+        audit = process.worker.audit()
+    except RuntimeError as error:
+        yield f"the books do not balance: {error}"
+        return
+    for name in ("requests", "waiting", "running", "open_handoffs"):
+        if audit.get(name):
+            yield f"{audit[name]}"
+    if audit.get("sessions", 0) > routers:
+        yield f"{audit['sessions']} routers' sessions, of {routers}"
+    if process.mover.holds:
+        yield f"{process.mover.holds} leases ask for progress"
+
+
+def _borne(router: RouterProcess) -> Iterable[str]:
+    dispatcher = router.dispatcher
+    if len(dispatcher) or dispatcher._moves._placing:
+        yield f"{len(dispatcher)} submissions, {len(dispatcher._moves._placing)} being placed"
+    if router.admission.taken:
+        yield f"{router.admission.taken} tickets taken"
+
+
+def _told(router: RouterProcess, world: World) -> Iterable[str]:
+    """What it believes of lines that are empty: it would refuse the next request for them."""
+    for name in world.workers:
+        link = router.fleet.link(name)
+        if link is not None and link.up and link.load.waiting:
+            yield f"{link.load.waiting} requests wait at {name}"
+
+
+def of_world(world: World) -> Iterable[str]:
+    """Afterwards: every loop lives, and nothing failed unseen."""
+    for process in world.workers.values():
+        if process.task.done():
+            yield f"{process.machine.name}: its loop has ended: {process.task.exception()!r}"
+    for router in world.routers.values():
+        if router.task.done():
+            yield f"{router.machine.name}: its fleet has ended: {router.task.exception()!r}"
+    yield from world.loop.failures

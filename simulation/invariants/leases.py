@@ -1,0 +1,174 @@
+"""What leases promise, looked at while a run goes on.
+
+A READ lands only in blocks that are kept for it; what was read while its own handoff did not pin
+it is tainted until it is read again, and nobody may use it; and no reader trusts a lease for
+longer than its granter keeps it, by the world's clock. Sits on handoffs and READs of one world,
+and changes nothing of what happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from baton.decode_worker.sequences import Group
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.scheduling.blocks import Hold
+from baton.kv_transfer import granter
+from baton.kv_transfer.lease import GranterLease
+from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryRead
+from baton.kv_transfer.reader import HandoffReader
+from baton.kv_transfer.session import ReaderSession
+from baton.prefill_worker.prompts import Prompt
+from baton.proto import handoff_pb2
+from baton.simulation.fleet.world import WorkerProcess, World
+from baton.simulation.virtual.machine import OWNER, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """One handoff, as its granter has it."""
+
+    prompt: Prompt
+    lease: GranterLease
+    machine: Machine
+
+    def pins(self, block: int) -> bool:
+        return self.machine.alive and block in self.prompt.pinned
+
+    def until_s(self) -> float:
+        """The lease's end, by the world's clock."""
+        return (self.lease._until - self.machine.offset_s) / self.machine.rate
+
+
+class Leases:
+    """`breaches` gets a line for each promise that is broken."""
+
+    def __init__(self, world: World, breaches: list[str]) -> None:
+        self._world = world
+        self._breaches = breaches
+        self._tainted: set[tuple[bytes, int]] = set()  # the reader's boot, its block
+        self._granted: dict[bytes, Granted] = {}  # all admitted handoffs by their ids
+        self._wanted: dict[tuple[bytes, int], bytes] = {}  # the last handoff that is to fill it
+        self._reads: dict[int, bytes] = {}  # the handoffs of READs that have been posted
+        self._stale: set[int] = set()  # READs of which a fault makes another process's
+        self._sessions: WeakKeyDictionary[ReaderSession, bytes] = WeakKeyDictionary()
+
+    def posted(self, attempt: Attempt, fate: Fate) -> None:
+        """Told of each READ as it starts: a handoff's own, or a measurement (not summed)."""
+        if attempt.summed:
+            self._reads[attempt.number] = self._wanted[attempt.reader, attempt.local[0]]
+        if fate.stale:
+            self._stale.add(attempt.number)
+
+    def landing(self, attempt: Attempt) -> None:
+        granted = self._granted.get(self._reads.pop(attempt.number, b""))
+        if granted and not granted.machine.alive and attempt.number not in self._stale:
+            self._breaches.append(
+                f"{granted.machine.name}: a READ lands from a process under the boot id of the "
+                "one that is dead"
+            )
+        for remote, local in zip(attempt.remote, attempt.local, strict=True):
+            self._check_kept(attempt, local)
+            if granted is not None and granted.pins(remote):
+                self._tainted.discard((attempt.reader, local))
+            else:
+                self._tainted.add((attempt.reader, local))
+
+    def _landing_early(self, read: MemoryRead) -> None:
+        """Some of its blocks, which land again with the others. (In a round of the loop both may
+        come, in any order: what comes second then brings the same.)"""
+        attempt, count = read.attempt, read._fate.early
+        if read.settled.done() or self._world.exchange.pool(attempt.granter) is None:
+            return
+        granted = self._granted.get(self._reads.get(attempt.number, b""))
+        for remote, local in zip(attempt.remote[:count], attempt.local[:count], strict=True):
+            self._check_kept(attempt, local)
+            if granted is None or not granted.pins(remote):
+                self._tainted.add((attempt.reader, local))
+
+    def _check_kept(self, attempt: Attempt, local: int) -> None:
+        reader = self._world.of_boot(attempt.reader)
+        holds = (Hold.LEASED, Hold.QUARANTINED)
+        if reader.machine.alive and not any(reader.pool.is_held(local, hold) for hold in holds):
+            self._breaches.append(
+                f"{reader.machine.name}: a READ lands in block {local}, which is kept for none"
+            )
+
+    def over(self, process: WorkerProcess, worker: DecodeWorker) -> None:
+        """Watch what a worker that has just been started uses."""
+        scheduler = worker._scheduler
+        fetched: Callable[[Group], None] = scheduler.fetched
+
+        def watched(group: Group) -> None:
+            used = {(process.boot_id, block) for block in group.blocks[group.held :]}
+            if used & self._tainted:
+                self._breaches.append(
+                    f"{process.machine.name}: {group.request.request_id} uses blocks that were "
+                    "read while their handoff did not pin them"
+                )
+            fetched(group)
+
+        scheduler.fetched = watched  # type: ignore[method-assign] # of this one alone
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        watched: list[tuple[Any, str, Callable[..., None]]] = [
+            (granter._Handoff, "run", self._begins),
+            (HandoffReader, "fetch", self._fetches),
+            (ReaderSession, "start", self._opens),
+            (ReaderSession, "_set_alarm", self._check_trust),
+            (MemoryRead, "_land_early", self._landing_early),
+        ]
+        before = [owner.__dict__[name] for owner, name, _ in watched]
+        for (owner, name, look), own in zip(watched, before, strict=True):
+            setattr(owner, name, _looked_at(own, look))
+        try:
+            yield
+        finally:
+            for (owner, name, _), own in zip(watched, before, strict=True):
+                setattr(owner, name, own)
+
+    def _begins(self, handoff: Any) -> None:
+        machine = OWNER.get()
+        assert machine is not None
+        handoff_id = handoff._opening.handoff_id
+        self._granted[handoff_id] = Granted(handoff._prompt, handoff._lease, machine)
+
+    def _fetches(
+        self, reader: Any, opening: handoff_pb2.OpenHandoff, blocks: list[int], *_: object
+    ) -> None:
+        for block in blocks:
+            self._wanted[opening.reader_boot_id, block] = opening.handoff_id
+
+    def _opens(self, session: ReaderSession, opening: handoff_pb2.OpenHandoff) -> None:
+        self._sessions[session] = opening.handoff_id
+
+    def _check_trust(self, session: ReaderSession) -> None:
+        """After each word that prolongs it: the trust may be used from now on."""
+        until, granted = session._lease.trusted_until, self._granted.get(self._sessions[session])
+        reader = OWNER.get()
+        assert reader is not None
+        if until is None or granted is None:
+            return
+        left_s = (until - asyncio.get_running_loop().time()) / reader.rate
+        longer_s = self._world.loop.world_s + left_s - granted.until_s()
+        if left_s > 0 and longer_s > 0:
+            self._breaches.append(
+                f"{reader.name}: a lease is trusted for {longer_s:.3f} s longer than "
+                f"{granted.machine.name} keeps it"
+            )
+
+
+def _looked_at(own: Any, look: Callable[..., None]) -> Any:
+    """The product's own function, with a look before it."""
+
+    def call(*args: Any) -> Any:
+        look(*args)
+        return own(*args)
+
+    return call

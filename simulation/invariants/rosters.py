@@ -1,0 +1,27 @@
+"""Whether each router's roster says of each worker what its link says: looked at whenever it is
+asked for. A change that the fleet did not hear of would place requests by what was true before."""
+
+from __future__ import annotations
+
+from baton.router.fleet.fleet import view_of
+from baton.router.fleet.roster import Roster
+from baton.simulation.fleet.world import RouterProcess
+
+
+def over_router(process: RouterProcess, breaches: list[str]) -> None:
+    fleet = process.fleet
+    roster = fleet.roster
+
+    def compared() -> Roster:
+        found = roster()
+        linked = {
+            name: view_of(link, fleet.index.bit(name))
+            for name, link in fleet._links.items()
+            if link.up
+        }
+        for name in sorted(linked.keys() | {view.worker_id for view in found.views()}):
+            if found.get(name) != linked.get(name):
+                breaches.append(f"{process.machine.name}: its roster is behind {name}'s link")
+        return found
+
+    fleet.roster = compared  # type: ignore[method-assign]

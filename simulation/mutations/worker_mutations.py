@@ -1,0 +1,149 @@
+"""Deliberate breaks of how a worker ends, of what it owes its reader, and of what it tells.
+
+A part of mutations.py, which says what they are for.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from baton.decode_worker.peers import RegisteredPeers
+from baton.decode_worker.requests import Requests
+from baton.decode_worker.worker import DecodeWorker
+from baton.engine.scheduling.step_health import StepHealth
+from baton.kv_transfer import granter
+from baton.kv_transfer.checksum_monitor import ChecksumMonitor
+from baton.kv_transfer.reader import HandoffReader
+from baton.prefill_worker.worker import PrefillWorker
+from baton.runtime import worker_drain
+from baton.runtime.block_feed import BlockFeed
+from baton.runtime.errors import Draining
+from baton.simulation.mutations.patches import Break, always
+
+
+async def _no_wait(self: Any, within_s: float) -> None:
+    self.draining.set()
+
+
+def _stopped_before_it_has_finished(before: Any) -> Any:
+    async def serve_until(*told: Any) -> None:
+        *others, ends = told
+        await before(*others, replace(ends, finish=ends.stop, stop=ends.finish))
+
+    return serve_until
+
+
+def _handed_back_in_silence(before: Any) -> Any:
+    def fail(self: Requests, sequence: Any, error: Any) -> None:
+        if isinstance(error, Draining):
+            self._end(sequence, served=False)
+        else:
+            before(self, sequence, error)
+
+    return fail
+
+
+def _an_empty_cache(before: Any) -> Any:
+    def snapshot_parts(self: BlockFeed) -> Any:
+        parts = before(self)
+        for part in parts:
+            part.ClearField("stored")
+        return parts
+
+    return snapshot_parts
+
+
+def _no_removals(before: Any) -> Any:
+    return lambda self, stored, removed: before(self, stored, [])
+
+
+def _failure_forgotten(before: Any) -> Any:
+    async def fail(self: Any, error: Exception) -> None:
+        await before(self, error)
+        self._failure = None
+
+    return fail
+
+
+def _waited_for(_: Any) -> Any:
+    async def check_registered(self: Any, candidate: Any) -> None:
+        with suppress(OSError):
+            self._records = await self._registry.workers()
+
+    return check_registered
+
+
+OF_WITHHELD_ANSWERS: dict[str, Break] = {
+    "wait-for-checksums-for-ever": Break(
+        "nothing that a granter owes is ever overdue",
+        HandoffReader,
+        "_answers_due",
+        always(math.inf),
+    ),
+    "renew-after-a-failure": Break(
+        "a granter that has failed keeps its reader's lease",
+        granter._Handoff,
+        "_fail",
+        _failure_forgotten,
+    ),
+    "wait-for-the-registry": Break(
+        "a reader waits for a registry that hangs, however long",
+        RegisteredPeers,
+        "_check_registered",
+        _waited_for,
+    ),
+    "checksums-never-stuck": Break(
+        "a worker never says that its checksum thread is stuck",
+        ChecksumMonitor,
+        "trouble",
+        always(""),
+    ),
+}
+
+OF_A_WORKERS_END: dict[str, Break] = {
+    "readers-left-at-the-end": Break(
+        "a prefill worker that drains waits for nobody",
+        PrefillWorker,
+        "drain",
+        lambda before: _no_wait,
+    ),
+    "requests-left-at-the-end": Break(
+        "a decode worker that drains finishes nothing",
+        DecodeWorker,
+        "drain",
+        lambda before: _no_wait,
+    ),
+    "handed-back-in-silence": Break(
+        "what it does not finish, its router is not told", Requests, "fail", _handed_back_in_silence
+    ),
+    "stop-before-the-readers": Break(
+        "a server stops first, its readers' leases end afterwards",
+        worker_drain,
+        "serve_until",
+        _stopped_before_it_has_finished,
+    ),
+}
+
+OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
+    "cached-blocks-untold": Break(
+        "no delta of a worker's cache is told", BlockFeed, "publish", always(None)
+    ),
+    "evicted-blocks-untold": Break(
+        "a router never hears of what is evicted", BlockFeed, "publish", _no_removals
+    ),
+    "snapshot-of-nothing": Break(
+        "a router that is there anew hears of no cache",
+        BlockFeed,
+        "_snapshot_parts",
+        _an_empty_cache,
+    ),
+    "always-ready": Break(
+        "a worker never says that no step ends", StepHealth, "trouble", always("")
+    ),
+    "never-probed": Break("an idle worker computes nothing", StepHealth, "probe", always(None)),
+}
+
+OF_WORKERS = OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS

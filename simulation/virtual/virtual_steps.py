@@ -1,0 +1,138 @@
+"""Steps of a simulated device on the loop's time: when they end, and how they fail.
+
+    submit ─▶ waits for the steps before ─▶ step_s(batch) passes ─▶ computed, all at once
+
+A `Device` says what a step computes; it knows no time. Steps run one after the other, whether
+somebody waits for them or not, and write at their end. Plain callbacks and no tasks: a lab's
+processes run a hundred steps a second. Faults are set from outside, and are the next steps'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from baton.engine.scheduling.batch import (
+    Drawn,
+    Slice,
+    StepBatch,
+    StepResult,
+    fed,
+    forsake,
+    unfinished,
+)
+from baton.runtime.errors import EngineError, OutOfMemory
+
+
+class Device(Protocol):
+    def copy_block(self, source: int, target: int) -> None: ...
+
+    def compute(self, slices: Sequence[Slice]) -> list[tuple[Drawn, ...]]:
+        """Write the slices' KV, and draw what they ask for, in their order."""
+        ...
+
+
+class VirtualSteps:
+    """Implements `engine.batch.Engine`; a step takes `step_s(batch)` of the loop's time."""
+
+    def __init__(self, device: Device, step_s: Callable[[StepBatch], float]) -> None:
+        self._device = device
+        self._step_s = step_s
+        self.fail_steps = 0  # the next steps that fail, as a device would
+        self.break_slices: set[int] = set()  # slices of the next step with numbers not finite
+        self.memory_tokens = sys.maxsize  # slices of more do not fit into memory
+        self.steps = 0
+        self.under_way: list[StepBatch] = []  # submitted and not over
+        self._results: deque[asyncio.Future[StepResult]] = deque()  # theirs
+        self._last: StepResult | None = None  # of the step before
+        self._stalled = False
+        self._held_s: float | None = None  # of the step that would be over
+        self._idle: asyncio.Future[None] | None = None  # somebody waits for it
+
+    def submit(self, batch: StepBatch) -> VirtualStep:
+        result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        self.under_way.append(batch)
+        self._results.append(result)
+        if len(self.under_way) == 1:
+            self._begin()
+        return VirtualStep(result)
+
+    def stall(self) -> None:
+        """From now on no step ends, until `go_on`."""
+        self._stalled = True
+
+    def go_on(self) -> None:
+        self._stalled = False
+        held_s, self._held_s = self._held_s, None
+        if held_s is not None:
+            self._end(held_s)
+
+    async def close(self) -> None:
+        if self.under_way:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+
+    def _begin(self) -> None:
+        step_s, loop = self._step_s(self.under_way[0]), asyncio.get_running_loop()
+        if step_s > 0:
+            loop.call_later(step_s, self._end, step_s)
+        else:
+            loop.call_soon(self._end, step_s)
+
+    def _end(self, step_s: float) -> None:
+        if self._stalled:
+            self._held_s = step_s
+            return
+        batch, result = self.under_way[0], self._results.popleft()
+        try:
+            self._last = self._computed(batch, self._last, step_s)
+        except EngineError as error:
+            self._last = unfinished(batch)
+            if not result.done():  # else nobody waits any more
+                result.set_exception(error)
+        else:
+            if not result.done():
+                result.set_result(self._last)
+        del self.under_way[0]
+        if self.under_way:
+            self._begin()
+        elif self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _computed(self, batch: StepBatch, last: StepResult | None, step_s: float) -> StepResult:
+        for source, target in batch.copies:
+            self._device.copy_block(source, target)
+        slices = fed(batch, last).slices
+        self.steps += 1
+        if self.fail_steps:
+            self.fail_steps -= 1
+            raise EngineError("the simulated device failed")
+        broken, self.break_slices = frozenset(self.break_slices), set()
+        if not broken and self.memory_tokens == sys.maxsize:
+            return StepResult(tuple(self._device.compute(slices)), step_s)
+        failed: dict[int, EngineError] = {
+            place: OutOfMemory("the simulated device has no memory for a slice")
+            for place, piece in enumerate(slices)
+            if len(piece.tokens) > self.memory_tokens
+        }
+        fitting = [piece for place, piece in enumerate(slices) if place not in failed]
+        drawn = iter(self._device.compute(fitting))
+        every = [() if place in failed else next(drawn) for place in range(len(slices))]
+        kept = tuple([() if place in broken else draws for place, draws in enumerate(every)])
+        return StepResult(kept, step_s, broken - failed.keys(), failed, shortages=len(failed))
+
+
+class VirtualStep:
+    """The handle of one step. Who cancels what `result` gives, gives up the result alone."""
+
+    def __init__(self, result: asyncio.Future[StepResult]) -> None:
+        self._result = result
+
+    def result(self) -> asyncio.Future[StepResult]:
+        return self._result
+
+    def forsake(self) -> None:
+        forsake(self._result)
