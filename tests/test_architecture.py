@@ -19,6 +19,7 @@ from baton.proto.generate import GENERATED
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES = 400
 FUNCTION_LINES = 60
+FOLDER_FILES = 25
 
 BELOW_DEPLOY = {
     "proto", "runtime", "engine", "kv_transfer", "prefill_worker", "decode_worker", "router",
@@ -50,6 +51,67 @@ NEVER_IMPORT = {
     "simulation": {"ray"},
     "deploy": set(),
 }
+# Rooms of a folder and which of the same folder they import; "." is its modules outside a room.
+# A room stands below those that import it.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "engine": {
+        "scheduling": set(),
+        "spec": set(),
+        "memory": {"spec"},
+        "model": {"scheduling", "spec", "memory", "cpu", "triton", "checkpoint", "deterministic"},
+        "sampling": {"scheduling", "model"},
+        "cpu": {"scheduling", "spec", "memory", "model", "sampling", "execution"},
+        "triton": {"spec", "memory", "model", "sampling"},
+        "checkpoint": {"spec", "model", "triton"},
+        "deterministic": {"scheduling", "spec", "memory", "model", "cpu", "triton", "execution"},
+        "execution": {
+            "scheduling",
+            "spec",
+            "memory",
+            "model",
+            "sampling",
+            "cpu",
+            "triton",
+            "checkpoint",
+            "deterministic",
+        },
+    },
+    "router": {
+        "text": set(),
+        "templates": {"text", "requests"},
+        "requests": {"text", "templates"},
+        "fleet": {"requests"},
+        "dispatch": {"requests", "fleet", "answers"},
+        "answers": {"text", "requests", "fleet", "dispatch"},
+        "http_frontend": {"text", "requests", "fleet", "answers"},
+        "grpc_frontend": {"requests", "answers", "http_frontend"},
+        ".": {
+            "text",
+            "templates",
+            "requests",
+            "fleet",
+            "dispatch",
+            "answers",
+            "http_frontend",
+            "grpc_frontend",
+        },
+    },
+    "simulation": {
+        "virtual": set(),
+        "fleet": {"virtual"},
+        "invariants": {"virtual", "fleet"},
+        "mutations": {"fleet"},
+        ".": {"virtual", "fleet", "invariants", "mutations"},
+    },
+    "deploy": {
+        "host": set(),
+        "serve": {"host", "cli"},
+        "processes": {"host", "serve", "cli"},
+        "cli": {"host", "serve", "processes"},
+    },
+}
+STILL_CYCLIC = {"engine", "router", "deploy"}  # shrinks to nothing
+STILL_LARGE = {"models": 28, "runtime": 28}  # files; shrinks to nothing
 ENGINE_MAY_USE = {
     f"baton.runtime.{name}"
     for name in ("errors", "config", "end_tokens", "identity", "sampling", "waits")
@@ -79,6 +141,19 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
             assert node.module is not None
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def room_of(path: Path, folder: str) -> str:
+    (room,) = path.relative_to(ROOT / folder).parts[:-1] or (".",)
+    return room
+
+
+def imported_rooms(path: Path, folder: str) -> Iterator[tuple[str, int]]:
+    """Rooms of `folder` that one of its files imports, its own included."""
+    for name, line in imports(path):
+        if name.startswith(f"baton.{folder}."):
+            room = name.split(".")[2]
+            yield room if (ROOT / folder / room).is_dir() else ".", line
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
@@ -112,8 +187,32 @@ def test_the_engine_uses_only_what_is_pure_in_runtime() -> None:
         assert all(any(n.startswith(f"{m}.") for m in ENGINE_MAY_USE) for n in outside)
 
 
+@pytest.mark.parametrize(("folder", "room"), [(f, room) for f in ROOMS for room in ROOMS[f]])
+def test_a_room_imports_only_what_its_row_allows(folder: str, room: str) -> None:
+    allowed = ROOMS[folder][room] | {room}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {other}"
+        for path in sources(folder)
+        if room_of(path, folder) == room
+        for other, line in imported_rooms(path, folder)
+        if other not in allowed
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_stand_below_those_that_import_them(folder: str) -> None:
+    above = set()
+    below: set[str] = set()
+    for room, imported in ROOMS[folder].items():
+        above |= {f"{room} imports {other}" for other in imported - below}
+        below.add(room)
+    assert bool(above) == (folder in STILL_CYCLIC), above
+
+
 def test_every_folder_of_code_is_under_the_rules() -> None:
-    packaged = {name.removeprefix("baton.") for name in packaging()["packages"]}
+    listed = [name.removeprefix("baton.") for name in packaging()["packages"]]
+    packaged = {name for name in listed if "." not in name}
     assert set(MAY_IMPORT) == set(NEVER_IMPORT)
     assert packaged <= set(MAY_IMPORT)
     assert packaged == {path.parent.name for path in ROOT.glob("*/py.typed")}
@@ -122,8 +221,19 @@ def test_every_folder_of_code_is_under_the_rules() -> None:
     with_code = {path.parent.name for path in ROOT.glob("*/*.py")}
     assert with_code - packaged <= {"tests", "benchmarks", "chaos", "examples"}
     for name in packaged:
-        nested = {path.parent for path in sources(name)} - {ROOT / name}
-        assert nested == set(), "a nested folder is not packaged"
+        rooms = {room_of(path, name) for path in sources(name)}
+        assert rooms == set(ROOMS.get(name, {".": set()})), f"the rooms of {name}"
+        nested = {f"{name}.{room}" for room in rooms - {"."}}
+        assert nested == {x for x in listed if x.startswith(f"{name}.")}, f"the packages of {name}"
+    assert len(listed) == len(set(listed))
+
+
+def test_a_folder_holds_few_enough_files() -> None:
+    counts: dict[Path, int] = {}
+    for path in all_sources():
+        counts[path.parent] = counts.get(path.parent, 0) + 1
+    large = {str(folder.relative_to(ROOT)): n for folder, n in counts.items() if n > FOLDER_FILES}
+    assert large == STILL_LARGE
 
 
 def packaging() -> dict[str, list[str]]:
