@@ -53,7 +53,7 @@ HANDLES_SECRETS = (
 
 def trees() -> Iterator[tuple[str, str, ast.Module]]:
     for folder in REACHED:
-        for path in sorted((ROOT / folder).glob("*.py")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text()
             yield str(path.relative_to(ROOT)), text, ast.parse(text)
 

@@ -67,7 +67,8 @@ def test_what_is_said_to_be_no_part_is_imported_nowhere() -> None:
     absent = set(re.findall(r"nothing imports `(\w+)`", TABLE))
     imported = {
         name.split(".")[0]
-        for path in ROOT.glob("*/*.py")
+        for pattern in ("*/*.py", "*/*/*.py")
+        for path in ROOT.glob(pattern)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in [*(a.name for a in node.names), getattr(node, "module", None) or ""]

@@ -115,7 +115,7 @@ def test_every_metric_and_every_value_of_a_label_is_used_by_the_product() -> Non
 
 def trees() -> list[ast.Module]:
     """The product's files, without the one that declares the metrics."""
-    paths = [path for folder in PRODUCT for path in (ROOT / folder).glob("*.py") if path != OWN]
+    paths = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py") if path != OWN]
     return [ast.parse(path.read_text(), str(path)) for path in paths]
 
 
