@@ -217,7 +217,7 @@ def certificates(config: Config) -> Finding:
 
 
 def nixl_transport(config: Config) -> list[Finding]:
-    from baton.deploy.processes.transport_check import (
+    from baton.deploy.cli.transport_check import (
         transport,  # it needs what the checks before look for
     )
 

@@ -1,7 +1,7 @@
 """The command `baton`: what each subcommand takes, and which module does it.
 
 Nothing heavy is imported before a subcommand is chosen, so that `baton --help` is instant.
-Owns no state; errors end as one line and an exit code (process_exit.py).
+Owns no state; errors end as one line and an exit code (process_lifecycle.py).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ EXIT_CODES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the process's exit code."""
-    from baton.deploy.host.process_exit import exiting
+    from baton.deploy.host.process_lifecycle import run_to_exit_code
 
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     made = parser()
     _check_command(made, given[0])
     options = made.parse_args(given)
-    return exiting(lambda: options.run(options))
+    return run_to_exit_code(lambda: options.run(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -289,7 +289,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from baton.deploy.serve.demo import SETTINGS, demo
+    from baton.deploy.cli.demo import SETTINGS, demo
 
     options.set = [*SETTINGS, *options.set]
     demo(_serve_options(options), once=options.once)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 CONFIG_EXIT = 78  # EX_CONFIG of sysexits.h: a setting is wrong, starting again cannot help
 OTHER_EXIT = 1  # also for what did not start, and may the next time
-ILL_EXIT = 70  # EX_SOFTWARE: the device failed, or is lost; it may be well after a start
+UNHEALTHY_EXIT = 70  # EX_SOFTWARE: the device failed, or is lost; it may be well after a start
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class RestartRule:
 
     def pause_s(self, uptime_s: float, exit_code: int) -> float:
         """As `died`, for what is never given up."""
-        if uptime_s >= (self.well_s if exit_code == ILL_EXIT else self.stable_s):
+        if uptime_s >= (self.well_s if exit_code == UNHEALTHY_EXIT else self.stable_s):
             self._quick_deaths = 0
         self._quick_deaths += 1
         doublings = min(self._quick_deaths - 1, 30)

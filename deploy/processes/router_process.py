@@ -9,7 +9,7 @@ import asyncio
 from pathlib import Path
 
 from baton.deploy.host.instance import grpc_address_file, write_private
-from baton.deploy.host.open_files import raise_limit
+from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.router.fleet.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import garbage, logs, tracing
@@ -37,7 +37,7 @@ def run_router(
     telemetry = config.telemetry
     logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
     tracing.setup("router", telemetry.otlp_endpoint, telemetry.span_queue)
-    raise_limit()
+    raise_open_file_limit()
     looking: list[asyncio.Task[None]] = []  # ends with the loop
 
     def ready(address: str) -> None:

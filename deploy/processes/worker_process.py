@@ -24,13 +24,13 @@ from typing import Any
 import grpc.aio
 
 from baton.decode_worker.worker import DecodeWorker
-from baton.deploy.host.open_files import raise_limit
+from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.ports import address_of
+from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.deploy.processes.admin import AdminServer
 from baton.deploy.processes.order_proof import order_proof
 from baton.deploy.processes.pool_memory import local_pool
 from baton.deploy.processes.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
-from baton.deploy.serve.load_progress import LoadProgress
 from baton.engine.execution.device_choice import device_label
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
@@ -159,7 +159,7 @@ class WorkerProcess:
 
     async def run(self) -> None:
         """Serve until it is told to end, or until a role fails; then leave nothing owed."""
-        raise_limit()
+        raise_open_file_limit()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._course.end)

@@ -19,7 +19,7 @@ from typing import Any
 
 from baton.deploy.host.instance import INSTANCE_KEY, is_locked, write_private
 from baton.deploy.host.job_log import open_log
-from baton.deploy.host.process_exit import exiting
+from baton.deploy.host.process_lifecycle import run_to_exit_code
 from baton.deploy.serve.process_launcher import Launcher, ProcessLauncher
 from baton.runtime.errors import ConfigError, Unavailable
 
@@ -184,7 +184,9 @@ def main() -> int:
     parser.add_argument("--sharing", type=int, default=0, help="workers to a GPU; 0: no GPUs")
     parser.add_argument("names", nargs="+")
     options = parser.parse_args()
-    return exiting(lambda: drive(options.folder, options.names, options.address, options.sharing))
+    return run_to_exit_code(
+        lambda: drive(options.folder, options.names, options.address, options.sharing)
+    )
 
 
 if __name__ == "__main__":

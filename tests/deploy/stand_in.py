@@ -18,12 +18,12 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from baton.deploy.cli.demo import demo
 from baton.deploy.host import gpus
 from baton.deploy.host.instance import write_private
-from baton.deploy.host.process_exit import exiting
+from baton.deploy.host.load_progress import LoadProgress
+from baton.deploy.host.process_lifecycle import run_to_exit_code
 from baton.deploy.serve import plan
-from baton.deploy.serve.demo import demo
-from baton.deploy.serve.load_progress import LoadProgress
 from baton.deploy.serve.plan import ServeOptions
 from baton.deploy.serve.serve import serve
 from baton.runtime.config import Config, RouterConfig, TelemetryConfig
@@ -121,4 +121,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
-    sys.exit(exiting({"router": router, "worker": worker, "serve": main}[sys.argv[1]]))
+    sys.exit(run_to_exit_code({"router": router, "worker": worker, "serve": main}[sys.argv[1]]))

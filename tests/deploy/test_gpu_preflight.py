@@ -42,5 +42,5 @@ def test_loading_it_loads_no_torch() -> None:
     """The doctor must be able to say that torch is missing."""
     import subprocess
 
-    code = "import baton.deploy.processes.transport_check, sys; sys.exit('torch' in sys.modules)"
+    code = "import baton.deploy.cli.transport_check, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], timeout=100).returncode == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.host.instance import PROGRESS_KEY, read_progress
+from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.serve import load_progress
-from baton.deploy.serve.load_progress import LoadProgress
 
 Said = list[dict[str, object]]
 

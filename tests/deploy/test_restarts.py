@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.deploy.host.restarts import CONFIG_EXIT, ILL_EXIT, RestartRule
+from baton.deploy.host.restarts import CONFIG_EXIT, UNHEALTHY_EXIT, RestartRule
 
 
 def test_a_wrong_configuration_is_given_up_at_once() -> None:
@@ -34,14 +34,14 @@ def test_pauses_grow_while_deaths_are_quick_and_start_over_after_a_long_run() ->
 def test_a_worker_that_ends_ill_again_and_again_is_started_ever_more_slowly() -> None:
     """It is up for some ten seconds each time before it knows: that is no long run."""
     rule = RestartRule(attempts=5)
-    pauses = [rule.died(rule.stable_s + 5, ILL_EXIT) for _ in range(8)]
+    pauses = [rule.died(rule.stable_s + 5, UNHEALTHY_EXIT) for _ in range(8)]
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]  # and is never given up
-    assert rule.died(rule.well_s, ILL_EXIT) == 0.1  # it was well before
+    assert rule.died(rule.well_s, UNHEALTHY_EXIT) == 0.1  # it was well before
 
 
 def test_a_worker_that_is_ill_at_each_start_is_given_up() -> None:
     rule = RestartRule(attempts=3)
-    assert [rule.died(1.0, ILL_EXIT) for _ in range(3)] == [0.1, 0.2, None]
+    assert [rule.died(1.0, UNHEALTHY_EXIT) for _ in range(3)] == [0.1, 0.2, None]
 
 
 def test_a_long_run_proves_a_job_before_it_ends() -> None:

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.timeout(240)
 
 SETTINGS = ("router.placement=disaggregated", "worker.failing_s=1.0", "step.chunk_tokens=64")
-ILL_EXIT = 70  # as deploy/host/restarts.py has it
+UNHEALTHY_EXIT = 70  # as deploy/host/restarts.py has it
 
 
 async def test_a_worker_all_of_whose_steps_fail_is_replaced_and_nobody_loses_a_request(
@@ -37,7 +37,7 @@ async def test_a_worker_all_of_whose_steps_fail_is_replaced_and_nobody_loses_a_r
     ill = cluster.folder / f"ill-{name}"
     ill.touch()
     began = time.monotonic()
-    assert await asyncio.to_thread(cluster.wait_end, name) == ILL_EXIT
+    assert await asyncio.to_thread(cluster.wait_end, name) == UNHEALTHY_EXIT
     assert time.monotonic() - began < 30
     log = (cluster.folder / f"{name}.log").read_text()
     assert "illegal memory access" in log and "nothing has gone well for 1 s" in log
