@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from baton.deploy.host import load_progress
 from baton.deploy.host.instance import PROGRESS_KEY, read_progress
 from baton.deploy.host.load_progress import LoadProgress
-from baton.deploy.serve import load_progress
 
 Said = list[dict[str, object]]
 
