@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.cli import transport_check
 from baton.deploy.cli.transport_check import transport
-from baton.deploy.processes import transport_check
 from baton.kv_transfer import preflight
 from baton.kv_transfer.preflight import PreflightReport
 from baton.runtime.config import HandoffConfig
