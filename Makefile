@@ -35,12 +35,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
-# Their tests start processes, so they are kept from the many that fill all cores: those of whole
-# fleets one after the other, the others two at a time. So do those elsewhere that measure how long
-# something takes, mostly waiting for it: they are marked so, and run last.
+# Tests that start processes do not run beside those that fill all cores: tests of whole fleets run
+# one after the other, the others two at a time. Tests that measure how long something takes are
+# marked `timed` and run last.
 FLEETS := tests/chaos tests/clients tests/e2e
 STARTERS := tests/benchmarks tests/deploy
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
+# In these folders a conftest marks all tests but a smoke test.
+NIGHTLY_FOLDERS := tests/benchmarks tests/chaos
 NIGHTLY = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.nightly' tests)
 PYTEST = $(BIN)/python -P -m pytest --durations=20
 # in the order of their names: those of the fewest tests, which take the longest, come last else
@@ -100,7 +102,11 @@ else
 endif
 
 nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and tooling tests, and what they skipped
-	$(PYTEST) -rs --numprocesses=2 $(BY_FILE) -m nightly $(NIGHTLY)
+	@result=0; \
+	$(PYTEST) -rs --numprocesses=2 $(BY_FILE) -m nightly $(FLEETS:%=--ignore=%) \
+	    $(NIGHTLY) $(NIGHTLY_FOLDERS) || result=$$?; \
+	$(PYTEST) -rs -m nightly $(FLEETS) || result=$$?; \
+	exit $$result
 
 check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
 	$(BIN)/ruff format --check .

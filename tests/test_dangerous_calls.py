@@ -51,15 +51,12 @@ RISKY = ("shell", "allow_pickle", "trust_remote_code")
 PLACE = {"numpy.load": 2, "numpy.lib.format.read_array": 1, "numpy.lib.npyio.NpzFile": 2} | {
     f"subprocess.{name}": 8 for name in ("Popen", "run", "call", "check_call", "check_output")
 }
-BY_ITS_OWN_NAME = "imports files of benchmarks/, which is no package, by a name given in the test"
 # (file, name): the reason why it may stand there
 ALLOWED: dict[tuple[str, str], str] = {
     ("kv_transfer/nixl_agent.py", IMPORTS_BY_NAME): "the first that is installed of two constants",
     ("engine/cpu/compiled.py", IMPORTS_BY_NAME): "whether each of two constants can be imported",
     ("tests/engine/conftest.py", "exec_module"): "runs files beside it, named by tests beside it",
     ("tests/engine/parity.py", IMPORTS_BY_NAME): "one of a constant list of files beside it",
-    ("tests/benchmarks/test_gpu.py", IMPORTS_BY_NAME): BY_ITS_OWN_NAME,
-    ("tests/benchmarks/test_host_side.py", IMPORTS_BY_NAME): BY_ITS_OWN_NAME,
 }
 
 

@@ -41,3 +41,21 @@ def test_every_version_is_pinned_and_none_is_resolved() -> None:
     for line in installs:
         assert "--no-deps" in line or "--constraint requirements/cpu.txt" in line
         assert "index" not in line, "which index is the user's own choice"
+
+
+def test_every_folder_marked_nightly_is_run_by_make_nightly() -> None:
+    tests = MAKEFILE.parent / "tests"
+    marked = {
+        f"tests/{path.parent.name}"
+        for path in tests.glob("*/conftest.py")
+        if "pytest.mark.nightly" in path.read_text()
+    }
+    (named,) = re.findall(r"^NIGHTLY_FOLDERS := (.*)$", MAKEFILE.read_text(), re.MULTILINE)
+    assert set(named.split()) == marked
+
+
+def test_nightly_folders_keep_a_smoke_test_in_make_test() -> None:
+    for conftest in MAKEFILE.parent.glob("tests/*/conftest.py"):
+        if names := re.findall(r"^SMOKE = \{(.*)\}$", conftest.read_text(), re.MULTILINE):
+            files = re.findall(r'"(.*?)"', names[0])
+            assert files and all((conftest.parent / name).exists() for name in files)

@@ -1,4 +1,5 @@
-"""A benchmark run as a user runs it, for the tests that read what it writes."""
+"""A benchmark run as a user runs it, for the tests that read what it writes. All run in
+`make nightly`, and a smoke test in `make test`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE.parents[1]
+SMOKE = {"test_loading.py", "test_report.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == HERE and item.path.name not in SMOKE:
+            item.add_marker(pytest.mark.nightly)
 
 
 class Told(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2]
 NAMED = {
     "prefill_mfu_1024",
     "decode_mbu_bs1",
@@ -43,7 +42,6 @@ def test_it_writes_its_figures(tmp_path: Path, measured: Any) -> None:
 
 
 def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
     from baton.engine.spec.model_spec import read_spec
     from baton.models.embedded import embedded_model
     from benchmarks.engine_cpu import decode_bytes, least_step_s, matrix_elements, prefill_flops
@@ -64,7 +62,6 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_that_refuses_the_setting_keeps_the_other_figures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
     from baton.runtime.errors import ConfigError
     from benchmarks import engine_cpu
 

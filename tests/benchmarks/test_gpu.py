@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import json
 import math
@@ -13,26 +12,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from baton.engine.execution.loading import build_runner
+from benchmarks import gpu, gpu_draws, gpu_handoff, gpu_models, gpu_small_model, gpu_speed, report
 
 FOLDER = Path(__file__).resolve().parents[2]
 GIVEN = argparse.Namespace(dry_run=True, reference=None)
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return lambda name: importlib.import_module(f"benchmarks.{name}")
-
-
-@pytest.fixture
-def gpu(load) -> ModuleType:
-    return load("gpu")
 
 
 def test_a_dry_run_writes_figures_table_and_log(tmp_path):
@@ -56,7 +44,7 @@ def test_a_dry_run_writes_figures_table_and_log(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_what_is_known_is_written_before_the_next_part_begins(gpu, monkeypatch, tmp_path):
+def test_what_is_known_is_written_before_the_next_part_begins(monkeypatch, tmp_path):
     """So that whatever ends the run, at whatever moment, leaves it."""
     results, seen = tmp_path / "results", []
 
@@ -73,7 +61,7 @@ def test_what_is_known_is_written_before_the_next_part_begins(gpu, monkeypatch, 
     assert gpu.main() == 0 and seen == [*gpu.ORDER]
 
 
-def test_the_time_before_the_run_counts(gpu, monkeypatch):
+def test_the_time_before_the_run_counts(monkeypatch):
     limits = []
 
     def run(parts, limit_s, *_):
@@ -114,10 +102,10 @@ def test_a_run_that_is_told_to_end_leaves_its_log_and_no_process(tmp_path):
     assert (tmp_path / "results" / "gpu.log").read_text().count("begun") == 2
 
 
-def test_a_smoke_test_launches_captures_and_reads(load):
-    given = load("gpu_speed").Given(torch.device("cpu"), True)
+def test_a_smoke_test_launches_captures_and_reads():
+    given = gpu_speed.Given(torch.device("cpu"), True)
     line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "smoke"]
-    assert given.dry and load("gpu")._groups(["draws", "smoke"])[0] == ("smoke",)
+    assert given.dry and gpu._groups(["draws", "smoke"])[0] == ("smoke",)
     done = subprocess.run(
         line,
         cwd=FOLDER,
@@ -135,10 +123,10 @@ def test_a_smoke_test_launches_captures_and_reads(load):
     ("link_gbps", "rate", "holds"),
     [(60.0, 3000.0, True), (60.0, 2500.0, False), (2000.0, 3500.0, True), (2000.0, 2000.0, False)],
 )
-def test_sums_are_judged_by_the_link_that_is_present(load, monkeypatch, link_gbps, rate, holds):
+def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gbps, rate, holds):
     """By a fiftieth of a slow link's time, and by the memory's own rate where the link is as fast:
     there a sum that reads each byte once cannot cost a fiftieth."""
-    handoff, speed = load("gpu_handoff"), load("gpu_speed")
+    handoff, speed = gpu_handoff, gpu_speed
     size = math.prod(handoff._sizes(True))
     monkeypatch.setattr(handoff, "seconds_of", lambda *_: size / rate / 1e9)
     ceilings = {"link_gbps": link_gbps, "copy_gbps": 4000.0}
@@ -157,7 +145,7 @@ def test_sums_are_judged_by_the_link_that_is_present(load, monkeypatch, link_gbp
         ("pass", "passed", ""),
     ],
 )
-def test_what_became_of_a_part_is_told(gpu, monkeypatch, tmp_path, code, state, said):
+def test_what_became_of_a_part_is_told(monkeypatch, tmp_path, code, state, said):
     script = tmp_path / "part.py"
     script.write_text(code)
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
@@ -168,7 +156,7 @@ def test_what_became_of_a_part_is_told(gpu, monkeypatch, tmp_path, code, state, 
     assert found.seconds < 50
 
 
-def test_parts_side_by_side_are_told_each_by_itself(gpu, monkeypatch, tmp_path, capfd):
+def test_parts_side_by_side_are_told_each_by_itself(monkeypatch, tmp_path, capfd):
     """One that hangs takes nothing from the others, nor do they wait for it."""
     for name, code in (("a", "print('of a')"), ("b", "1 / 0"), ("c", "while True: ...")):
         (tmp_path / f"{name}.py").write_text(code)
@@ -185,7 +173,7 @@ def test_parts_side_by_side_are_told_each_by_itself(gpu, monkeypatch, tmp_path, 
     assert said.index("of a") < said.index("-- a: passed") and "ZeroDivisionError" in said
 
 
-def test_figures_of_a_part_that_is_killed_are_kept(gpu, monkeypatch, tmp_path):
+def test_figures_of_a_part_that_is_killed_are_kept(monkeypatch, tmp_path):
     out, figure = tmp_path / "a.json", {"name": "n", "value": 1.0, "unit": "", "beside": ""}
     made = json.dumps({"figures": [figure | {"holds": None}]})
     (tmp_path / "a.py").write_text(f"open({str(out)!r}, 'w').write({made!r})\nwhile True: ...")
@@ -205,15 +193,13 @@ def test_figures_of_a_part_that_is_killed_are_kept(gpu, monkeypatch, tmp_path):
         (lambda given: 2.0, 0, None, 2),
     ],
 )
-def test_figures_are_written_as_they_come(
-    gpu, load, monkeypatch, tmp_path, value, code, skipped, count
-):
+def test_figures_are_written_as_they_come(monkeypatch, tmp_path, value, code, skipped, count):
     out, names = tmp_path / "part.json", []
 
     def figures(given):
-        yield load("report").Figure("first", 1.0)
+        yield report.Figure("first", 1.0)
         names.extend(each["name"] for each in json.loads(out.read_text())["figures"])
-        yield load("report").Figure("second", value(given))
+        yield report.Figure("second", value(given))
 
     monkeypatch.setattr(gpu, "_function", lambda part: figures)
     assert gpu._child(argparse.Namespace(part="x", out=out, known="{}", **vars(GIVEN))) == code
@@ -224,7 +210,7 @@ def test_figures_are_written_as_they_come(
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_every_small_model_goes_through_its_story(gpu, load, monkeypatch, good):
+def test_every_small_model_goes_through_its_story(monkeypatch, good):
     lines = []
 
     def run(line, **_):
@@ -233,7 +219,7 @@ def test_every_small_model_goes_through_its_story(gpu, load, monkeypatch, good):
         return argparse.Namespace(returncode=int(not good), stdout=json.dumps([True, good]))
 
     monkeypatch.setattr(subprocess, "run", run)
-    given = load("gpu_speed").Given(torch.device("cpu"), True)
+    given = gpu_speed.Given(torch.device("cpu"), True)
     if good:
         (figure,) = gpu._engine_parity(given)
         assert figure.value == 2 * len(lines)
@@ -243,12 +229,12 @@ def test_every_small_model_goes_through_its_story(gpu, load, monkeypatch, good):
             gpu._engine_parity(given)
 
 
-def test_limits_leave_room_within_nine_minutes(gpu):
+def test_limits_leave_room_within_nine_minutes():
     assert gpu.TOTAL_S + gpu.KILL_S < 540
     assert gpu.TOTAL_S - gpu.SMOKE_S - gpu._needed_after(gpu.PARITY, gpu.ORDER) >= 120
 
 
-def test_each_part_may_take_what_those_after_it_leave(gpu):
+def test_each_part_may_take_what_those_after_it_leave():
     groups = gpu._groups(gpu.ORDER)
     assert groups[0] == ("smoke",) and groups[1] == gpu.PARITY
     assert [part for group in groups for part in group] == [*gpu.ORDER]
@@ -260,13 +246,13 @@ def test_each_part_may_take_what_those_after_it_leave(gpu):
     assert gpu._needed_after(("codes_parity",), ["draws", "codes_parity"]) == gpu.LIMITS["draws"]
 
 
-def test_every_part_has_a_function_or_a_script(gpu):
+def test_every_part_has_a_function_or_a_script():
     for part in gpu.ORDER:
         assert part in gpu.SCRIPTS or callable(gpu._function(part))
 
 
-def test_a_draw_by_sorting_keeps_to_the_rules(load):
-    draws = load("gpu_draws")
+def test_a_draw_by_sorting_keeps_to_the_rules():
+    draws = gpu_draws
     logits = torch.randn(400, 50).sort(dim=-1, descending=True).values
     params = replace(draws.USUAL, top_k=7, top_p=0.6)
     masses = (logits[:, :7] / params.temperature).softmax(dim=-1)
@@ -276,8 +262,7 @@ def test_a_draw_by_sorting_keeps_to_the_rules(load):
     assert (draws.sorted_draw(logits, replace(params, top_k=1)) == 0).all()
 
 
-def test_the_table_says_what_failed_and_what_holds(gpu, load):
-    report = load("report")
+def test_the_table_says_what_failed_and_what_holds():
     figures = [report.asdict(report.at_least("a", 1.0, 2.0, "x"))]
     table = gpu._table(
         [
@@ -289,8 +274,8 @@ def test_the_table_says_what_failed_and_what_holds(gpu, load):
     assert "| two | | skipped | nixl is not installed | |" in table
 
 
-def test_shapes_have_the_sizes_of_their_models(load):
-    models = load("gpu_models")
+def test_shapes_have_the_sizes_of_their_models():
+    models = gpu_models
     llama, qwen = models.SHAPES["llama-8b"], models.SHAPES["qwen3-0.6b"]
     assert llama.matrix_parameters + 2 * llama.hidden * llama.vocab == pytest.approx(
         8.03e9, rel=1e-3
@@ -303,8 +288,8 @@ def test_shapes_have_the_sizes_of_their_models(load):
     assert llama.decode_bytes(64, 4096) == pytest.approx(15e9 + 34.36e9, rel=1e-2)
 
 
-def test_steps_name_the_rows_that_feed_them(load):
-    models = load("gpu_models")
+def test_steps_name_the_rows_that_feed_them():
+    models = gpu_models
     first, then = (models.decode_step(3, 40 + n, 64, fed=bool(n)) for n in range(2))
     assert [item.feed for item in first.slices] == [None] * 3
     assert [item.feed for item in then.slices] == [0, 1, 2]
@@ -313,14 +298,14 @@ def test_steps_name_the_rows_that_feed_them(load):
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_the_small_model_loads(load, tmp_path, qk_norm):
-    load("gpu_small_model").write_small_model(tmp_path / "model", qk_norm)
+def test_the_small_model_loads(tmp_path, qk_norm):
+    gpu_small_model.write_small_model(tmp_path / "model", qk_norm)
     runner = build_runner(tmp_path / "model", blocks=8)
     assert runner.spec.qk_norm is qk_norm
 
 
-def test_figures_of_others_are_skipped_without_a_folder(load):
-    speed = load("gpu_speed")
+def test_figures_of_others_are_skipped_without_a_folder():
+    speed = gpu_speed
     given = speed.Given(device=None, dry=False)
     assert speed._reference(given, 1, 1, 4095) == {}
     with pytest.raises(speed.Skipped, match="copy_gbps was not measured"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 from pathlib import Path
@@ -11,16 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2]
+from benchmarks import gpu_deterministic
+
 GIVEN = SimpleNamespace(device=torch.device("cpu"), dry=False)
 
 
 @pytest.fixture
 def part(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    found = importlib.import_module("benchmarks.gpu_deterministic")
-    monkeypatch.setattr(found, "_costs", lambda given: [])
-    return found
+    monkeypatch.setattr(gpu_deterministic, "_costs", lambda given: [])
+    return gpu_deterministic
 
 
 @pytest.fixture

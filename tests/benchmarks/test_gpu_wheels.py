@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -12,13 +11,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-try:
-    gpu_wheels = importlib.import_module("benchmarks.gpu_wheels")
-finally:
-    sys.path.remove(str(ROOT))
+from benchmarks import gpu_wheels
 
+ROOT = Path(__file__).resolve().parents[2]
 PINS = {
     name: version
     for name, version in (

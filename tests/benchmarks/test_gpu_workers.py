@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,15 +12,10 @@ from baton.deploy.host import packages
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime import metrics
+from benchmarks import gpu_small_model
+from benchmarks import gpu_workers as workers
 
-FOLDER = Path(__file__).resolve().parents[2]
 WANTED = [[1, 2, 3], [4, 5, 6]]
-
-
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("benchmarks.gpu_workers")
 
 
 @pytest.mark.parametrize(
@@ -34,9 +26,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ([[], []], 0, "0 of 2 answers"),
     ],
 )
-def test_other_tokens_and_answers_without_a_handoff_fail(
-    workers, monkeypatch, found, handoffs, says
-):
+def test_other_tokens_and_answers_without_a_handoff_fail(monkeypatch, found, handoffs, says):
     async def asked(pair, prompts):
         return found, handoffs
 
@@ -45,7 +35,7 @@ def test_other_tokens_and_answers_without_a_handoff_fail(
         workers._figure("a pair", None, [[1], [2]], WANTED)
 
 
-def test_equal_answers_by_handoffs_are_a_figure_that_holds(workers, monkeypatch):
+def test_equal_answers_by_handoffs_are_a_figure_that_holds(monkeypatch):
     async def asked(pair, prompts):
         return [list(each) for each in WANTED], 2
 
@@ -61,7 +51,7 @@ def test_equal_answers_by_handoffs_are_a_figure_that_holds(workers, monkeypatch)
         (RuntimeError("The grpc package installed is at version 1.70"), "1.70"),
     ],
 )
-def test_packages_that_workers_lack_are_told_by_name(workers, monkeypatch, error, says):
+def test_packages_that_workers_lack_are_told_by_name(monkeypatch, error, says):
     class Failing:
         def find_spec(self, name, path, target=None):
             if name == "benchmarks.worker_pair":
@@ -74,13 +64,13 @@ def test_packages_that_workers_lack_are_told_by_name(workers, monkeypatch, error
         next(iter(workers.workers(None)))
 
 
-def test_workers_without_nixl_are_skipped(workers, monkeypatch):
+def test_workers_without_nixl_are_skipped(monkeypatch):
     monkeypatch.setattr(packages, "installed", lambda module: "nixl" not in module)
     with pytest.raises(workers.Skipped, match="workers need nixl"):
         next(iter(workers.workers(None)))
 
 
-def test_handoffs_are_counted_from_the_workers_own_metrics(workers):
+def test_handoffs_are_counted_from_the_workers_own_metrics():
     """The text is what `runtime.metrics` writes."""
     before = metrics.HANDOFFS.labels("completed")._value.get()
     metrics.HANDOFFS.labels("completed").inc(3)
@@ -99,9 +89,9 @@ def test_handoffs_are_counted_from_the_workers_own_metrics(workers):
         assert workers._completed(f"127.0.0.1:{server.server_port}") == int(before) + 3
 
 
-async def test_one_process_answers_greedily_by_its_own_runner(workers, tmp_path):
+async def test_one_process_answers_greedily_by_its_own_runner(tmp_path):
     model = tmp_path / "model"
-    importlib.import_module("benchmarks.gpu_small_model").write_small_model(model, True)
+    gpu_small_model.write_small_model(model, True)
     prompts = [[5, 9, 100, 7] * 5, [3]]
     found = await workers._alone(model, "cpu", prompts)
     runner = build_runner(model, blocks=8)

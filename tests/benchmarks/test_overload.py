@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
-
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
-from benchmarks.overload import TOKENS, GrpcClient, Seen  # noqa: E402
+from benchmarks.overload import TOKENS, GrpcClient, Seen
 
 CODE = grpc.StatusCode
 SAID = (("x-request-id", "req-1"),)

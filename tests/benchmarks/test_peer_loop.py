@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parents[2]
 
 
 class Scripted:
@@ -37,7 +34,6 @@ class Scripted:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, engine: Scripted, *requests: object) -> list[Any]:
-    monkeypatch.syspath_prepend(str(FOLDER))
     from benchmarks.peer_loop import answer
 
     answers = io.StringIO()
@@ -79,7 +75,6 @@ def test_another_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_peer_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
     from benchmarks.peer_loop import options
 
     given = ["folder", "--threads=2", "--kv-gib=3", "--step-tokens=2048", "--sequences=32"]

@@ -12,17 +12,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks import peers
+
 FOLDER = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(Path(__file__).with_name("scripted_peer.py"))]
 STARTED = ["model", "--threads=2", "--kv-gib=1", "--step-tokens=64", "--sequences=1"]
-
-
-@pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from benchmarks import peers
-
-    return peers
 
 
 @contextmanager
@@ -31,7 +25,7 @@ def process(peers: Any, *command: str) -> Iterator[Any]:
         yield made
 
 
-def test_requests_are_answered_in_turn(peers: Any) -> None:
+def test_requests_are_answered_in_turn() -> None:
     with process(peers, *SCRIPT, *STARTED) as made:
         assert made.answer()["facts"]["kv"] == "bf16"
         held = made.ask(do="hold", prompts=[[1, 2], [3]])
@@ -40,9 +34,7 @@ def test_requests_are_answered_in_turn(peers: Any) -> None:
         assert made.ask(do="drop") == {}
 
 
-def test_our_settings_of_threads_are_not_the_peers(
-    peers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_settings_of_threads_are_not_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setenv("GOMP_SPINCOUNT", "0")
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
@@ -50,7 +42,7 @@ def test_our_settings_of_threads_are_not_the_peers(
         assert made.answer()["facts"]["inherited"] == "none"
 
 
-def test_a_peer_that_fails_shows_its_log(peers: Any) -> None:
+def test_a_peer_that_fails_shows_its_log() -> None:
     with process(peers, *SCRIPT, *STARTED) as made:
         made.answer()
         with pytest.raises(RuntimeError, match=r"(?s)ended.*no room for thirteen"):
@@ -59,7 +51,7 @@ def test_a_peer_that_fails_shows_its_log(peers: Any) -> None:
             made.ask(do="drop")
 
 
-def test_a_peer_that_cannot_start(peers: Any) -> None:
+def test_a_peer_that_cannot_start() -> None:
     with (
         process(peers, sys.executable, "-c", "raise SystemExit('no such engine')") as made,
         pytest.raises(RuntimeError, match=r"(?s)ended.*no such engine"),
@@ -67,7 +59,7 @@ def test_a_peer_that_cannot_start(peers: Any) -> None:
         made.answer()
 
 
-def test_a_silent_peer_is_given_up(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "ANSWER_S", 0.2)
     with (
         process(peers, sys.executable, "-c", "import time; time.sleep(60)") as made,
@@ -76,7 +68,7 @@ def test_a_silent_peer_is_given_up(peers: Any, monkeypatch: pytest.MonkeyPatch) 
         made.answer()
 
 
-def test_close_ends_the_peer_and_its_children(peers: Any) -> None:
+def test_close_ends_the_peer_and_its_children() -> None:
     program = (
         "import subprocess, sys\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
@@ -100,7 +92,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_rounds_become_ratios(peers: Any) -> None:
+def test_rounds_become_ratios() -> None:
     with closing(peers.Peer("openvino", SCRIPT, Path("model"), 2)) as peer:
         peer.compare([[1, 2, 3], [4, 5, 6]], [7, 8])
         peer.hold_batch([[1, 2]] * 3)
@@ -123,7 +115,7 @@ def test_rounds_become_ratios(peers: Any) -> None:
     assert milliseconds == pytest.approx(figures["prefill_vs_openvino"].value * 1e3)
 
 
-def test_the_fastest_of_a_few_counts(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_of_a_few_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(
         [
             {"seconds": 4.0, "first": [1]},
@@ -143,14 +135,14 @@ def test_the_fastest_of_a_few_counts(peers: Any, monkeypatch: pytest.MonkeyPatch
     assert peer.rounds.ratios["decode_bs1"] == [2.0]
 
 
-def test_notes_say_what_ran_and_what_was_left_out(peers: Any) -> None:
+def test_notes_say_what_ran_and_what_was_left_out() -> None:
     with closing(peers.Peer("vllm", SCRIPT, Path("model"), 2)) as peer:
         left_out, ran = peers.notes([peer])
     assert left_out == ("*_vs_openvino left out: give --openvino PYTHON (benchmarks/peers.md)")
     assert ran.startswith("vllm: kv bf16, threads 2")
 
 
-def test_every_peer_has_a_program_and_a_way_to_install_it(peers: Any) -> None:
+def test_every_peer_has_a_program_and_a_way_to_install_it() -> None:
     text = (FOLDER / "benchmarks" / "peers.md").read_text()
     for name, limits in peers.LIMITS.items():
         assert len(limits) == len(peers.KINDS)
@@ -159,7 +151,7 @@ def test_every_peer_has_a_program_and_a_way_to_install_it(peers: Any) -> None:
 
 
 def test_vllm_gets_the_environment_of_its_own_workers(
-    peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from benchmarks import peer_vllm
 

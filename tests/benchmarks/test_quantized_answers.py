@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parents[2]
 
 
 def test_it_writes_its_figures(measured: Any) -> None:
@@ -24,7 +21,6 @@ def test_it_writes_its_figures(measured: Any) -> None:
 
 
 def test_changed_answers_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
     from baton.models.scoring import Asked
     from benchmarks.quantized_answers import Said, figures
 
@@ -40,7 +36,6 @@ def test_changed_answers_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_last_question_alone_is_shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
     from benchmarks.quantized_answers import shuffled_question
 
     prompt = (90, 1, 2, 3, 91, 5, 91, 90, *range(10, 30), 91, 7)

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.engine.spec.model_spec import read_spec
 from baton.models.embedded import embedded_model
-
-FOLDER = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def quantized_kv(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from benchmarks import quantized_kv
-
-    return quantized_kv
+from benchmarks import quantized_kv
 
 
 @pytest.mark.parametrize(
@@ -27,12 +16,12 @@ def quantized_kv(monkeypatch: pytest.MonkeyPatch) -> Any:
     [([1, 2, 3], [1, 2, 3], 3), ([1, 2, 3], [1, 5, 3], 1), ([4], [5], 0), ([], [], 0)],
 )
 def test_tokens_alike_before_the_first_other_one(
-    quantized_kv: Any, mine: list[int], theirs: list[int], alike: int
+    mine: list[int], theirs: list[int], alike: int
 ) -> None:
     assert quantized_kv._common(mine, theirs) == alike
 
 
-def test_errors_of_attention_are_in_their_order(quantized_kv: Any) -> None:
+def test_errors_of_attention_are_in_their_order() -> None:
     spec = dataclasses.replace(read_spec(embedded_model()), heads=4, kv_heads=2, head_dim=64)
     found = {figure.name: figure.value for figure in quantized_kv.attention_figures(spec)}
     assert len(found) == 2 * len(quantized_kv.KINDS)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,15 +9,9 @@ import pytest
 from baton.kv_transfer import greeting
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2, worker_pb2
+from benchmarks import raw_read
 
-FOLDER = Path(__file__).resolve().parents[2]
 THEIRS = b"the granter's id"
-
-
-@pytest.fixture
-def raw_read(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("benchmarks.raw_read")
 
 
 class Granter:
@@ -45,9 +36,7 @@ class Granter:
         ("bfloat16", 4 * 16 * 576 * 2),  # latent: no K and V
     ],
 )
-async def test_the_size_of_a_block_is_the_granters(
-    raw_read: ModuleType, kv_dtype: str, block_bytes: int
-) -> None:
+async def test_the_size_of_a_block_is_the_granters(kv_dtype: str, block_bytes: int) -> None:
     granter = Granter(kv_dtype, block_bytes)
     reader = raw_read.RawReader(worker_pb2.Candidate(address="127.0.0.1:9"), "token", None)
     try:

@@ -8,27 +8,18 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2]
+from benchmarks import report
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import benchmarks.report
-
-    return benchmarks.report
-
-
-def test_figures_hold_up_to_their_limits(report: object) -> None:
-    assert report.at_most("a", 8.0, 8.0).holds is True  # type: ignore[attr-defined]
-    assert report.at_most("a", 8.1, 8.0).holds is False  # type: ignore[attr-defined]
-    assert report.at_least("a", 0.75, 0.75).holds is True  # type: ignore[attr-defined]
-    assert report.at_least("a", float("nan"), 0.75).holds is False  # type: ignore[attr-defined]
-    assert report.Figure("a", 1.0).holds is None  # type: ignore[attr-defined]
+def test_figures_hold_up_to_their_limits() -> None:
+    assert report.at_most("a", 8.0, 8.0).holds is True
+    assert report.at_most("a", 8.1, 8.0).holds is False
+    assert report.at_least("a", 0.75, 0.75).holds is True
+    assert report.at_least("a", float("nan"), 0.75).holds is False
+    assert report.Figure("a", 1.0).holds is None
 
 
 def test_the_table_and_the_file_say_the_same(
-    report: object,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -36,10 +27,10 @@ def test_the_table_and_the_file_say_the_same(
     monkeypatch.setattr(sys, "argv", ["bench.py", "--json", "x"])
     file = tmp_path / "out.json"
     figures = [
-        report.at_most("overhead_p50", 9.25, 8, "ms"),  # type: ignore[attr-defined]
-        report.Figure("rate", 1.5, "GB/s", "raw READ: 6.2"),  # type: ignore[attr-defined]
+        report.at_most("overhead_p50", 9.25, 8, "ms"),
+        report.Figure("rate", 1.5, "GB/s", "raw READ: 6.2"),
     ]
-    report.report(figures, file, ["peer left out"])  # type: ignore[attr-defined]
+    report.report(figures, file, ["peer left out"])
     text = capsys.readouterr().out
     assert text.startswith("$ python ")
     assert "--json x" in text.splitlines()[0]
@@ -59,7 +50,7 @@ def test_the_table_and_the_file_say_the_same(
     }
 
 
-def test_the_parser_takes_the_file(report: object) -> None:
-    made = report.parser("measures")  # type: ignore[attr-defined]
+def test_the_parser_takes_the_file() -> None:
+    made = report.parser("measures")
     assert made.parse_args(["--json", "f"]).json == Path("f")
     assert made.parse_args([]).json is None

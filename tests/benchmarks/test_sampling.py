@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-FOLDER = Path(__file__).resolve().parents[2]
+from benchmarks import sampling
 
 
-@pytest.fixture
-def sampling(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import benchmarks.sampling
-
-    return benchmarks.sampling
-
-
-def test_every_kind_has_its_ratio_to_argmax(sampling: Any) -> None:
+def test_every_kind_has_its_ratio_to_argmax() -> None:
     seconds = sampling.measure(rows=3, vocab=300, rounds=1)
     assert set(sampling.kinds(300)) < set(seconds) and min(seconds.values()) > 0
     figures = {figure.name: figure for figure in sampling.figures(seconds)}
@@ -27,7 +14,7 @@ def test_every_kind_has_its_ratio_to_argmax(sampling: Any) -> None:
     assert figures["sorted_wide_over_argmax"].holds is None
 
 
-def test_a_sort_as_dear_as_before_would_not_hold(sampling: Any) -> None:
+def test_a_sort_as_dear_as_before_would_not_hold() -> None:
     (wide,) = (
         figure
         for figure in sampling.figures({"argmax": 0.024, "wide": 2.64})

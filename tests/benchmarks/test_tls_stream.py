@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-FOLDER = Path(__file__).resolve().parents[2]
+from benchmarks import tls_stream
 
 
-@pytest.fixture
-def tls_stream(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import benchmarks.tls_stream
-
-    return benchmarks.tls_stream
-
-
-def test_both_ways_are_measured(tls_stream: Any) -> None:
+def test_both_ways_are_measured() -> None:
     found = {figure.name: figure.value for figure in tls_stream.figures_of(rounds=2, count=3)}
     for sequences in (1, 64):
         tls, plain = (found[f"trip_us_{sequences}_{way}"] for way in ("tls", "plain"))
@@ -28,6 +15,6 @@ def test_both_ways_are_measured(tls_stream: Any) -> None:
     assert found["first_answer_tls_ms"] > 0 and found["first_answer_plain_ms"] > 0
 
 
-def test_a_steps_outputs_are_as_large_as_its_sequences(tls_stream: Any) -> None:
+def test_a_steps_outputs_are_as_large_as_its_sequences() -> None:
     one, many = (len(tls_stream.outputs(count)) for count in (1, 64))
     assert 30 < one < 80 and 60 * one < many < 70 * one

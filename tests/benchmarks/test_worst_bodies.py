@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from baton.router.requests import request_parser
@@ -12,19 +9,10 @@ from baton.router.requests.openai_schema import MAX_MESSAGES, ChatRequest
 from baton.router.requests.request_parser import check_counts, decoded
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import InvalidRequest
-
-FOLDER = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def worst(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import benchmarks.worst_bodies
-
-    return benchmarks.worst_bodies
+from benchmarks import worst_bodies as worst
 
 
-def test_each_is_as_large_as_is_read(worst: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_as_large_as_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     limit, less = RouterConfig().max_body_bytes, 2 * worst.SPARE
     assert len(worst.BODIES) == 6
     for name, (make, shape) in worst.BODIES.items():
@@ -41,7 +29,7 @@ def test_each_is_as_large_as_is_read(worst: Any, monkeypatch: pytest.MonkeyPatch
             check_counts(shape.most_values - less, body)
 
 
-def test_every_step_is_timed(worst: Any) -> None:
+def test_every_step_is_timed() -> None:
     make, shape = worst.BODIES["a chat of calls at all bounds"]
     steps = worst.read_once(make(), shape)
     assert list(steps) == ["next", "decoded", "shaped", "plain", "plain_tools"]
@@ -49,7 +37,7 @@ def test_every_step_is_timed(worst: Any) -> None:
     assert set(worst.hand_over(160)) == {"identities", "message"}
 
 
-def test_each_step_is_told_for_either_heap(worst: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_is_told_for_either_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = worst.BODIES["a million ids to be told"]
     monkeypatch.setattr(worst, "BODIES", {"ids": ids})
     monkeypatch.setattr(worst, "PLACED", (16,))

@@ -16,10 +16,9 @@ import httpx
 import pytest
 
 from baton.models import corpus_mix
+from chaos.cluster import Cluster
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parents[1]))  # chaos/ is no part of the package
-from chaos.cluster import Cluster  # noqa: E402
 
 TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
 CORRUPTING = (sys.executable, "-P", str(HERE / "corrupting_worker.py"))

@@ -16,6 +16,7 @@ LIMIT_BYTES = 1 << 20
 SECONDS = 100 + STEPS // 10
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated"),
     pytest.mark.timeout(SECONDS + 20),
 ]

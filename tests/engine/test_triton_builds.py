@@ -15,7 +15,8 @@ KERNELS |= ATTENTION | {"merge_kernel", "rotate_write_kernel", "write_latents_ke
 BUILDS = Path(__file__).with_name("triton_builds.py")
 
 
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.nightly), 90])
+@pytest.mark.nightly
+@pytest.mark.parametrize("capability", [80, 90])
 def test_all_kernels_compile_and_fit(tmp_path, capability):
     file = tmp_path / "kernels.json"
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

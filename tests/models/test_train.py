@@ -16,6 +16,8 @@ from baton.models.train import Options
 from baton.models.training_model import TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
+pytestmark = pytest.mark.nightly
+
 
 def small(name: str, vocab: int) -> TinyShape:
     hidden = 64 if name == "baton-tiny" else 32

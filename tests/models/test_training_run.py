@@ -17,6 +17,8 @@ from baton.models.training_model import TinyShape, TrainingModel
 from baton.models.training_run import TrainingRun, height
 from baton.runtime.errors import ConfigError
 
+pytestmark = pytest.mark.nightly
+
 TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 SHAPE = TinyShape(1, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, vocab=3712)
 
@@ -113,7 +115,6 @@ def test_half_precision_gives_nearly_the_same_loss() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiled passes take g++")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own
-@pytest.mark.nightly
 def test_compiled_passes_give_the_same_weights() -> None:
     batches = Batches(ChatEncoder(TOKENIZER), 128, 0)
     plain = TrainingRun(TrainingModel(SHAPE, 0), batches, Rates(), half=False)
