@@ -23,11 +23,11 @@ import orjson
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Generation
+from baton.router.answers.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Connection, RouterLink
 from baton.router.fleet.fleet import Fleet
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Limits
 from baton.runtime import garbage
 from baton.runtime.config import RouterConfig, StepConfig
@@ -102,10 +102,10 @@ class StandIns:
         return self.workers[address]
 
 
-def request(draws: random.Random) -> GenerationRequest:
+def request(draws: random.Random) -> ValidatedRequest:
     own = [draws.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS - SYSTEM_TOKENS)]
     prompt = (*range(SYSTEM_TOKENS), *own)
-    return GenerationRequest(prompt, worker_pb2.Sampling(seed=1), max_tokens=64)
+    return ValidatedRequest(prompt, worker_pb2.Sampling(seed=1), max_tokens=64)
 
 
 async def start_fleet(workers: int) -> tuple[Fleet, Dispatcher, asyncio.Task[None]]:
@@ -146,7 +146,7 @@ async def measure(workers: int, streams: int) -> dict[str, float]:
     _, dispatcher, following = await start_fleet(workers)
     draws, loop = random.Random(1), asyncio.get_running_loop()
     garbage.set_apart()  # as a router does before it serves
-    generations: list[Generation] = []
+    generations: list[ActiveRequest] = []
     starts_s: list[float] = []
     for number in range(streams):
         asked = replace(request(draws), cache_salt=b"")

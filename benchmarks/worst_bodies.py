@@ -24,7 +24,7 @@ import orjson
 
 from baton.proto import worker_pb2
 from baton.router import server
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
     MOST_TOKEN_VALUES,
@@ -118,7 +118,7 @@ BODIES: dict[str, tuple[Callable[[], bytes], type[Body]]] = {
 }
 
 
-class Timed(Turns):
+class Timed(LoopBudget):
     """Seconds of each piece, by the name of its work."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import uvicorn
 
-from baton.router.answers.request_handler import Serving
+from baton.router.answers.request_handler import RequestServices
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Dialer, GrpcDialer
 from baton.router.fleet.fleet import Fleet
@@ -95,7 +95,7 @@ async def serve_router(
                 config.router.control_tokens,
             ),
             tokenizer=tokenizer,
-            serving=Serving(
+            serving=RequestServices(
                 dispatcher, Admission(config.router.max_requests, time.monotonic), tokenizer
             ),
             bodies=body_budget(config.router, time.monotonic),

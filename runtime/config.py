@@ -57,8 +57,8 @@ class RouterConfig:
     request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
     handed_back_s: float = 120.0  # what a stopping worker hands back waits so long for another
     max_attempts: int = 4  # placements of one request, the first included
-    move_share: float = 0.2  # of what is being served, that may be placed again at once
-    move_floor: int = 10  # so many may, however little is being served
+    retry_share: float = 0.2  # of what is being served, that may be placed again at once
+    retry_floor: int = 10  # so many may, however little is being served
     rebuild_s: float = 5.0  # started, it and its requests wait so long to know its workers' blocks
     link_heartbeat_s: float = 0.5
     link_silence_s: float = 2.5  # silence ends a link
@@ -192,8 +192,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "router.request_s": (0.01, 86_400),
     "router.handed_back_s": (0, 86_400),
     "router.max_attempts": (1, 16),
-    "router.move_share": (0, 1),
-    "router.move_floor": (1, 1 << 20),
+    "router.retry_share": (0, 1),
+    "router.retry_floor": (1, 1 << 20),
     "router.rebuild_s": (0, 300),
     "router.link_heartbeat_s": (0.01, 60),
     "router.link_silence_s": (0.05, 300),

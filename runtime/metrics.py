@@ -120,8 +120,8 @@ MIGRATIONS = _counter(
     "Times that a request, or one of its choices, was placed again: its decode worker was lost, "
     "drained, failed it or was full.",
 )
-MOVES_REFUSED = _counter(
-    "baton_moves_refused_total",
+RETRIES_REFUSED = _counter(
+    "baton_retries_refused_total",
     "Requests that lost their worker and were not placed again: their own attempts, or the "
     "router's budget of moves, were used up.",
     "reason",

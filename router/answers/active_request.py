@@ -15,7 +15,7 @@ from typing import Literal
 
 from baton.router.answers.prompt_logprobs import PromptScores
 from baton.router.fleet.worker_view import Numbers
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
 
 Finish = Literal["stop", "length"]
@@ -52,13 +52,13 @@ class Choice:
     ended: bool = False
 
 
-class Generation:
+class ActiveRequest:
     """`buffer` bounds the weight of the outputs that wait for a slow client; `deadline_s` is on
     the loop's clock, and `timer` the dispatcher's, which ends the request then. `over` is set
     exactly once: finished, failed (`error`) or cancelled (`error`)."""
 
     def __init__(
-        self, request_id: str, request: GenerationRequest, buffer: int, deadline_s: float
+        self, request_id: str, request: ValidatedRequest, buffer: int, deadline_s: float
     ) -> None:
         self.request_id = request_id
         self.request = request

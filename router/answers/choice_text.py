@@ -1,7 +1,7 @@
 """One choice as it grows: detokenized, cut at stop strings, calls of tools taken out of its text,
 with logprobs beside.
 
-Turns accepted tokens into pieces that may be shown. Knows no transport and no JSON. One per
+LoopBudget accepted tokens into pieces that may be shown. Knows no transport and no JSON. One per
 choice, owned by the task that writes the answer.
 """
 
@@ -29,7 +29,7 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoiceDelta:
     """What one or several tokens added. `finish` is set in the last piece of a choice. `tokens`
     are all that were drawn up to there, a stop token included."""
 
@@ -74,9 +74,9 @@ class ChoiceText:
         self.tokens = 0
         self.finished = False
 
-    def push(self, outputs: Sequence[OutputToken]) -> Piece:
+    def push(self, outputs: Sequence[OutputToken]) -> ChoiceDelta:
         """The piece of these outputs of this choice; outputs after the end are ignored."""
-        piece = Piece(self._choice)
+        piece = ChoiceDelta(self._choice)
         for output in outputs:
             if self.finished:
                 break
@@ -91,12 +91,12 @@ class ChoiceText:
             self.finished = piece.finish is not None
         return piece
 
-    def silenced(self) -> Piece:
+    def silenced(self) -> ChoiceDelta:
         """The only piece of a choice that generates nothing for its client."""
         self.finished = True
-        return Piece(self._choice, finish="length")
+        return ChoiceDelta(self._choice, finish="length")
 
-    def _take(self, output: OutputToken, piece: Piece) -> None:
+    def _take(self, output: OutputToken, piece: ChoiceDelta) -> None:
         assert output.token is not None
         self.tokens += 1
         if self._token_ids:
@@ -109,15 +109,15 @@ class ChoiceText:
             )
         self._show(self._detokenizer.push(output.token), piece)
 
-    def _show(self, text: str, piece: Piece) -> None:
+    def _show(self, text: str, piece: ChoiceDelta) -> None:
         self._characters += len(text)
         searched = self.tokens > self._min_tokens
         self._give(self._stops.push(text) if searched else text, piece)
 
-    def _give(self, text: str, piece: Piece) -> None:
+    def _give(self, text: str, piece: ChoiceDelta) -> None:
         self._add(piece, (text, []) if self._calls is None else self._calls.push(text))
 
-    def _end(self, finish: str, piece: Piece) -> None:
+    def _end(self, finish: str, piece: ChoiceDelta) -> None:
         """A stop after calls is an end for their sake; that of the tokens is not."""
         piece.finish = finish
         if self._calls is not None:
@@ -125,6 +125,6 @@ class ChoiceText:
             if self._calls.count and finish == "stop":
                 piece.finish = "tool_calls"
 
-    def _add(self, piece: Piece, found: tuple[str, list[Call]]) -> None:
+    def _add(self, piece: ChoiceDelta, found: tuple[str, list[Call]]) -> None:
         piece.text += found[0]
         piece.calls += found[1]

@@ -14,19 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from baton.router.answers.choice_text import Piece
-from baton.router.answers.request_handler import Answering, Usage
+from baton.router.answers.choice_text import ChoiceDelta
+from baton.router.answers.request_handler import RequestHandler, Usage
 
 _QUEUED = 64  # messages that wait for the client; a prompt's own buffer bounds the rest
 
 
 class PromptBatch:
-    """Used as one `Answering` is. `members` have as many choices each."""
+    """Used as one `RequestHandler` is. `members` have as many choices each."""
 
-    def __init__(self, members: Sequence[Answering]) -> None:
+    def __init__(self, members: Sequence[RequestHandler]) -> None:
         self._members = members
         self._each = members[0].choices
-        self._found: asyncio.Queue[list[Piece] | Exception | None] = asyncio.Queue(_QUEUED)
+        self._found: asyncio.Queue[list[ChoiceDelta] | Exception | None] = asyncio.Queue(_QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = 0
 
@@ -36,7 +36,7 @@ class PromptBatch:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """As `Answering.admitted`, for all of them or none."""
+        """As `RequestHandler.admitted`, for all of them or none."""
         with ExitStack() as stack:
             for member in self._members:
                 stack.enter_context(member.admitted())
@@ -48,8 +48,8 @@ class PromptBatch:
             for place, member in enumerate(self._members)
         ]
 
-    async def next(self) -> list[Piece] | None:
-        """As `Answering.next`: what has come of one of them."""
+    async def next(self) -> list[ChoiceDelta] | None:
+        """As `RequestHandler.next`: what has come of one of them."""
         while self._ended < len(self._members):
             found = await self._found.get()  # bounded by the requests' deadline
             if isinstance(found, Exception):
@@ -80,13 +80,13 @@ class PromptBatch:
             for choice in member.unfinished()
         ]
 
-    def with_prompt(self, piece: Piece) -> Piece:
-        """As `Answering.with_prompt`."""
+    def with_prompt(self, piece: ChoiceDelta) -> ChoiceDelta:
+        """As `RequestHandler.with_prompt`."""
         place, choice = divmod(piece.choice, self._each)
         own = self._members[place].with_prompt(replace(piece, choice=choice))
         return replace(own, choice=piece.choice)
 
-    async def _follow(self, place: int, member: Answering) -> None:
+    async def _follow(self, place: int, member: RequestHandler) -> None:
         try:
             await member.begin()
             while (pieces := await member.next()) is not None:

@@ -5,7 +5,7 @@
         while (pieces := await answering.next()) is not None: ...
         in any case: answering.leave()
 
-Turns outputs into pieces that may be shown, and counts. Knows no transport. One per request,
+LoopBudget outputs into pieces that may be shown, and counts. Knows no transport. One per request,
 owned by the task that answers it.
 """
 
@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.context import Context
 
-from baton.router.answers.active_request import Generation, OutputToken
-from baton.router.answers.choice_text import ChoiceText, Piece, TokenLogprob
+from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.answers.prompt_logprobs import PromptScores
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.requests.admission import Admission
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import Tokenizer
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, Unavailable
@@ -36,7 +36,7 @@ log = logs.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class RequestServices:
     """What answers need of the router."""
 
     dispatcher: Dispatcher
@@ -57,13 +57,13 @@ class ClientGone(Exception):
     """The client has closed its connection, or takes nothing any more."""
 
 
-class Answering:
+class RequestHandler:
     """`arrival_s` and the request's clock are `time.perf_counter()`'s, `deadline_s` the loop's."""
 
     def __init__(
         self,
-        serving: Serving,
-        request: GenerationRequest,
+        serving: RequestServices,
+        request: ValidatedRequest,
         request_id: str,
         arrival_s: float,
         context: Context,
@@ -88,7 +88,7 @@ class Answering:
             )
             for choice in range(request.choices)
         ]
-        self._generation: Generation | None = None
+        self._generation: ActiveRequest | None = None
         self._last_s: dict[int, float] = {}  # when each choice's last output came
 
     @contextmanager
@@ -122,7 +122,7 @@ class Answering:
         )
         tracing.record("place", admitted_s, time.time(), self._context)
 
-    async def next(self) -> list[Piece] | None:
+    async def next(self) -> list[ChoiceDelta] | None:
         """What has come, by choice; a piece may be empty. None once the request is finished.
         Raises the error it ended with."""
         assert self._generation is not None
@@ -145,7 +145,7 @@ class Answering:
     def choices(self) -> int:
         return self._request.choices
 
-    def with_prompt(self, piece: Piece) -> Piece:
+    def with_prompt(self, piece: ChoiceDelta) -> ChoiceDelta:
         """`piece`, the first of its choice or all of it, behind what it is to hold of the
         prompt. Scores are there once the request is finished."""
         request = self._request
@@ -187,7 +187,9 @@ class Answering:
         """The choices whose last piece has not been given out."""
         return [choice for choice, text in enumerate(self._texts) if not text.finished]
 
-    def _pieces(self, generation: Generation, outputs: Sequence[OutputToken]) -> list[Piece]:
+    def _pieces(
+        self, generation: ActiveRequest, outputs: Sequence[OutputToken]
+    ) -> list[ChoiceDelta]:
         by_choice: dict[int, list[OutputToken]] = {}
         for output in outputs:
             by_choice.setdefault(output.choice, []).append(output)

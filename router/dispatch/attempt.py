@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Finish, Generation, OutputToken
-from baton.router.dispatch.retry_budget import Move
+from baton.router.answers.active_request import ActiveRequest, Finish, OutputToken
+from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import Shape
@@ -26,7 +26,7 @@ log = logs.get(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Submission:
+class Attempt:
     """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
     boot ids that failed it; `drains` of its attempts ended because a worker drained. `prefill`
     is the boot id of the prefill worker that is asked now, or was asked last: the first candidate
@@ -41,7 +41,7 @@ class Submission:
     it is computed alone, and after one more it fails."""
 
     wire_id: str
-    generation: Generation
+    generation: ActiveRequest
     choices: set[int]
     context: Context
     attempt: int = 1
@@ -51,7 +51,7 @@ class Submission:
     placing: asyncio.Task[None] | None = None
     prefill: bytes = b""
     answered: bool = False
-    move: Move | None = None
+    move: RetryPermit | None = None
     short: frozenset[bytes] = frozenset()
     identities: dict[Shape, list[bytes]] = field(default_factory=dict)
     busy: Overloaded | None = None
@@ -121,7 +121,7 @@ class Submission:
         """Attempts that have failed, if this one has too."""
         return self.attempt - self.drains
 
-    def continued(self, failed_boot_id: bytes, drained: bool = False) -> list[Submission]:
+    def continued(self, failed_boot_id: bytes, drained: bool = False) -> list[Attempt]:
         """The next attempt: one submission, or one for each choice if several go on from
         accepted tokens."""
         avoid, drains = self.avoid | {failed_boot_id}, self.drains + drained
@@ -131,7 +131,7 @@ class Submission:
         else:
             parts = [(f"{self.wire_id}.{choice}", {choice}) for choice in sorted(self.choices)]
         return [
-            Submission(
+            Attempt(
                 wire_id,
                 self.generation,
                 part,
@@ -148,7 +148,7 @@ class Submission:
         ]
 
 
-def hangs_workers(submission: Submission, worker_id: str) -> EngineError:
+def hangs_workers(submission: Attempt, worker_id: str) -> EngineError:
     """Why a request that hung a worker alone is computed nowhere else."""
     log.error(
         "request quarantined",
@@ -163,7 +163,7 @@ def hangs_workers(submission: Submission, worker_id: str) -> EngineError:
     )
 
 
-def ended_before_loss(generation: Generation, choice: int) -> Finish | None:
+def ended_before_loss(generation: ActiveRequest, choice: int) -> Finish | None:
     """How a choice ended whose last token was accepted before its end was told, if it did."""
     accepted = generation.choices[choice].accepted
     if accepted and accepted[-1] in generation.request.stop_token_ids:
@@ -185,7 +185,7 @@ def output_token(output: worker_pb2.Output) -> OutputToken:
 
 
 def build_submit(
-    submission: Submission, placement: Placement, remaining_s: float
+    submission: Attempt, placement: Placement, remaining_s: float
 ) -> worker_pb2.Submit:
     """The message, without trace context. `remaining_s` is what is left of the request's life."""
     generation = submission.generation

@@ -13,20 +13,20 @@ import itertools
 from collections.abc import Collection
 from typing import TypeVar
 
-from baton.router.answers.active_request import Generation
-from baton.router.dispatch.attempt import Submission
+from baton.router.answers.active_request import ActiveRequest
+from baton.router.dispatch.attempt import Attempt
 from baton.router.fleet.worker_link import WorkerLink
 
 _Key = TypeVar("_Key")
 
 
-class Submissions:
+class Attempts:
     """Each list is in the order in which its submissions were added."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Submission] = {}
-        self._by_generation: dict[Generation, dict[Submission, int]] = {}
-        self._by_link: dict[WorkerLink, dict[Submission, int]] = {}
+        self._by_id: dict[str, Attempt] = {}
+        self._by_generation: dict[ActiveRequest, dict[Attempt, int]] = {}
+        self._by_link: dict[WorkerLink, dict[Attempt, int]] = {}
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -35,13 +35,13 @@ class Submissions:
     def __contains__(self, wire_id: str) -> bool:
         return wire_id in self._by_id
 
-    def get(self, wire_id: str) -> Submission | None:
+    def get(self, wire_id: str) -> Attempt | None:
         return self._by_id.get(wire_id)
 
-    def values(self) -> Collection[Submission]:
+    def values(self) -> Collection[Attempt]:
         return self._by_id.values()
 
-    def add(self, submission: Submission) -> None:
+    def add(self, submission: Attempt) -> None:
         """Add a submission that is on no link; its id is free."""
         self._by_id[submission.wire_id] = submission
         mates = self._by_generation.setdefault(submission.generation, {})
@@ -55,7 +55,7 @@ class Submissions:
             if submission.link is not None:
                 _drop(self._by_link, submission.link, submission)
 
-    def assign(self, submission: Submission, link: WorkerLink | None) -> None:
+    def assign(self, submission: Attempt, link: WorkerLink | None) -> None:
         """Note which link a submission is on now."""
         if submission.link is not None:
             _drop(self._by_link, submission.link, submission)
@@ -64,15 +64,15 @@ class Submissions:
         if link is not None and number is not None:  # else it has been removed
             self._by_link.setdefault(link, {})[submission] = number
 
-    def of(self, generation: Generation) -> list[Submission]:
+    def of(self, generation: ActiveRequest) -> list[Attempt]:
         return [*self._by_generation.get(generation, ())]
 
-    def on(self, link: WorkerLink) -> list[Submission]:
+    def on(self, link: WorkerLink) -> list[Attempt]:
         found = self._by_link.get(link, {})
         return sorted(found, key=found.__getitem__)
 
 
-def _drop(index: dict[_Key, dict[Submission, int]], key: _Key, submission: Submission) -> None:
+def _drop(index: dict[_Key, dict[Attempt, int]], key: _Key, submission: Attempt) -> None:
     found = index.get(key)
     if found is not None:
         found.pop(submission, None)

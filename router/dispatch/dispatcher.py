@@ -18,17 +18,17 @@ from collections.abc import Iterable
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Generation
+from baton.router.answers.active_request import ActiveRequest
 from baton.router.answers.prompt_logprobs import scores_of
-from baton.router.dispatch.attempt import SUSPECT, Submission, hangs_workers, output_token
-from baton.router.dispatch.attempts import Submissions
-from baton.router.dispatch.migrator import Moves
-from baton.router.dispatch.placement_queue import STOPPING, PlacingLine
-from baton.router.dispatch.submitter import Placer
+from baton.router.dispatch.attempt import SUSPECT, Attempt, hangs_workers, output_token
+from baton.router.dispatch.attempts import Attempts
+from baton.router.dispatch.migrator import Migrator
+from baton.router.dispatch.placement_queue import STOPPING, PlacementQueue
+from baton.router.dispatch.submitter import Submitter
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.errors import (
@@ -59,10 +59,10 @@ class Dispatcher:
         self._config = config
         self._fleet = fleet
         self._circuits = fleet.circuits
-        self._submissions = Submissions()
-        self._placer = Placer(fleet, self._submissions, config, step.expected_growth_tokens)
-        self._line = PlacingLine(self._placer)
-        self._moves = Moves(self, self._submissions, fleet.circuits, self._line, config)
+        self._submissions = Attempts()
+        self._placer = Submitter(fleet, self._submissions, config, step.expected_growth_tokens)
+        self._line = PlacementQueue(self._placer)
+        self._moves = Migrator(self, self._submissions, fleet.circuits, self._line, config)
         self._stopping = False
 
     def __len__(self) -> int:
@@ -70,19 +70,19 @@ class Dispatcher:
 
     async def start(
         self,
-        request: GenerationRequest,
+        request: ValidatedRequest,
         request_id: str,
         context: Context,
         deadline_s: float,
-    ) -> Generation:
+    ) -> ActiveRequest:
         """Place and submit; `deadline_s` is on the loop's clock. Raises Unavailable, Overloaded,
         InvalidRequest or DeadlineExceeded if no worker can take it (in time); then no worker
         has heard of it. If cancelled, the request ends."""
         self.check_hope(deadline_s)
-        generation = Generation(
+        generation = ActiveRequest(
             request_id, request, self._config.stream_buffer_messages, deadline_s
         )
-        submission = Submission(request_id, generation, set(range(request.choices)), context)
+        submission = Attempt(request_id, generation, set(range(request.choices)), context)
         self._submissions.add(submission)
         self._moves.look()
         try:
@@ -101,16 +101,16 @@ class Dispatcher:
             raise Unavailable(STOPPING)
         self._placer.check_hope(deadline_s)
 
-    def cancel(self, generation: Generation, error: BatonError | None = None) -> None:
+    def cancel(self, generation: ActiveRequest, error: BatonError | None = None) -> None:
         """End a request now; its workers are told in the same tick."""
         for submission in self._submissions.of(generation):
             self._withdraw(submission)
         generation.end(error or Cancelled("the client left"))
 
-    def _deadline_passed(self, generation: Generation) -> None:
+    def _deadline_passed(self, generation: ActiveRequest) -> None:
         self.cancel(generation, passed("answering"))
 
-    def finish_choice(self, generation: Generation, choice: int) -> None:
+    def finish_choice(self, generation: ActiveRequest, choice: int) -> None:
         """A stop string ended this choice: what the worker still sends of it is not wanted."""
         generation.choices[choice].ended = True
         for submission in self._submissions.of(generation):
@@ -138,7 +138,7 @@ class Dispatcher:
     # -- Bearer ------------------------------------------------------------------------------
 
     def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
-        crowded, met = False, set[Generation]()
+        crowded, met = False, set[ActiveRequest]()
         for asked in outputs.asked:  # before outputs: one of them may be its end
             submission = self._current(link, asked)
             if submission is not None:
@@ -190,7 +190,7 @@ class Dispatcher:
                 submission.hangs += submission.wire_id in suspects
                 self._left(submission, link)
 
-    def _left(self, submission: Submission, hung: WorkerLink) -> None:
+    def _left(self, submission: Attempt, hung: WorkerLink) -> None:
         if submission.hangs > SUSPECT:
             self._moves.fail(submission, hangs_workers(submission, hung.worker_id), False)
             return
@@ -199,14 +199,14 @@ class Dispatcher:
 
     def _current(
         self, link: WorkerLink, word: worker_pb2.Output | worker_pb2.Asked
-    ) -> Submission | None:
+    ) -> Attempt | None:
         """What the word is of, if that worker has the request now, and in that attempt."""
         submission = self._submissions.get(word.request_id)
         if submission is None or submission.link is not link:
             return None
         return submission if submission.attempt == word.attempt else None
 
-    def _turned(self, submission: Submission, asked: worker_pb2.Asked) -> None:
+    def _turned(self, submission: Attempt, asked: worker_pb2.Asked) -> None:
         """Its decode worker asks another prefill worker now, or none. A worker may accuse only
         those that it was to ask, each once."""
         failed = submission.candidates.intersection(asked.failed)
@@ -216,7 +216,7 @@ class Dispatcher:
         submission.asks(asked)
         self._circuits.placed(submission.prefill, _now())
 
-    def _waits_there(self, submission: Submission, asked: worker_pb2.Asked) -> None:
+    def _waits_there(self, submission: Attempt, asked: worker_pb2.Asked) -> None:
         """Outputs of the same message came before it turned, unless it says otherwise; whom it
         asks may have hung before it was asked."""
         submission.answered = asked.answered
@@ -224,7 +224,7 @@ class Dispatcher:
         if link is not None and link.hung and submission.waits_for(link):
             self._left(submission, link)
 
-    def _accept(self, submission: Submission, output: worker_pb2.Output) -> None:
+    def _accept(self, submission: Attempt, output: worker_pb2.Output) -> None:
         accepted = len(submission.generation.choices[output.choice].accepted)
         if output.end == worker_pb2.CANCELLED:
             self._moves.fail(submission, WorkerLost("the worker gave the request up"), True)
@@ -269,7 +269,7 @@ class Dispatcher:
             self.choice_ended(submission, output.choice)
         self._confirm(submission, made.weight)
 
-    def _confirm(self, submission: Submission, weight: int) -> None:
+    def _confirm(self, submission: Attempt, weight: int) -> None:
         """Its worker keeps what it has sent until it is told; now and then it is."""
         submission.unconfirmed += weight
         worth = self.confirm_weight * len(submission.choices)
@@ -277,12 +277,12 @@ class Dispatcher:
             submission.link.confirm(submission.resume())
             submission.unconfirmed = 0
 
-    def _served(self, submission: Submission) -> None:
+    def _served(self, submission: Attempt) -> None:
         if submission.link is not None:
             self._circuits.served(submission.link.boot_id, _now())
             self._circuits.served(submission.prefill, _now())
 
-    def choice_ended(self, submission: Submission, choice: int) -> None:
+    def choice_ended(self, submission: Attempt, choice: int) -> None:
         submission.choices.discard(choice)
         if not submission.choices:
             self._submissions.remove(submission.wire_id)
@@ -290,15 +290,15 @@ class Dispatcher:
                 submission.link.settle(submission.wire_id)
         self._end_if_done(submission.generation)
 
-    def _end_if_done(self, generation: Generation) -> None:
+    def _end_if_done(self, generation: ActiveRequest) -> None:
         if all(choice.ended for choice in generation.choices):
             generation.end()
 
-    def _withdraw(self, submission: Submission) -> None:
+    def _withdraw(self, submission: Attempt) -> None:
         self._forget(submission)
         submission.tell_cancel()
 
-    def _forget(self, submission: Submission) -> None:
+    def _forget(self, submission: Attempt) -> None:
         """Nobody wants it any more."""
         self._submissions.remove(submission.wire_id)
         if submission.placing is not None and submission.placing is not asyncio.current_task():

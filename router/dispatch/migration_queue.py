@@ -13,25 +13,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from baton.router.dispatch.retry_budget import Move, MoveBudget
+from baton.router.dispatch.retry_budget import RetryBudget, RetryPermit
 from baton.runtime.errors import Overloaded
 
 
-class MoveTurns:
+class MigrationQueue:
     """`active` tells how many requests are being served now. Ends of moves are told here, and not
     to the budget: others may wait for them."""
 
-    def __init__(self, budget: MoveBudget, active: Callable[[], int]) -> None:
+    def __init__(self, budget: RetryBudget, active: Callable[[], int]) -> None:
         self._budget = budget
         self._active = active
         # those with a worker that lacked memory, and else
-        self._lines: dict[bool, dict[asyncio.Future[Move], None]] = {False: {}, True: {}}
+        self._lines: dict[bool, dict[asyncio.Future[RetryPermit], None]] = {False: {}, True: {}}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def take(self, *, short: bool) -> Move:
+    async def take(self, *, short: bool) -> RetryPermit:
         """Wait for a move; `short` as in the budget. Raises Overloaded once moves that failed
         have used the budget up. Cancelled, it has taken none."""
-        turn: asyncio.Future[Move] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[RetryPermit] = asyncio.get_running_loop().create_future()
         self._lines[short][turn] = None
         self.look()
         try:
@@ -43,11 +43,11 @@ class MoveTurns:
         finally:
             self._lines[short].pop(turn, None)
 
-    def got_on(self, move: Move) -> None:
+    def got_on(self, move: RetryPermit) -> None:
         self._budget.got_on(move)
         self.look()
 
-    def failed(self, move: Move, *, short: bool) -> None:
+    def failed(self, move: RetryPermit, *, short: bool) -> None:
         self._budget.failed(move, asyncio.get_running_loop().time(), short=short)
         self.look()
 
@@ -62,7 +62,7 @@ class MoveTurns:
                 del line[turn]
         self._expect_change()
 
-    def _answer(self, turn: asyncio.Future[Move], short: bool) -> bool:
+    def _answer(self, turn: asyncio.Future[RetryPermit], short: bool) -> bool:
         now_s = asyncio.get_running_loop().time()
         try:
             move = self._budget.take(self._active(), now_s, short=short)

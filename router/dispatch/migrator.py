@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from baton.router.answers.active_request import Generation, OutputToken
-from baton.router.dispatch.attempt import Submission, ended_before_loss
-from baton.router.dispatch.attempts import Submissions
-from baton.router.dispatch.migration_queue import MoveTurns
-from baton.router.dispatch.placement_queue import PlacingLine
-from baton.router.dispatch.retry_budget import MoveBudget
+from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.dispatch.attempt import Attempt, ended_before_loss
+from baton.router.dispatch.attempts import Attempts
+from baton.router.dispatch.migration_queue import MigrationQueue
+from baton.router.dispatch.placement_queue import PlacementQueue
+from baton.router.dispatch.retry_budget import RetryBudget
 from baton.router.fleet.circuits import Circuits
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
@@ -33,21 +33,21 @@ class Requests(Protocol):
 
     place_wait_s: float
 
-    def cancel(self, generation: Generation, error: BatonError | None = None) -> None: ...
+    def cancel(self, generation: ActiveRequest, error: BatonError | None = None) -> None: ...
 
-    def choice_ended(self, submission: Submission, choice: int) -> None: ...
+    def choice_ended(self, submission: Attempt, choice: int) -> None: ...
 
 
-class Moves:
+class Migrator:
     """`submissions` are all that the dispatcher has: a move takes one out and puts the next attempt
     in."""
 
     def __init__(
         self,
         requests: Requests,
-        submissions: Submissions,
+        submissions: Attempts,
         circuits: Circuits,
-        line: PlacingLine,
+        line: PlacementQueue,
         config: RouterConfig,
     ) -> None:
         self._requests = requests
@@ -55,8 +55,8 @@ class Moves:
         self._circuits = circuits
         self._line = line
         self._config = config
-        self._budget = MoveBudget(config.move_share, config.move_floor)
-        self._turns = MoveTurns(self._budget, lambda: len(submissions))
+        self._budget = RetryBudget(config.retry_share, config.retry_floor)
+        self._turns = MigrationQueue(self._budget, lambda: len(submissions))
         self._placing: set[asyncio.Task[None]] = set()
 
     def look(self) -> None:
@@ -70,7 +70,7 @@ class Moves:
         await asyncio.gather(*self._placing, return_exceptions=True)
 
     def fail(
-        self, submission: Submission, error: BatonError, retryable: bool, failed: bytes = b""
+        self, submission: Attempt, error: BatonError, retryable: bool, failed: bytes = b""
     ) -> None:
         """The worker could not do it: cancel what it still holds, and try elsewhere if that
         can help. `failed` is the boot id of who is to blame, if it is another."""
@@ -90,7 +90,7 @@ class Moves:
         else:
             self._requests.cancel(submission.generation, error)
 
-    def again(self, submission: Submission, error: BatonError, failed_boot_id: bytes) -> None:
+    def again(self, submission: Attempt, error: BatonError, failed_boot_id: bytes) -> None:
         """Place a submission again, from its accepted tokens. It is on no worker now."""
         generation = submission.generation
         if generation.over:  # another part of it has just failed for good
@@ -112,7 +112,7 @@ class Moves:
             self._turns.failed(submission.move, short=isinstance(error, OutOfMemory))
             submission.move = None
         if not drained and submission.failures >= self._config.max_attempts:
-            metrics.MOVES_REFUSED.labels("attempts").inc()
+            metrics.RETRIES_REFUSED.labels("attempts").inc()
             self._requests.cancel(generation, submission.busy or error)
             return
         say = log.info if drained else log.warning
@@ -127,7 +127,7 @@ class Moves:
             self._placing.add(task)
             task.add_done_callback(self._placing.discard)
 
-    async def _place_again(self, submission: Submission, pause_s: float, why: BatonError) -> None:
+    async def _place_again(self, submission: Attempt, pause_s: float, why: BatonError) -> None:
         """A task of its own, which ends with the submission: its deadline cancels it. What a
         drain hands back asks the budget for nothing: nobody has failed."""
         await asyncio.sleep(pause_s)
@@ -147,19 +147,19 @@ class Moves:
             )
             self._not_placed(submission, BatonError(f"a move failed: {type(error).__name__}"))
 
-    def _not_placed(self, submission: Submission, error: BatonError) -> None:
+    def _not_placed(self, submission: Attempt, error: BatonError) -> None:
         if self._submissions.get(submission.wire_id) is submission:
             self._requests.cancel(submission.generation, error)
 
-    async def _take_turn(self, submission: Submission, *, short: bool) -> None:
+    async def _take_turn(self, submission: Attempt, *, short: bool) -> None:
         """Wait until the budget has room for one move more. Raises Overloaded if it is used up."""
         try:
             submission.move = await self._turns.take(short=short)
         except Overloaded:
-            metrics.MOVES_REFUSED.labels("budget").inc()
+            metrics.RETRIES_REFUSED.labels("budget").inc()
             raise
 
-    def got_on(self, submission: Submission) -> None:
+    def got_on(self, submission: Attempt) -> None:
         if submission.move is not None:
             move, submission.move = submission.move, None
             self._turns.got_on(move)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 from itertools import islice
 
-from baton.router.dispatch.attempt import Submission
-from baton.router.dispatch.submitter import Placer
+from baton.router.dispatch.attempt import Attempt
+from baton.router.dispatch.submitter import Submitter
 from baton.router.requests.deadline import passed
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
@@ -26,14 +26,14 @@ STOPPING = "the router stops: ask again"
 TOO_SMALL = "no worker that could hold this request is left: ask again, or start one"
 
 
-class PlacingLine:
-    def __init__(self, placer: Placer) -> None:
+class PlacementQueue:
+    def __init__(self, placer: Submitter) -> None:
         self._placer = placer
         # in order: not before which time, and how many tokens are then handed over
         self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def place(self, submission: Submission, wait_s: float, handed_back: bool = False) -> None:
+    async def place(self, submission: Attempt, wait_s: float, handed_back: bool = False) -> None:
         """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
         requests at once, but not one that a worker has had: nor is that one to blame where the
         workers that are left are too small for it."""

@@ -24,28 +24,28 @@ HOLD_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
-class Move:
+class RetryPermit:
     """One request that is placed again; `lapses_s` ends its hold on the budget."""
 
     lapses_s: float
 
 
-class MoveBudget:
+class RetryBudget:
     """Whoever takes a move tells its end once, by `got_on` or `failed`. Asking again before an end
     is told, `change_s`, or more are being served, gives the same answer."""
 
     def __init__(self, share: float, floor: int) -> None:
         self._share = share
         self._floor = floor
-        self._under_way: dict[Move, None] = {}  # in the order of their taking
+        self._under_way: dict[RetryPermit, None] = {}  # in the order of their taking
         # for want of memory, and else: when each is forgotten
         self._failed: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
     def limit(self, active: int) -> int:
-        """Moves at once while `active` requests are being served, the moved ones included."""
+        """Permits at once while `active` requests are being served, the moved ones included."""
         return max(self._floor, int(self._share * active))
 
-    def take(self, active: int, now_s: float, *, short: bool = False) -> Move | None:
+    def take(self, active: int, now_s: float, *, short: bool = False) -> RetryPermit | None:
         """A move, or None: others are under way, ask when one has ended. `short`: it is moved
         because a worker had no memory for it. Raises Overloaded, with the time until it can be
         otherwise, if moves that failed like that, or otherwise, have used the budget up."""
@@ -60,15 +60,15 @@ class MoveBudget:
             )
         if len(self._under_way) + len(failed) >= limit:
             return None
-        move = Move(now_s + HOLD_S)
+        move = RetryPermit(now_s + HOLD_S)
         self._under_way[move] = None
         return move
 
-    def got_on(self, move: Move) -> None:
+    def got_on(self, move: RetryPermit) -> None:
         """Its new worker has answered or hands it back unharmed, or nobody wants it any more."""
         self._under_way.pop(move, None)
 
-    def failed(self, move: Move, now_s: float, *, short: bool = False) -> None:
+    def failed(self, move: RetryPermit, now_s: float, *, short: bool = False) -> None:
         """Its new worker has failed it too; `short`: has no memory for it either."""
         self._under_way.pop(move, None)
         self._failed[short].append(now_s + HOLD_S)

@@ -10,8 +10,8 @@ import asyncio
 import time
 
 from baton.proto import worker_pb2
-from baton.router.dispatch.attempt import Submission, build_submit
-from baton.router.dispatch.attempts import Submissions
+from baton.router.dispatch.attempt import Attempt, build_submit
+from baton.router.dispatch.attempts import Attempts
 from baton.router.fleet.fleet import UNTOLD, Fleet
 from baton.router.fleet.placement import FleetView, Need, Placement, open_kinds, place
 from baton.router.fleet.worker_link import WorkerLink
@@ -23,11 +23,11 @@ from baton.runtime.links import LinkClosed
 HOPE = 0.8  # of the time to its deadline, what a request is expected to take at most
 
 
-class Placer:
+class Submitter:
     """`growth_tokens` of output are expected of a sequence, as decode workers expect them."""
 
     def __init__(
-        self, fleet: Fleet, submissions: Submissions, config: RouterConfig, growth_tokens: int
+        self, fleet: Fleet, submissions: Attempts, config: RouterConfig, growth_tokens: int
     ) -> None:
         self._fleet = fleet
         self._submissions = submissions
@@ -50,7 +50,7 @@ class Placer:
         """How many requests could be tried now; 0: none could be placed, whatever it needs."""
         return self._fleet.room() if self._fleet.rebuilt() else 0
 
-    def try_place(self, submission: Submission) -> BatonError | None:
+    def try_place(self, submission: Attempt) -> BatonError | None:
         """Place and submit; or why it cannot be done now, and then no worker has heard of it.
         A router that was just started does not know yet who holds what, so it cannot. The tokens
         are only looked at once there is a worker for them."""
@@ -71,7 +71,7 @@ class Placer:
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
         return self._submit(submission, placement, need.tokens)
 
-    def _need(self, submission: Submission) -> Need:
+    def _need(self, submission: Attempt) -> Need:
         generation = submission.generation
         most_tokens = len(generation.request.prompt) + generation.request.max_tokens
         return Need(
@@ -84,9 +84,7 @@ class Placer:
             numbers=generation.numbers if generation.begun else None,
         )
 
-    def _submit(
-        self, submission: Submission, placement: Placement, tokens: int
-    ) -> BatonError | None:
+    def _submit(self, submission: Attempt, placement: Placement, tokens: int) -> BatonError | None:
         link = self._fleet.link(placement.decode.worker_id)
         if link is None:
             return WorkerLost(f"{placement.decode.worker_id} has just left")

@@ -33,7 +33,7 @@ from baton.router.http_frontend.auth_middleware import (
 )
 from baton.router.requests.admission import Admission
 from baton.router.requests.body_budget import HeldBody
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.runtime import logs
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, RateLimited
@@ -59,7 +59,7 @@ class Call:
         request_id: str,
         given: dict[str, str],
         config: RouterConfig,
-        turns: Turns,
+        turns: LoopBudget,
     ) -> None:
         self._context = context
         self._turns = turns
@@ -149,7 +149,7 @@ class Doorkeeper:
     """Lets calls in: with a key, where keys are asked for, and at most `router.max_connections` at
     once; of those that everyone may make at most OPEN_CALLS beside them."""
 
-    def __init__(self, config: RouterConfig, turns: Turns) -> None:
+    def __init__(self, config: RouterConfig, turns: LoopBudget) -> None:
         self._keys = Keys(config.api_keys)
         self._config = config
         self._turns = turns

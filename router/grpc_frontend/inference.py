@@ -13,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from baton.proto import client_pb2
-from baton.router.answers.request_handler import Answering
+from baton.router.answers.request_handler import RequestHandler
 from baton.router.grpc_frontend.call import Call, Method
 from baton.router.grpc_frontend.reply import pieces_reply, prompt_reply, usage_reply
 from baton.router.grpc_frontend.request import detokenizing_of, generation_of, tokenizing_of
@@ -50,7 +50,7 @@ class Inference:
             raise
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - call.arrival_s)
         metrics.PROMPT_TOKENS.observe(len(request.prompt))
-        answering = Answering(
+        answering = RequestHandler(
             router.serving,
             router.of_tenant(request, call.tenant),
             call.request_id,
@@ -67,7 +67,7 @@ class Inference:
     async def _read(self, call: Call, body: HeldBody, shape: type[_Shape]) -> _Shape:
         return await call.read(shape, body, admission=self._router.serving.admission)
 
-    async def _answer(self, answering: Answering, call: Call, scored: bool) -> None:
+    async def _answer(self, answering: RequestHandler, call: Call, scored: bool) -> None:
         await answering.begin()
         token_bytes = self._router.tokenizer.token_bytes
         while (pieces := await answering.next()) is not None:

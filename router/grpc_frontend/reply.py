@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from baton.proto import client_pb2
-from baton.router.answers.choice_text import Piece, TokenLogprob
+from baton.router.answers.choice_text import ChoiceDelta, TokenLogprob
 from baton.router.answers.request_handler import Usage
 from baton.router.http_frontend.http_error import error_body, retry_after_s
 from baton.router.http_frontend.openai_body import new_call_id
@@ -27,7 +27,7 @@ _Trailers = tuple[tuple[str, str], ...]
 
 
 def pieces_reply(
-    pieces: Sequence[Piece], token_bytes: Callable[[int], bytes]
+    pieces: Sequence[ChoiceDelta], token_bytes: Callable[[int], bytes]
 ) -> client_pb2.GenerateResponse:
     return client_pb2.GenerateResponse(pieces=[_piece(piece, token_bytes) for piece in pieces])
 
@@ -62,7 +62,7 @@ def status_of(error: BatonError, request_id: str) -> tuple[grpc.StatusCode, str,
     return grpc.StatusCode[error.grpc_code], told["message"], tuple(trailers)
 
 
-def _piece(piece: Piece, token_bytes: Callable[[int], bytes]) -> client_pb2.Piece:
+def _piece(piece: ChoiceDelta, token_bytes: Callable[[int], bytes]) -> client_pb2.Piece:
     return client_pb2.Piece(
         choice=piece.choice,
         text=piece.text,

@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import Field
 
 from baton.proto import client_pb2
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_BIAS,
     MOST_TOKEN_VALUES,
@@ -29,7 +29,7 @@ from baton.router.requests.openai_schema import (
     Tokens,
 )
 from baton.router.requests.request_parser import check_counts, shaped
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Limits, Validator
 from baton.runtime.errors import InvalidRequest
 
@@ -48,7 +48,7 @@ class CountingChat(ChatRequest):
 
 async def generation_of(
     message: client_pb2.GenerateRequest, validator: Validator, limits: Limits
-) -> GenerationRequest:
+) -> ValidatedRequest:
     """Raises InvalidRequest naming the field as the message has it."""
     sent = await validator.turns.run(0, _sent, message)
     sources = [name for name in _SOURCES if name in sent]
@@ -63,12 +63,14 @@ async def generation_of(
     return await validator.completion(completion, limits, *sources)
 
 
-async def tokenizing_of(message: client_pb2.TokenizeRequest, turns: Turns) -> TokenizeRequest:
+async def tokenizing_of(message: client_pb2.TokenizeRequest, turns: LoopBudget) -> TokenizeRequest:
     sent = await turns.run(0, _sent, message)
     return await turns.run(0, shaped, sent, TokenizeRequest)
 
 
-async def detokenizing_of(message: client_pb2.DetokenizeRequest, turns: Turns) -> DetokenizeRequest:
+async def detokenizing_of(
+    message: client_pb2.DetokenizeRequest, turns: LoopBudget
+) -> DetokenizeRequest:
     sent = {"tokens": [], **await turns.run(0, _sent, message)}
     return await turns.run(0, shaped, sent, DetokenizeRequest)
 

@@ -20,11 +20,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from baton.router.answers.prompt_batch import PromptBatch
-from baton.router.answers.request_handler import Answering, Serving
+from baton.router.answers.request_handler import RequestHandler, RequestServices
 from baton.router.fleet.fleet import UNTOLD, Fleet
 from baton.router.http_frontend.auth_middleware import read_body
 from baton.router.http_frontend.http_error import error_response
-from baton.router.http_frontend.http_responder import Answer
+from baton.router.http_frontend.http_responder import HttpResponder
 from baton.router.http_frontend.openai_body import (
     ChatRenderer,
     CompletionRenderer,
@@ -42,7 +42,7 @@ from baton.router.requests.openai_schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.router.text.encode_queue import on_behalf_of
 from baton.router.text.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ class Router:
     fleet: Fleet
     validator: Validator
     tokenizer: Tokenizer
-    serving: Serving
+    serving: RequestServices
     bodies: BodyBudget
     key: bytes
     tokenizer_info: Mapping[str, object] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Router:
             raise Unavailable(UNTOLD)
         return workers
 
-    def of_tenant(self, request: GenerationRequest, tenant: bytes) -> GenerationRequest:
+    def of_tenant(self, request: ValidatedRequest, tenant: bytes) -> ValidatedRequest:
         """The request with its tenant's salt in place of its own."""
         whose = b"" if self.config.shared_prefixes else tenant
         return replace(request, cache_salt=tenant_salt(self.key, whose, request.cache_salt))
@@ -251,7 +251,7 @@ async def _read(router: Router, request: Request, held: HeldBody, shape: type[_S
 def _answer(
     router: Router,
     request: Request,
-    validated: Sequence[GenerationRequest],
+    validated: Sequence[ValidatedRequest],
     renderer: Renderer,
     arrival_s: float,
     deadline_s: float,
@@ -263,9 +263,9 @@ def _answer(
         metrics.PROMPT_TOKENS.observe(len(each.prompt))
         name = request_id if len(validated) == 1 else f"{request_id}-{place}"
         own = router.of_tenant(each, tenant)
-        members.append(Answering(router.serving, own, name, arrival_s, context, deadline_s))
+        members.append(RequestHandler(router.serving, own, name, arrival_s, context, deadline_s))
     answering = members[0] if len(members) == 1 else PromptBatch(members)
-    return Answer(answering, validated[0], renderer, request_id)
+    return HttpResponder(answering, validated[0], renderer, request_id)
 
 
 def _deadline(router: Router, request: Request) -> float:
@@ -273,7 +273,7 @@ def _deadline(router: Router, request: Request) -> float:
     return deadline_of(given, asyncio.get_running_loop().time(), router.config.request_s)
 
 
-def _heading(router: Router, kind: str, request: Request, validated: GenerationRequest) -> Heading:
+def _heading(router: Router, kind: str, request: Request, validated: ValidatedRequest) -> Heading:
     answer_id = f"{kind}-{request.state.request_id.removeprefix('req-')}"
     return Heading(
         answer_id=answer_id,

@@ -16,25 +16,25 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from baton.router.answers.choice_text import Piece
+from baton.router.answers.choice_text import ChoiceDelta
 from baton.router.answers.prompt_batch import PromptBatch
-from baton.router.answers.request_handler import SEND_S, Answering, ClientGone
+from baton.router.answers.request_handler import SEND_S, ClientGone, RequestHandler
 from baton.router.http_frontend.http_error import error_body, error_response
 from baton.router.http_frontend.openai_body import Renderer
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
 log = logs.get(__name__)
 
 
-class Answer(Response):
+class HttpResponder(Response):
     """`answering` is that of `request`; `request_id` is for logs."""
 
     def __init__(
         self,
-        answering: Answering | PromptBatch,
-        request: GenerationRequest,
+        answering: RequestHandler | PromptBatch,
+        request: ValidatedRequest,
         renderer: Renderer,
         request_id: str,
     ) -> None:
@@ -67,7 +67,7 @@ class Answer(Response):
     # -- one body ----------------------------------------------------------------------------
 
     async def _collect(self, client: _Client) -> None:
-        whole = [Piece(choice) for choice in range(self._answering.choices)]
+        whole = [ChoiceDelta(choice) for choice in range(self._answering.choices)]
         while (pieces := await self._answering.next()) is not None:
             for piece in pieces:
                 into = whole[piece.choice]
@@ -83,7 +83,7 @@ class Answer(Response):
         await client.start(b"application/json", len(body))
         await client.write(body, last=True)
 
-    def _render(self, pieces: Sequence[Piece]) -> bytes:
+    def _render(self, pieces: Sequence[ChoiceDelta]) -> bytes:
         whole = [self._answering.with_prompt(piece) for piece in pieces]
         return self._renderer.whole(whole, self._answering.usage())
 
@@ -127,7 +127,7 @@ class Answer(Response):
         events = [
             _event(body)
             for choice in self._answering.unfinished()
-            for body in self._renderer.chunks(Piece(choice, finish="error"))
+            for body in self._renderer.chunks(ChoiceDelta(choice, finish="error"))
         ]
         events.append(b"event: error\n" + _event(orjson.dumps(error_body(told))))
         events.append(b"data: [DONE]\n\n")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from baton.router.answers.choice_text import Piece, TokenLogprob
+from baton.router.answers.choice_text import ChoiceDelta, TokenLogprob
 from baton.router.answers.request_handler import Usage
 
 TokenBytes = Callable[[int], bytes]
@@ -24,13 +24,13 @@ class Renderer(Protocol):
     of server-sent events; `whole` is that of an answer in one. `usage` is that up to a chunk,
     where each is to hold it."""
 
-    def opening(self, piece: Piece, usage: Usage | None = None) -> bytes | None: ...
+    def opening(self, piece: ChoiceDelta, usage: Usage | None = None) -> bytes | None: ...
 
-    def chunks(self, piece: Piece, usage: Usage | None = None) -> list[bytes]: ...
+    def chunks(self, piece: ChoiceDelta, usage: Usage | None = None) -> list[bytes]: ...
 
     def usage_chunk(self, usage: Usage) -> bytes: ...
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes: ...
+    def whole(self, pieces: Sequence[ChoiceDelta], usage: Usage) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class ChatRenderer:
         self._head = heading.opened("chat.completion.chunk")
         self._tail = heading.closed()
 
-    def opening(self, piece: Piece, usage: Usage | None = None) -> bytes | None:
+    def opening(self, piece: ChoiceDelta, usage: Usage | None = None) -> bytes | None:
         delta = {"role": "assistant", "content": self._no_content, "refusal": None}
         body = self._body(piece.choice, orjson.dumps(delta), usage=usage)
         if piece.prompt is None:
             return body
         return body[:-1] + b',"prompt_token_ids":' + orjson.dumps(piece.prompt) + b"}"
 
-    def chunks(self, piece: Piece, usage: Usage | None = None) -> list[bytes]:
+    def chunks(self, piece: ChoiceDelta, usage: Usage | None = None) -> list[bytes]:
         """One, unless there are calls: each takes two, its id and name, then its arguments."""
         if not piece.calls:
             return [self._chunk(piece, usage)]
@@ -97,10 +97,10 @@ class ChatRenderer:
                 delta = orjson.dumps({"tool_calls": [told]})
                 bodies.append(self._body(piece.choice, delta, usage=usage))
         if piece.finish is not None:
-            bodies.append(self._chunk(Piece(piece.choice, finish=piece.finish), usage))
+            bodies.append(self._chunk(ChoiceDelta(piece.choice, finish=piece.finish), usage))
         return bodies
 
-    def _chunk(self, piece: Piece, usage: Usage | None) -> bytes:
+    def _chunk(self, piece: ChoiceDelta, usage: Usage | None) -> bytes:
         delta = b"{}"
         if piece.text or piece.finish is None:
             delta = b'{"content":' + orjson.dumps(piece.text or self._no_content) + b"}"
@@ -128,7 +128,7 @@ class ChatRenderer:
         fields = self._heading.fields("chat.completion.chunk")
         return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+    def whole(self, pieces: Sequence[ChoiceDelta], usage: Usage) -> bytes:
         choices = [
             {
                 "index": piece.choice,
@@ -142,10 +142,10 @@ class ChatRenderer:
         fields = self._heading.fields("chat.completion") | self._prompt_fields(pieces[0])
         return orjson.dumps({**fields, "choices": choices, "usage": _usage_body(usage)})
 
-    def _prompt_fields(self, piece: Piece) -> dict[str, Any]:
+    def _prompt_fields(self, piece: ChoiceDelta) -> dict[str, Any]:
         return _prompt_fields(piece, self._token_bytes)
 
-    def _logprob_body(self, piece: Piece) -> dict[str, Any]:
+    def _logprob_body(self, piece: ChoiceDelta) -> dict[str, Any]:
         content = [
             {
                 **self._entry(entry.token, entry.logprob),
@@ -168,10 +168,10 @@ class CompletionRenderer:
         self._head = heading.opened("text_completion")
         self._tail = heading.closed()
 
-    def opening(self, piece: Piece, usage: Usage | None = None) -> bytes | None:
+    def opening(self, piece: ChoiceDelta, usage: Usage | None = None) -> bytes | None:
         return None
 
-    def chunks(self, piece: Piece, usage: Usage | None = None) -> list[bytes]:
+    def chunks(self, piece: ChoiceDelta, usage: Usage | None = None) -> list[bytes]:
         choice = orjson.dumps(self._choice(piece, bool(piece.logprobs)))
         return [
             self._head + choice + (self._tail if usage is None else self._heading.closed(usage))
@@ -181,12 +181,12 @@ class CompletionRenderer:
         fields = self._heading.fields("text_completion")
         return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+    def whole(self, pieces: Sequence[ChoiceDelta], usage: Usage) -> bytes:
         choices = [self._choice(piece, self._logprobs) for piece in pieces]
         fields = self._heading.fields("text_completion")
         return orjson.dumps({**fields, "choices": choices, "usage": _usage_body(usage)})
 
-    def _choice(self, piece: Piece, logprobs: bool) -> Mapping[str, Any]:
+    def _choice(self, piece: ChoiceDelta, logprobs: bool) -> Mapping[str, Any]:
         return {
             "index": piece.choice,
             "text": piece.text,
@@ -224,7 +224,7 @@ class CompletionRenderer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _prompt_fields(piece: Piece, token_bytes: TokenBytes) -> dict[str, Any]:
+def _prompt_fields(piece: ChoiceDelta, token_bytes: TokenBytes) -> dict[str, Any]:
     """What an answer holds of its prompt, where it was asked for."""
     fields: dict[str, Any] = {}
     if piece.prompt is not None:
@@ -251,7 +251,7 @@ def _by_id(entry: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
     }
 
 
-def _message(piece: Piece) -> dict[str, Any]:
+def _message(piece: ChoiceDelta) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
     if piece.calls:
         message["content"] = piece.text or None

@@ -31,7 +31,7 @@ class Admission:
     def __init__(self, tickets: int, clock: Callable[[], float]) -> None:
         self._tickets = tickets
         self._clock = clock
-        self._line = Line()
+        self._line = RetryAfterEstimator()
         self.taken = 0
         self.arriving = 0  # those that were just told to make room too
         # of bodies that are awaited, the one that has been silent longest first
@@ -103,7 +103,7 @@ class Admission:
         )
 
 
-class Line:
+class RetryAfterEstimator:
     """When the next who is refused may expect room. The pace is that of the last ends."""
 
     def __init__(self) -> None:

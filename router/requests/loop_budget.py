@@ -20,7 +20,7 @@ _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
 
-class Turns:
+class LoopBudget:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock  # gives seconds
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap

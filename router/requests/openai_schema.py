@@ -279,7 +279,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class Generation(Body):
+class GenerationBody(Body):
     """What chat and completion requests share."""
 
     model: str
@@ -314,7 +314,7 @@ class Generation(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationBody):
     neutral = CHAT_FIELDS
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -326,7 +326,7 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool | None = None
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationBody):
     neutral = COMPLETION_FIELDS
     most_values = MOST_TOKEN_VALUES
     prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_few_prompts)]

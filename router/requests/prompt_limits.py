@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import InvalidRequest
 
 MAX_SCORES = 1 << 15  # log-probabilities of prompts in one answer
 MAX_REPEATED_TOKENS = 1 << 18  # of prompts, in all choices of one answer
 
 
-def check_scored(requests: Sequence[GenerationRequest]) -> None:
+def check_scored(requests: Sequence[ValidatedRequest]) -> None:
     """Raise InvalidRequest if the log-probabilities of all their prompts are too many numbers for
     one answer, or are to be streamed, which would hold them back until the end."""
     numbers = sum(
@@ -38,7 +38,7 @@ def check_scored(requests: Sequence[GenerationRequest]) -> None:
         )
 
 
-def check_repeated(requests: Sequence[GenerationRequest]) -> None:
+def check_repeated(requests: Sequence[ValidatedRequest]) -> None:
     """Raise InvalidRequest if their choices repeat more of the prompts than one answer holds."""
     first = requests[0]
     repeated = sum(len(request.prompt) * request.choices for request in requests)

@@ -12,7 +12,7 @@ from baton.router.text.tool_calls import Calling
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class ValidatedRequest:
     """`max_tokens` bounds the output of each choice and fits the context. `stop_token_ids`
     holds the model's end tokens, unless the client ignores them. `sampling` has its seed.
     `cache_salt` is the client's own until the request is given to the dispatcher, then its

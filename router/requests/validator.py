@@ -1,4 +1,4 @@
-"""The one validator: from a request's bytes to a GenerationRequest, or to an error that names
+"""The one validator: from a request's bytes to a ValidatedRequest, or to an error that names
 the field as the client wrote it and the remedy.
 
 Everything a client sends passes here before any worker hears of it. Knows the model's limits,
@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from baton.proto import worker_pb2
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Generation,
+    GenerationBody,
     Message,
     TokenizeRequest,
     Tool,
@@ -27,7 +27,7 @@ from baton.router.requests.openai_schema import (
 from baton.router.requests.prompt_limits import check_repeated, check_scored
 from baton.router.requests.request_parser import counting, decoded, shaped
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.templates.chat_prompt import ChatPrompt
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.tokenizer import Text, Tokenizer, text_length
@@ -87,7 +87,7 @@ class Validator:
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
-        self.turns = Turns()
+        self.turns = LoopBudget()
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model:
@@ -106,7 +106,7 @@ class Validator:
         while await self.turns.run(size, next, pieces, _COUNTED) is not _COUNTED:
             size = 0
 
-    async def chat(self, request: ChatRequest, limits: Limits) -> GenerationRequest:
+    async def chat(self, request: ChatRequest, limits: Limits) -> ValidatedRequest:
         self.check_model(request.model)
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -165,14 +165,14 @@ class Validator:
 
     async def completion(
         self, request: CompletionRequest, limits: Limits, source: str = "prompt"
-    ) -> GenerationRequest:
+    ) -> ValidatedRequest:
         """A completion of one prompt; `source` is its name where the client wrote it."""
         (made,) = await self.completions(request, limits, source)
         return made
 
     async def completions(
         self, request: CompletionRequest, limits: Limits, source: str = "prompt"
-    ) -> list[GenerationRequest]:
+    ) -> list[ValidatedRequest]:
         """One request for each prompt."""
         self.check_model(request.model)
         prompts = _prompts(request.prompt)
@@ -190,7 +190,7 @@ class Validator:
         prompt: str | Sequence[int],
         source: str,
         limits: Limits,
-    ) -> GenerationRequest:
+    ) -> ValidatedRequest:
         if isinstance(prompt, str):
             tokens = await self.text_tokens(prompt, True, source, limits)
         else:
@@ -253,12 +253,12 @@ class Validator:
 
     def _finish(
         self,
-        request: Generation,
+        request: GenerationBody,
         prompt: Sequence[int],
         top_logprobs: int | None,
         max_tokens: int,
         limits: Limits,
-    ) -> GenerationRequest:
+    ) -> ValidatedRequest:
         choices = request.n or 1
         if choices > self._max_choices:
             raise InvalidRequest(f"n is {choices}: give at most {self._max_choices}", "n")
@@ -280,7 +280,7 @@ class Validator:
                 "max_tokens",
             )
         options = request.stream_options
-        return GenerationRequest(
+        return ValidatedRequest(
             prompt=tuple(prompt),
             sampling=sampling,
             max_tokens=max_tokens,
@@ -297,7 +297,7 @@ class Validator:
         )
 
     def _sampling(
-        self, request: Generation, top_logprobs: int | None, limits: Limits
+        self, request: GenerationBody, top_logprobs: int | None, limits: Limits
     ) -> worker_pb2.Sampling:
         seed = secrets.randbits(64) if request.seed is None else request.seed % (1 << 64)
         unsaid = self._defaults

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest, Message, Tool
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.template_messages import plain_messages, plain_tools
@@ -81,7 +81,7 @@ class ChatPrompt:
         plain: Sequence[dict[str, Any]],
         tools: Sequence[Tool],
         variables: Mapping[str, Any] | None,
-        turns: Turns,
+        turns: LoopBudget,
     ) -> Text:
         """Return the prompt, open for an answer, of what `plain` gave; in pieces where control
         tokens in it are text. Raises InvalidRequest if the template refuses it."""

@@ -1,6 +1,6 @@
 """What a client is told of its answer: the text that the router shows, and the usage beside it.
 
-The router's own `Answering` makes both, of a text that has one character for each token: so it
+The router's own `RequestHandler` makes both, of a text that has one character for each token: so it
 is seen which tokens the client has received. Knows no fleet and no checks.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.router.answers.active_request import Generation, OutputToken
-from baton.router.answers.choice_text import Piece
-from baton.router.answers.request_handler import Answering
+from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.answers.choice_text import ChoiceDelta
+from baton.router.answers.request_handler import RequestHandler
 from baton.router.text.control_tokens import ControlTokens
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.tokenizer import Text
@@ -61,20 +61,22 @@ _CHARACTERS = _Characters()
 TOKENIZER = CharacterTokenizer()
 
 
-class Told(Answering):
+class Told(RequestHandler):
     """The router's answer; `outputs` are those that the last pieces were made of, and `text` is
     what the client has been shown so far, by choice."""
 
     outputs: Sequence[OutputToken] = ()
 
-    def begun(self) -> Generation:
+    def begun(self) -> ActiveRequest:
         assert self._generation is not None
         return self._generation
 
-    def take(self, pieces: Sequence[Piece], text: list[str]) -> None:
+    def take(self, pieces: Sequence[ChoiceDelta], text: list[str]) -> None:
         for piece in pieces:
             text[piece.choice] += piece.text
 
-    def _pieces(self, generation: Generation, outputs: Sequence[OutputToken]) -> list[Piece]:
+    def _pieces(
+        self, generation: ActiveRequest, outputs: Sequence[OutputToken]
+    ) -> list[ChoiceDelta]:
         self.outputs = outputs
         return super()._pieces(generation, outputs)

@@ -126,7 +126,7 @@ def _storm(made: Scenario) -> Scenario:
     router = replace(
         made.config.router,
         max_requests=dice.choice([8, 64, 64]),
-        move_floor=dice.choice([1, 2]),
+        retry_floor=dice.choice([1, 2]),
     )
     step = replace(made.config.step, max_queue=dice.choice([2, 32, 32]), max_sequences=3)
     faults = [

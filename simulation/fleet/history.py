@@ -14,9 +14,9 @@ from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import Drawn
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Generation, OutputToken
-from baton.router.answers.request_handler import Serving, Usage
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.answers.request_handler import RequestServices, Usage
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.client_view import TOKENIZER, Told
@@ -44,7 +44,7 @@ class Ask:
     reads_s: float = 0.0
     top_logprobs: int | None = None
 
-    def request(self) -> GenerationRequest:
+    def request(self) -> ValidatedRequest:
         sampling = worker_pb2.Sampling(
             temperature=self.temperature,
             top_p=1.0,
@@ -52,7 +52,7 @@ class Ask:
             seed=self.seed,
             top_logprobs=self.top_logprobs,
         )
-        return GenerationRequest(
+        return ValidatedRequest(
             prompt=self.prompt,
             sampling=sampling,
             max_tokens=self.max_tokens,
@@ -141,7 +141,7 @@ async def serve(router: RouterProcess, history: History, clock: Callable[[], flo
 async def _serve(router: RouterProcess, history: History) -> None:
     ask = history.ask
     deadline_s = asyncio.get_running_loop().time() + ask.deadline_s
-    serving = Serving(router.dispatcher, router.admission, TOKENIZER)
+    serving = RequestServices(router.dispatcher, router.admission, TOKENIZER)
     told = Told(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
     await told.begin()
     generation = told.begun()
@@ -159,7 +159,7 @@ async def _serve(router: RouterProcess, history: History) -> None:
 
 
 def _take(
-    router: RouterProcess, generation: Generation, history: History, output: OutputToken
+    router: RouterProcess, generation: ActiveRequest, history: History, output: OutputToken
 ) -> None:
     """What follows a stop string is dropped, as the router's text does."""
     choice, enough = output.choice, history.ask.enough

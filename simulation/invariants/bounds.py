@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from baton.router.dispatch.attempt import Submission
-from baton.router.dispatch.retry_budget import HOLD_S, Move
+from baton.router.dispatch.attempt import Attempt
+from baton.router.dispatch.retry_budget import HOLD_S, RetryPermit
 from baton.simulation.fleet.world import RouterProcess, World
 
 
@@ -30,32 +30,32 @@ class Bounds:
         self._over_circuits(process)
 
     def _over_budget(self, process: RouterProcess) -> None:
-        """Moves under way, and those that failed in the last HOLD_S for want of memory or else, are
-        no more than its limit."""
+        """Migrations under way, and those that failed in the last HOLD_S for want of memory or
+        else, are no more than its limit."""
         dispatcher, budget = process.dispatcher, process.dispatcher._moves._budget
         take, got_on, failed = budget.take, budget.got_on, budget.failed
-        under_way: dict[Move, float] = {}  # when each was taken, on the router's clock
+        under_way: dict[RetryPermit, float] = {}  # when each was taken, on the router's clock
         failures: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
-        def taken(active: int, now_s: float, *, short: bool = False) -> Move | None:
+        def taken(active: int, now_s: float, *, short: bool = False) -> RetryPermit | None:
             move = take(active, now_s, short=short)
             if move is not None:
                 under_way[move] = now_s
                 counted = (*under_way.values(), *failures[short])
                 recent = [at_s for at_s in counted if at_s > now_s - HOLD_S]
                 active = len(dispatcher._submissions)
-                limit = max(self._config.move_floor, int(self._config.move_share * active))
+                limit = max(self._config.retry_floor, int(self._config.retry_share * active))
                 if len(recent) > limit:
                     self._breaches.append(
                         f"{process.machine.name}: {len(recent)} moves of {limit} in {HOLD_S:g} s"
                     )
             return move
 
-        def got_on_with(move: Move) -> None:
+        def got_on_with(move: RetryPermit) -> None:
             under_way.pop(move, None)
             got_on(move)
 
-        def has_failed(move: Move, now_s: float, *, short: bool = False) -> None:
+        def has_failed(move: RetryPermit, now_s: float, *, short: bool = False) -> None:
             under_way.pop(move, None)
             failures[short].append(now_s)
             failed(move, now_s, short=short)
@@ -69,7 +69,7 @@ class Bounds:
         placer = process.dispatcher._placer
         try_place = placer.try_place
 
-        def placed(submission: Submission) -> Any:
+        def placed(submission: Attempt) -> Any:
             error = try_place(submission)
             moved = submission.attempt > 1 and not submission.drains
             if error is None and moved and submission.move is None:

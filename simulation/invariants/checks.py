@@ -20,7 +20,7 @@ from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.prefill_worker import worker as prefill
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2
-from baton.router.answers.active_request import Generation
+from baton.router.answers.active_request import ActiveRequest
 from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.errors import BatonError, ReadFailed
 from baton.runtime.registry import Role
@@ -101,7 +101,7 @@ class Watch:
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
-            named: dict[str, tuple[Generation, int]] = {}
+            named: dict[str, tuple[ActiveRequest, int]] = {}
             fitting: dict[str, int] = {}
             for output in outputs.outputs:
                 submission = dispatcher._submissions.get(output.request_id)
@@ -238,7 +238,7 @@ class Watch:
         self._leases.landing(attempt)
 
 
-def _accepted(generation: Generation) -> int:
+def _accepted(generation: ActiveRequest) -> int:
     return sum([len(choice.accepted) for choice in generation.choices])
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.prefill_worker.prompts import Prompt
-from baton.router.dispatch.retry_budget import HOLD_S, Move
+from baton.router.dispatch.retry_budget import HOLD_S, RetryPermit
 from baton.runtime.errors import Overloaded
 from baton.simulation.fleet.history import History
 from baton.simulation.fleet.world import RouterProcess, WorkerProcess, World
@@ -132,16 +132,16 @@ class Refusals:
         # by whether memory was short: when each is forgotten, on the router's clock
         failures: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
-        def watched_failure(move: Move, now_s: float, *, short: bool = False) -> None:
+        def watched_failure(move: RetryPermit, now_s: float, *, short: bool = False) -> None:
             failures[short].append(now_s + HOLD_S)
             failed(move, now_s, short=short)
 
-        def watched(active: int, now_s: float, *, short: bool = False) -> Move | None:
+        def watched(active: int, now_s: float, *, short: bool = False) -> RetryPermit | None:
             try:
                 return take(active, now_s, short=short)
             except Overloaded as error:
                 recent = sum(forgotten_s > now_s for forgotten_s in failures[short])
-                limit = max(config.move_floor, int(config.move_share * active))
+                limit = max(config.retry_floor, int(config.retry_share * active))
                 self._judge(process.machine.name, error, recent >= limit)
                 raise
 

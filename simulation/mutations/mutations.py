@@ -31,10 +31,10 @@ from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2
 from baton.router.answers.choice_text import ChoiceText
 from baton.router.dispatch import submitter
-from baton.router.dispatch.attempt import Submission
+from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.dispatcher import Dispatcher
-from baton.router.dispatch.migrator import Moves
-from baton.router.dispatch.retry_budget import HOLD_S, Move, MoveBudget
+from baton.router.dispatch.migrator import Migrator
+from baton.router.dispatch.retry_budget import HOLD_S, RetryBudget, RetryPermit
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.fleet import Fleet
 from baton.router.requests.admission import Admission
@@ -147,7 +147,7 @@ def _owed_nothing(_: Any) -> Any:
 
 
 def _another_seed(before: Any) -> Any:
-    def build(submission: Submission, *more: Any) -> Any:
+    def build(submission: Attempt, *more: Any) -> Any:
         message = before(submission, *more)
         message.sampling.seed = (message.sampling.seed + submission.attempt - 1) % (1 << 64)
         return message
@@ -174,7 +174,7 @@ def _without_parents(before: Any) -> Any:
 
 
 def _whole_requests_alone(before: Any) -> Any:
-    def tell_cancel(self: Submission, *choices: int) -> None:
+    def tell_cancel(self: Attempt, *choices: int) -> None:
         if not choices:
             before(self)
 
@@ -248,11 +248,11 @@ def _half_a_line(before: Any) -> Any:
 
 
 def _always_a_move(_: Any) -> Any:
-    return lambda self, active, now_s, *, short: Move(now_s + HOLD_S)
+    return lambda self, active, now_s, *, short: RetryPermit(now_s + HOLD_S)
 
 
 def _not_asked(_: Any) -> Any:
-    async def take_turn(self: Moves, submission: Submission, *, short: bool) -> None:
+    async def take_turn(self: Migrator, submission: Attempt, *, short: bool) -> None:
         return
 
     return take_turn
@@ -364,18 +364,18 @@ MUTATIONS: dict[str, Break] = {
         "a worker refuses with half a line", WaitingLine, "check_room", _half_a_line
     ),
     "no-budget-of-moves": Break(
-        "all that fails is moved at once", MoveBudget, "take", _always_a_move
+        "all that fails is moved at once", RetryBudget, "take", _always_a_move
     ),
-    "moves-beside-the-budget": Break("the budget is not asked", Moves, "_take_turn", _not_asked),
+    "moves-beside-the-budget": Break("the budget is not asked", Migrator, "_take_turn", _not_asked),
     "roster-without-changes": Break(
         "a linked worker's changes are not heard of", Fleet, "_note_change", _heard_while_away
     ),
     "no-cap-of-ejection": Break(
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),
-    "forget-a-cancel": Break("workers hear of no cancel", Submission, "tell_cancel", always(None)),
+    "forget-a-cancel": Break("workers hear of no cancel", Attempt, "tell_cancel", always(None)),
     "forget-a-stop-string": Break(
-        "workers hear of no choice's end", Submission, "tell_cancel", _whole_requests_alone
+        "workers hear of no choice's end", Attempt, "tell_cancel", _whole_requests_alone
     ),
     "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", always(None)),
     "forget-deadlines": Break(

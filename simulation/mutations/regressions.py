@@ -17,7 +17,7 @@ from baton.kv_transfer.mover import Read
 from baton.kv_transfer.reader import HandoffReader
 from baton.proto import worker_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
-from baton.router.dispatch.retry_budget import MoveBudget
+from baton.router.dispatch.retry_budget import RetryBudget
 from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.errors import ReadFailed
 from baton.simulation.mutations.patches import Break
@@ -111,7 +111,7 @@ PAST_BUGS: dict[str, PastBug] = {
         53,
         Break(
             "a request that fits no worker's memory used up the moves of all others",
-            MoveBudget,
+            RetryBudget,
             "failed",
             _like_others,
         ),

@@ -97,7 +97,7 @@ def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: s
     assert ("(gRPC at 127.0.0.1:8001)" in told[0]) is (address is not None)
 
 
-class Turns:
+class LoopBudget:
     """A launcher that does one scripted thing each turn, and then stops the serving."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_keeper_that_cannot_be_started_ends_nothing_and_is_said_once(
         return BatonError("the keeper of decode-0 was not started: no process")
 
     again = put(instance, "decode-0", "running", 2, ended="with its keeper")
-    turns = Turns(monkeypatch, fail, fail, fail, again, fail)
+    turns = LoopBudget(monkeypatch, fail, fail, fail, again, fail)
     turns.serving._watch(instance, turns)
     told = "the keeper of decode-0 was not started: no process; it is tried again"
     assert turns.said == [told, "decode-0 died (with its keeper); started again", told]
@@ -139,7 +139,7 @@ def test_a_job_that_cannot_be_started_for_now_is_said_and_ends_nothing(
         for starts in (2, 3, 4)
     ]
     again = put(instance, "decode-0", "running", 5, ended="signal 9")
-    turns = Turns(monkeypatch, *waits, again)
+    turns = LoopBudget(monkeypatch, *waits, again)
     turns.serving._watch(instance, turns)
     assert turns.said == [
         "no process; it is tried again",
@@ -159,7 +159,7 @@ def test_a_status_that_cannot_be_read_ends_nothing(
         return real(folder, name)
 
     monkeypatch.setattr(serve, "read_status", read)
-    turns = Turns(monkeypatch, *[lambda: None] * 5)
+    turns = LoopBudget(monkeypatch, *[lambda: None] * 5)
     turns.serving._watch(instance, turns)
     assert left == [0] and len(turns.said) == 1 and "too many open files" in turns.said[0]
 
@@ -168,7 +168,7 @@ def test_a_job_that_was_given_up_ends_it_with_a_log_or_without(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(instance, "decode-0", "failed", 5, ended="exit code 1")()
-    turns = Turns(monkeypatch, *[lambda: None] * 5)
+    turns = LoopBudget(monkeypatch, *[lambda: None] * 5)
     with pytest.raises(ConfigError, match=r"\(exit code 1\)\. Its log cannot be read.*decode-0"):
         turns.serving._watch(instance, turns)
     (instance.folder / "decode-0.log").write_text("ValueError: a bug\n")

@@ -11,13 +11,13 @@ from typing import Any, cast
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Generation
+from baton.router.answers.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import Shape, Size, WorkerView
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.links import LinkClosed
 
@@ -144,10 +144,10 @@ class Scene:
 
     async def start(
         self, request_id: str = "r", within_s: float = 3600, **fields: Any
-    ) -> Generation:
+    ) -> ActiveRequest:
         deadline_s = asyncio.get_running_loop().time() + within_s
         defaults: dict[str, Any] = {"max_tokens": 9, "stop_token_ids": (1,)}
-        request = GenerationRequest(
+        request = ValidatedRequest(
             prompt=(5, 6, 7), sampling=worker_pb2.Sampling(seed=1), **{**defaults, **fields}
         )
         return await self.dispatcher.start(request, request_id, Context(), deadline_s)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.requests.admission import LONGEST_S, UNKNOWN_S, WINDOW_S, Admission, Line
+from baton.router.requests.admission import (
+    LONGEST_S,
+    UNKNOWN_S,
+    WINDOW_S,
+    Admission,
+    RetryAfterEstimator,
+)
 from baton.runtime.errors import BatonError, Cancelled, Overloaded
 
 
@@ -117,7 +123,7 @@ def test_an_error_of_the_inside_gets_the_time_too_and_makes_no_pace(clock: Clock
 
 
 def test_a_line_empties_as_time_passes_and_has_a_longest() -> None:
-    line = Line()
+    line = RetryAfterEstimator()
     for second in range(10):
         line.ended(float(second))
     assert [line.join(10.0) for _ in range(3)] == [1.0, 2.0, 3.0]
@@ -129,6 +135,6 @@ def test_a_line_empties_as_time_passes_and_has_a_longest() -> None:
 
 
 def test_ends_of_long_ago_are_no_pace() -> None:
-    line = Line()
+    line = RetryAfterEstimator()
     line.ended(0.0)
     assert line.join(WINDOW_S) == UNKNOWN_S

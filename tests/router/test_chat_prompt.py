@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.request_parser import decoded, shaped
 from baton.router.templates.chat_prompt import ChatPrompt
@@ -54,7 +54,7 @@ def request(**fields: Any) -> ChatRequest:
 def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, Calling | None]:
     tools, calling = prompt.tools(asked)
     plain = prompt.plain(asked.messages, tools)
-    return asyncio.run(prompt.text(plain, tools, asked.chat_template_kwargs, Turns())), calling
+    return asyncio.run(prompt.text(plain, tools, asked.chat_template_kwargs, LoopBudget())), calling
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])

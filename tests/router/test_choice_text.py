@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.router.answers.active_request import OutputToken
-from baton.router.answers.choice_text import ChoiceText, Piece, TokenLogprob
+from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.http_frontend.http_error import error_body, error_response
 from baton.router.http_frontend.openai_body import ChatRenderer, CompletionRenderer, Heading, Usage
 from baton.router.text.tool_calls import FORMS, Call, Calling
@@ -192,7 +192,7 @@ def entry(token: int, logprob: float = -0.5) -> TokenLogprob:
 @pytest.mark.parametrize("text", ["a", '"\\\n', "猫🎉", ""])
 def test_chat_chunks_are_json(text: str) -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True)
-    (body,) = map(json.loads, renderer.chunks(Piece(2, text)))
+    (body,) = map(json.loads, renderer.chunks(ChoiceDelta(2, text)))
     assert body["choices"] == [
         {"index": 2, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
     ]
@@ -202,10 +202,10 @@ def test_chat_chunks_are_json(text: str) -> None:
 
 def test_chat_ends_and_openings() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True)
-    opening = renderer.opening(Piece(1))
+    opening = renderer.opening(ChoiceDelta(1))
     assert opening is not None
     assert json.loads(opening)["choices"][0]["delta"]["role"] == "assistant"
-    (chunk,) = renderer.chunks(Piece(1, finish="stop"))
+    (chunk,) = renderer.chunks(ChoiceDelta(1, finish="stop"))
     last = json.loads(chunk)["choices"][0]
     assert last["delta"] == {} and last["finish_reason"] == "stop"
     assert json.loads(renderer.usage_chunk(USAGE))["usage"]["total_tokens"] == 7
@@ -213,11 +213,11 @@ def test_chat_ends_and_openings() -> None:
 
 def test_a_call_is_told_name_first() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True, tools=True)
-    opening = renderer.opening(Piece(0))
+    opening = renderer.opening(ChoiceDelta(0))
     assert opening is not None
     assert json.loads(opening)["choices"][0]["delta"]["content"] is None
     calls = [Call(0, "f", '{"a": "é"}'), Call(1, "g", "{}")]
-    bodies = renderer.chunks(Piece(1, "So", [entry(1)], "tool_calls", calls))
+    bodies = renderer.chunks(ChoiceDelta(1, "So", [entry(1)], "tool_calls", calls))
     choices = [json.loads(body)["choices"][0] for body in bodies]
     assert all(choice["index"] == 1 for choice in choices)
     assert choices[0]["delta"] == {"content": "So"} and choices[0]["logprobs"]["content"]
@@ -238,17 +238,17 @@ def test_a_call_is_told_name_first() -> None:
 
 def test_pieces_beside_calls_say_no_content() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True, tools=True)
-    (held,) = renderer.chunks(Piece(0, "", [entry(1)]))
+    (held,) = renderer.chunks(ChoiceDelta(0, "", [entry(1)]))
     assert json.loads(held)["choices"][0]["delta"] == {"content": None}
-    assert len(renderer.chunks(Piece(0, calls=[Call(0, "f", "{}")]))) == 2
+    assert len(renderer.chunks(ChoiceDelta(0, calls=[Call(0, "f", "{}")]))) == 2
 
 
 @pytest.mark.parametrize(("text", "content"), [("", None), ("So", "So")])
 def test_calls_of_a_whole_answer(text: str, content: str | None) -> None:
     renderer = ChatRenderer(HEADING, token_bytes, False, tools=True)
     pieces = [
-        Piece(0, text, finish="tool_calls", calls=[Call(0, "f", "{}"), Call(1, "g", "{}")]),
-        Piece(1, "", finish="stop"),
+        ChoiceDelta(0, text, finish="tool_calls", calls=[Call(0, "f", "{}"), Call(1, "g", "{}")]),
+        ChoiceDelta(1, "", finish="stop"),
     ]
     called, silent = json.loads(renderer.whole(pieces, USAGE))["choices"]
     ids = {call.pop("id") for call in called["message"]["tool_calls"]}
@@ -266,7 +266,7 @@ def test_calls_of_a_whole_answer(text: str, content: str | None) -> None:
 
 def test_chat_logprobs_give_bytes_of_half_characters() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True)
-    whole = json.loads(renderer.whole([Piece(0, "x", [entry(9)], "stop")], USAGE))
+    whole = json.loads(renderer.whole([ChoiceDelta(0, "x", [entry(9)], "stop")], USAGE))
     (content,) = whole["choices"][0]["logprobs"]["content"]
     assert content["bytes"] == [0xE2, 0x82] and content["token"] == "\ufffd"
     assert content["top_logprobs"][1]["logprob"] == -9999.0  # JSON knows no infinity
@@ -275,14 +275,14 @@ def test_chat_logprobs_give_bytes_of_half_characters() -> None:
 
 def test_without_logprobs_there_are_none() -> None:
     for renderer in (ChatRenderer, CompletionRenderer):
-        body = renderer(HEADING, token_bytes, False).whole([Piece(0, "x", [], "stop")], USAGE)
+        body = renderer(HEADING, token_bytes, False).whole([ChoiceDelta(0, "x", [], "stop")], USAGE)
         assert json.loads(body)["choices"][0]["logprobs"] is None
 
 
 def test_completion_bodies() -> None:
     renderer = CompletionRenderer(HEADING, token_bytes, True)
-    assert renderer.opening(Piece(0)) is None
-    (body,) = renderer.chunks(Piece(1, "b", [entry(1)]))
+    assert renderer.opening(ChoiceDelta(0)) is None
+    (body,) = renderer.chunks(ChoiceDelta(1, "b", [entry(1)]))
     chunk = json.loads(body)
     assert chunk["object"] == "text_completion"
     assert chunk["choices"][0]["logprobs"] == {
@@ -292,7 +292,7 @@ def test_completion_bodies() -> None:
         "text_offset": [4],
     }
     plain = Heading("id", 1, "m", include_usage=False)
-    (body,) = CompletionRenderer(plain, token_bytes, False).chunks(Piece(0, "x"))
+    (body,) = CompletionRenderer(plain, token_bytes, False).chunks(ChoiceDelta(0, "x"))
     assert "usage" not in json.loads(body)
 
 
@@ -300,7 +300,7 @@ def test_completion_top_logprobs_hold_the_drawn_token_and_keep_parts_apart() -> 
     pieces = {1: b"a", 2: b"\xe2", 3: b"\x82", 4: b"b"}
     drawn = TokenLogprob(4, -3.0, ((1, -0.5), (2, -1.0), (3, -2.0)), 0)
     renderer = CompletionRenderer(HEADING, pieces.__getitem__, True)
-    choice = json.loads(renderer.whole([Piece(0, "b", [drawn], "stop")], USAGE))["choices"][0]
+    choice = json.loads(renderer.whole([ChoiceDelta(0, "b", [drawn], "stop")], USAGE))["choices"][0]
     expected = {"a": -0.5, "bytes:\\xe2": -1.0, "bytes:\\x82": -2.0, "b": -3.0}
     assert choice["logprobs"]["top_logprobs"] == [expected]
     assert choice["logprobs"]["tokens"] == ["b"]

@@ -226,7 +226,7 @@ async def test_a_deadline_ends_the_wait_between_two_attempts(scene_of: Any) -> N
 
 @on_virtual_time
 async def test_a_deadline_ends_the_wait_for_a_turn_to_be_moved(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0)
+    scene = scene_of("decode-0", "decode-1", retry_floor=1, retry_share=0.0)
     loop = asyncio.get_running_loop()
     first = await scene.start("a")
     second = await scene.start("b", within_s=0.3)

@@ -123,7 +123,7 @@ async def test_a_burst_of_losses_is_paced_and_none_is_refused(scene_of: Any, out
 
 @on_virtual_time
 async def test_a_client_that_leaves_gives_its_turn_back(scene_of: Any) -> None:
-    scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0)
+    scene = scene_of("decode-0", "decode-1", retry_floor=1, retry_share=0.0)
     first, second = await scene.start("a"), await scene.start("b")
     for number in (0, 1):
         scene.dispatcher.lost(scene.link(number), None, "dead")
@@ -162,7 +162,7 @@ async def test_what_no_worker_has_memory_for_is_the_requests_own_fault(
     scene_of: Any, failed: Any
 ) -> None:
     """One client with such prompts would else close a fleet to all others."""
-    scene = scene_of("decode-0", "decode-1", "decode-2", move_floor=100)
+    scene = scene_of("decode-0", "decode-1", "decode-2", retry_floor=100)
     for number in range(10):
         generation = await scene.start(f"r{number}")
         for attempt in (1, 2, 3):
@@ -181,7 +181,7 @@ async def test_what_no_worker_has_memory_for_takes_no_moves_from_others(
     scene_of: Any, output: Any, failed: Any
 ) -> None:
     """Such requests may use up their own share of moves; a worker's loss is moved all the same."""
-    scene = scene_of("decode-0", "decode-1", move_floor=3, move_share=0.0, max_attempts=4)
+    scene = scene_of("decode-0", "decode-1", retry_floor=3, retry_share=0.0, max_attempts=4)
     refused = 0
     for number in range(5):
         name = f"long{number}"
@@ -286,7 +286,7 @@ FELLOWS = {b"prefill-0": "prefill", b"prefill-1": "prefill"}
 @on_virtual_time
 async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, failed: Any) -> None:
     """Each move finds its new worker full: it is given back, so that the next one may try."""
-    scene = scene_of("decode-0", "decode-1", "decode-2", move_floor=1, move_share=0.0)
+    scene = scene_of("decode-0", "decode-1", "decode-2", retry_floor=1, retry_share=0.0)
     for number in range(4):
         name = f"r{number}"
         generation = await scene.start(name)
@@ -309,7 +309,7 @@ async def test_a_fleet_that_is_full_is_not_asked_without_end(
     scene_of: Any, failed: Any, last: str
 ) -> None:
     """Whoever fails it in the end, its client can come back when there is room."""
-    scene = scene_of("decode-0", "decode-1", move_floor=1, move_share=0.0, max_attempts=3)
+    scene = scene_of("decode-0", "decode-1", retry_floor=1, retry_share=0.0, max_attempts=3)
     generation = await scene.start("r")
     for attempt in (1, 2, 3):
         await asyncio.sleep(0.02)

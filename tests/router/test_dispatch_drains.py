@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.router.answers.active_request import Generation
+from baton.router.answers.active_request import ActiveRequest
 from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
-Drained = Callable[..., Awaitable[tuple[Any, Generation]]]
+Drained = Callable[..., Awaitable[tuple[Any, ActiveRequest]]]
 
 
 @on_virtual_time
@@ -75,7 +75,7 @@ async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures(scene_o
 def drained_alone_fixture(scene_of: Any, output: Any, failed: Any) -> Drained:
     """The only decode worker hands back what has begun there, and ends."""
 
-    async def drained(handed_back_s: float, within_s: float = 3600) -> tuple[Any, Generation]:
+    async def drained(handed_back_s: float, within_s: float = 3600) -> tuple[Any, ActiveRequest]:
         scene = scene_of(handed_back_s=handed_back_s)
         generation = await scene.start(within_s=within_s)
         scene.give(output(0, 10))

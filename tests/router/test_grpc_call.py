@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from baton.proto import client_pb2
 from baton.router.grpc_frontend import call as grpc_call
 from baton.router.grpc_frontend.call import Call
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.validator import Validator
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
@@ -50,7 +50,7 @@ class Context:
 
 
 def call_of(context: Any, longest_s: float = 60.0) -> Call:
-    return Call(context, "req-1", {"a": "b"}, RouterConfig(request_s=longest_s), Turns())
+    return Call(context, "req-1", {"a": "b"}, RouterConfig(request_s=longest_s), LoopBudget())
 
 
 @pytest.mark.parametrize(("left_s", "allowed_s"), [(None, 60.0), (5.0, 4.99), (600.0, 60.0)])

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from baton.proto import client_pb2
-from baton.router.answers.choice_text import Piece, TokenLogprob
+from baton.router.answers.choice_text import ChoiceDelta, TokenLogprob
 from baton.router.answers.request_handler import Usage
 from baton.router.grpc_frontend.reply import pieces_reply, status_of, usage_reply
 from baton.router.text.tool_calls import Call
@@ -80,8 +80,8 @@ def test_a_field_that_is_no_ascii_may_stand_in_a_trailer() -> None:
 
 def test_pieces() -> None:
     logprob = TokenLogprob(65, -0.5, ((66, -1.0), (200, -math.inf)), 3)
-    piece = Piece(2, "text", [logprob], "tool_calls", [Call(0, "f", '{"a": 1}')])
-    reply = pieces_reply([piece, Piece(0, "é")], token_bytes)
+    piece = ChoiceDelta(2, "text", [logprob], "tool_calls", [Call(0, "f", '{"a": 1}')])
+    reply = pieces_reply([piece, ChoiceDelta(0, "é")], token_bytes)
     assert not reply.HasField("usage")
     first, second = reply.pieces
     assert (first.choice, first.text) == (2, "text")
@@ -103,7 +103,7 @@ def test_pieces() -> None:
     ("finish", "told"), [("stop", client_pb2.STOP), ("length", client_pb2.LENGTH)]
 )
 def test_finish_reasons(finish: str, told: int) -> None:
-    (piece,) = pieces_reply([Piece(0, finish=finish)], token_bytes).pieces
+    (piece,) = pieces_reply([ChoiceDelta(0, finish=finish)], token_bytes).pieces
     assert piece.finish_reason == told
 
 

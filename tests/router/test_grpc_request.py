@@ -25,7 +25,7 @@ from baton.router.requests.openai_schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Limits, Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest, NotFound
@@ -78,7 +78,7 @@ def message_of(body: dict[str, Any], shape: type[Any] = client_pb2.GenerateReque
     return ParseDict(sent, shape())
 
 
-async def by_http(body: dict[str, Any], limits: Limits = LIMITS) -> GenerationRequest:
+async def by_http(body: dict[str, Any], limits: Limits = LIMITS) -> ValidatedRequest:
     raw = orjson.dumps({"model": "m", **body})
     if "messages" in body:
         return await VALIDATOR.chat(await VALIDATOR.parsed(raw, ChatRequest), limits)
@@ -86,7 +86,7 @@ async def by_http(body: dict[str, Any], limits: Limits = LIMITS) -> GenerationRe
     return await VALIDATOR.completion(asked, limits)
 
 
-async def by_grpc(body: dict[str, Any], limits: Limits = LIMITS) -> GenerationRequest:
+async def by_grpc(body: dict[str, Any], limits: Limits = LIMITS) -> ValidatedRequest:
     return await generation_of(message_of(body), VALIDATOR, limits)
 
 

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Generation, OutputToken
+from baton.router.answers.active_request import ActiveRequest, OutputToken
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"
@@ -25,14 +25,14 @@ both_ways = pytest.mark.parametrize("stream", [False, True])
 def arrived(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The choice of each token that the router has accepted."""
     choices: list[int] = []
-    put = Generation.put
+    put = ActiveRequest.put
 
-    def noted(self: Generation, output: OutputToken) -> bool:
+    def noted(self: ActiveRequest, output: OutputToken) -> bool:
         if output.token is not None:
             choices.append(output.choice)
         return put(self, output)
 
-    monkeypatch.setattr(Generation, "put", noted)
+    monkeypatch.setattr(ActiveRequest, "put", noted)
     return choices
 
 

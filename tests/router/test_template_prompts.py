@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.request_parser import decoded, shaped
 from baton.router.templates.chat_prompt import ChatPrompt
@@ -47,7 +47,7 @@ async def prompt_of(template: str, **fields: Any) -> str:
     prompt, asked = ChatPrompt("m", ChatTemplate(template, SPECIAL), "none"), request(**fields)
     tools, _ = prompt.tools(asked)
     plain = prompt.plain(asked.messages, tools)
-    return await prompt.text(plain, tools, asked.chat_template_kwargs, Turns())
+    return await prompt.text(plain, tools, asked.chat_template_kwargs, LoopBudget())
 
 
 @pytest.mark.parametrize("family", WITH_CALLS)

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Limits, Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.tool_calls import FORMS, Calling
@@ -24,13 +24,13 @@ def validator(template: str | None = TEMPLATE) -> Validator:
     return Validator("m", ByteTokenizer(), made, frozenset({7, 8}), max_choices=4)
 
 
-async def complete(**fields: Any) -> GenerationRequest:
+async def complete(**fields: Any) -> ValidatedRequest:
     body = orjson.dumps({"model": "m", "prompt": "ab", **fields})
     made = validator()
     return await made.completion(await made.parsed(body, CompletionRequest), LIMITS)
 
 
-async def chat(**fields: Any) -> GenerationRequest:
+async def chat(**fields: Any) -> ValidatedRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     made = validator()
     return await made.chat(await made.parsed(orjson.dumps(body), ChatRequest), LIMITS)
@@ -109,7 +109,7 @@ async def test_a_stream_repeats_no_long_chat_in_each_choice() -> None:
     message = {"role": "user", "content": "a" * 100_000}
     fields = {"model": "m", "messages": [message], "n": 3, "return_token_ids": True}
 
-    async def chat_of(**others: Any) -> GenerationRequest:
+    async def chat_of(**others: Any) -> ValidatedRequest:
         asked = await made.parsed(orjson.dumps(fields | others), ChatRequest)
         return await made.chat(asked, limits)
 
@@ -180,7 +180,7 @@ async def test_what_may_be_called_is_told_to_the_parser() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
-    async def asked(**fields: Any) -> GenerationRequest:
+    async def asked(**fields: Any) -> ValidatedRequest:
         raw = orjson.dumps({**body, **fields})
         return await made.chat(await made.parsed(raw, ChatRequest), LIMITS)
 

@@ -35,7 +35,7 @@ def test_storms_are_one_seed_of_so_many_and_leave_a_decode_worker_sound() -> Non
     assert many == list(range(STORM_SEED, 200, STORM_EVERY))
     for seed in many:
         storm = draw(seed)
-        assert storm == draw(seed) and storm.config.router.move_floor <= 2
+        assert storm == draw(seed) and storm.config.router.retry_floor <= 2
         faults = [event.does for event in storm.faults]
         assert all(isinstance(f, Fault) and f.what in STORMY for f in faults)
         failing = {name for fault in faults if isinstance(fault, Fault) for name in fault.targets}

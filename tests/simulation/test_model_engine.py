@@ -15,7 +15,7 @@ from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
 from baton.router.answers.active_request import OutputToken
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.sampling import SamplingParams
@@ -126,7 +126,7 @@ def test_three_deaths_in_a_row_change_no_token_and_no_logprob(kind: ModelKind) -
         async def ask() -> None:
             until_s = asyncio.get_running_loop().time() + 60
             generation = await router.dispatcher.start(
-                GenerationRequest(prompt, sampling_of(params), count, choices=2),
+                ValidatedRequest(prompt, sampling_of(params), count, choices=2),
                 "r",
                 Context(),
                 until_s,

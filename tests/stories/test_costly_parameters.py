@@ -22,7 +22,7 @@ from baton.decode_worker.waiting_line import WaitingLine
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.proto import worker_pb2
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import BatonError
@@ -128,7 +128,7 @@ class Site:
         task: asyncio.Task[None] = self.process.machine.spawn(work, f"client {self._count}")
         return task
 
-    async def ask(self, request: GenerationRequest) -> int:
+    async def ask(self, request: ValidatedRequest) -> int:
         """Its migrations. Raises what it ended with."""
         self._count += 1
         deadline_s = asyncio.get_running_loop().time() + 300
@@ -143,7 +143,7 @@ class Site:
         prompt = tuple((self._count * 7 + place) % VOCAB for place in range(20))
         began_s = self.loop.world_s
         try:
-            self.seen.migrations += await self.ask(GenerationRequest(prompt, sampling(), TOKENS))
+            self.seen.migrations += await self.ask(ValidatedRequest(prompt, sampling(), TOKENS))
         except BatonError as error:
             self.seen.failed.append(error)
             return
@@ -154,7 +154,7 @@ class Site:
             prompt = tuple(
                 (self._count * 11 + place) % VOCAB for place in range(kind.prompt_tokens)
             )
-            request = GenerationRequest(
+            request = ValidatedRequest(
                 prompt, kind.sampling, 48, kind.choices, stop_token_ids=kind.stop_token_ids
             )
             await self.ask(request)

@@ -19,11 +19,11 @@ import pytest
 import structlog
 
 from baton.models.embedded import embedded_model
-from baton.router.answers.request_handler import Serving
+from baton.router.answers.request_handler import RequestServices
 from baton.router.http_frontend.app import Router, build_app
 from baton.router.http_frontend.auth_middleware import Gate
 from baton.router.requests.body_budget import body_budget
-from baton.router.requests.loop_budget import Turns
+from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.validator import Validator
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import logs
@@ -89,7 +89,9 @@ class Site:
     def _router(self, config: RouterConfig, tokenizer: HfTokenizer) -> Router:
         process = self.process
         validator = Validator("hash", tokenizer, None, frozenset(), CHOICES)
-        validator.turns = Turns(lambda: 0.0)  # by the machine's clock no two runs would be alike
+        validator.turns = LoopBudget(
+            lambda: 0.0
+        )  # by the machine's clock no two runs would be alike
         return Router(
             config=config,
             model="hash",
@@ -97,7 +99,7 @@ class Site:
             fleet=process.fleet,
             validator=validator,
             tokenizer=tokenizer,
-            serving=Serving(process.dispatcher, process.admission, tokenizer),
+            serving=RequestServices(process.dispatcher, process.admission, tokenizer),
             bodies=body_budget(config, lambda: self.loop.world_s),
             key=KEY,
         )

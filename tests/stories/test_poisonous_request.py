@@ -20,8 +20,8 @@ from opentelemetry.context import Context
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.engine.scheduling.batch import StepBatch
 from baton.proto import worker_pb2
-from baton.router.dispatch.attempt import Submission
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.dispatch.attempt import Attempt
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig
 from baton.runtime.errors import BatonError, EngineError
@@ -99,7 +99,7 @@ class Site:
         return answer
 
     async def _ask(self, answer: Answer) -> None:
-        request = GenerationRequest(prompt(answer.number), sampling(answer.number), TOKENS)
+        request = ValidatedRequest(prompt(answer.number), sampling(answer.number), TOKENS)
         deadline_s = asyncio.get_running_loop().time() + 300
         name = f"request-{answer.number}"
         try:
@@ -171,7 +171,7 @@ def test_a_hang_of_prefill_alone_is_passed_by() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        Break("no hang is counted", Submission, "alone", lambda _: property(lambda self: False)),
+        Break("no hang is counted", Attempt, "alone", lambda _: property(lambda self: False)),
         Break(
             "a step is shared with what is computed alone",
             DecodeScheduler,

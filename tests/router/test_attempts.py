@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.context import Context
 
-from baton.router.dispatch.attempt import Submission
-from baton.router.dispatch.attempts import Submissions
+from baton.router.dispatch.attempt import Attempt
+from baton.router.dispatch.attempts import Attempts
 
 NAMES = ["a", "b", "c", "d", "e"]
 OWNERS = [cast(Any, f"generation {number}") for number in range(3)]
@@ -23,11 +23,11 @@ _STEPS = st.one_of(
 
 @given(st.lists(_STEPS, max_size=60))
 def test_answers_are_those_of_a_plain_list(steps: list[tuple[str, str, Any]]) -> None:
-    submissions, plain = Submissions(), cast(dict[str, Submission], {})
-    gone: list[Submission] = []
+    submissions, plain = Attempts(), cast(dict[str, Attempt], {})
+    gone: list[Attempt] = []
     for step, name, other in steps:
         if step == "add" and name not in plain:
-            plain[name] = Submission(name, other, {0}, Context())
+            plain[name] = Attempt(name, other, {0}, Context())
             submissions.add(plain[name])
         elif step == "remove":
             submissions.remove(name)
@@ -47,8 +47,8 @@ def test_answers_are_those_of_a_plain_list(steps: list[tuple[str, str, Any]]) ->
 
 
 def test_removed_submission_is_on_no_link() -> None:
-    submissions = Submissions()
-    submission = Submission("a", OWNERS[0], {0}, Context())
+    submissions = Attempts()
+    submission = Attempt("a", OWNERS[0], {0}, Context())
     submissions.add(submission)
     submissions.remove("a")
     submissions.assign(submission, LINKS[0])

@@ -9,14 +9,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Generation
+from baton.router.answers.active_request import ActiveRequest
 from baton.runtime.errors import BatonError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
 PROMPT = (5, 6, 7)
 
 
-async def texts(generation: Generation) -> list[tuple[int | None, str | None]]:
+async def texts(generation: ActiveRequest) -> list[tuple[int | None, str | None]]:
     return [(each.token, each.finish) for each in await generation.next()]
 
 

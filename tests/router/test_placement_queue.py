@@ -14,7 +14,7 @@ from baton.router.dispatch.placement_queue import (
     RETRY_S,
     STOPPING,
     TOKENS_AT_ONCE,
-    PlacingLine,
+    PlacementQueue,
 )
 from baton.runtime.errors import (
     BatonError,
@@ -58,8 +58,8 @@ def submission(name: str, within_s: float = 60.0, attempt: int = 1, length: int 
     return SimpleNamespace(name=name, generation=generation, attempt=attempt, length=length)
 
 
-def line_of(fakes: Fakes) -> PlacingLine:
-    return PlacingLine(cast(Any, fakes))
+def line_of(fakes: Fakes) -> PlacementQueue:
+    return PlacementQueue(cast(Any, fakes))
 
 
 async def wait_all(tasks: list[asyncio.Task[None]]) -> None:

@@ -6,19 +6,19 @@ import asyncio
 
 import pytest
 
-from baton.router.dispatch.migration_queue import MoveTurns
-from baton.router.dispatch.retry_budget import HOLD_S, Move, MoveBudget
+from baton.router.dispatch.migration_queue import MigrationQueue
+from baton.router.dispatch.retry_budget import HOLD_S, RetryBudget, RetryPermit
 from baton.runtime.errors import Overloaded
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
-class Counted(MoveBudget):
+class Counted(RetryBudget):
     """Counts how often it is asked."""
 
     asked = 0
 
-    def take(self, active: int, now_s: float, *, short: bool = False) -> Move | None:
+    def take(self, active: int, now_s: float, *, short: bool = False) -> RetryPermit | None:
         self.asked += 1
         return super().take(active, now_s, short=short)
 
@@ -29,8 +29,8 @@ class Served:
     def __init__(self, floor: int, count: int = 0) -> None:
         self.budget = Counted(0.2, floor)
         self.count = count
-        self.turns = MoveTurns(self.budget, lambda: self.count)
-        self.moves: dict[str, Move] = {}
+        self.turns = MigrationQueue(self.budget, lambda: self.count)
+        self.moves: dict[str, RetryPermit] = {}
 
     def ask(self, name: str, *, short: bool = False) -> asyncio.Task[None]:
         async def wait() -> None:
@@ -51,7 +51,7 @@ async def pass_turns(count: int = 3) -> None:
 async def test_a_move_that_is_free_is_had_at_once() -> None:
     served = Served(1)
     move = await served.turns.take(short=False)
-    assert isinstance(move, Move) and not served.waiting()
+    assert isinstance(move, RetryPermit) and not served.waiting()
     assert served.turns._timer is None  # nobody waits: nothing is timed
 
 

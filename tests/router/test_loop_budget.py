@@ -10,7 +10,7 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router.grpc_frontend.request import detokenizing_of, generation_of, tokenizing_of
-from baton.router.requests.loop_budget import SHARE_S, Turns
+from baton.router.requests.loop_budget import SHARE_S, LoopBudget
 from baton.router.requests.validator import Limits, Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
@@ -23,7 +23,7 @@ class Log:
         self.now_s = 0.0
         self.turn = 0
         self.ran: list[tuple[int, str]] = []
-        self.turns = Turns(lambda: self.now_s)
+        self.turns = LoopBudget(lambda: self.now_s)
         asyncio.get_running_loop().call_soon(self._count)
 
     def _count(self) -> None:
@@ -122,7 +122,7 @@ async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
     validator = Validator("m", ByteTokenizer(), template, frozenset({7}), max_choices=4)
     steps: list[str] = []
 
-    class Noting(Turns):
+    class Noting(LoopBudget):
         async def run(self, _: int, work: Any, *given: Any, **named: Any) -> Any:
             steps.append(work.__name__)
             return work(*given, **named)

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.dispatch.retry_budget import HOLD_S, Move, MoveBudget
+from baton.router.dispatch.retry_budget import HOLD_S, RetryBudget, RetryPermit
 from baton.runtime.errors import Overloaded
 
 
-def taken(budget: MoveBudget, active: int, now_s: float) -> Move:
+def taken(budget: RetryBudget, active: int, now_s: float) -> RetryPermit:
     move = budget.take(active, now_s)
     assert move is not None
     return move
 
 
 def test_the_limit_is_a_share_and_a_floor() -> None:
-    budget = MoveBudget(0.2, 3)
+    budget = RetryBudget(0.2, 3)
     assert [budget.limit(active) for active in (1, 15, 16, 20, 1000)] == [3, 3, 3, 4, 200]
 
 
 def test_moves_that_get_on_make_room_and_others_wait() -> None:
-    budget = MoveBudget(0.2, 2)
+    budget = RetryBudget(0.2, 2)
     first, _ = taken(budget, 5, 0.0), taken(budget, 5, 0.0)
     assert budget.take(5, 1.0) is None
     budget.got_on(first)
@@ -32,7 +32,7 @@ def test_moves_that_get_on_make_room_and_others_wait() -> None:
 
 
 def test_one_that_waits_in_a_queue_does_not_keep_its_share_for_ever() -> None:
-    budget = MoveBudget(0.2, 1)
+    budget = RetryBudget(0.2, 1)
     slow = taken(budget, 1, 0.0)
     assert budget.take(1, HOLD_S - 0.1) is None
     assert budget.take(1, HOLD_S) is not None
@@ -40,7 +40,7 @@ def test_one_that_waits_in_a_queue_does_not_keep_its_share_for_ever() -> None:
 
 
 def test_failed_moves_refuse_at_once_and_say_how_long() -> None:
-    budget = MoveBudget(0.2, 3)
+    budget = RetryBudget(0.2, 3)
     for now_s in (0.0, 1.0, 2.0):
         budget.failed(taken(budget, 1, now_s), now_s)
     with pytest.raises(Overloaded, match="3 requests that were moved") as refused:
@@ -54,7 +54,7 @@ def test_failed_moves_refuse_at_once_and_say_how_long() -> None:
 
 
 def test_a_move_that_lapsed_and_then_failed_counts() -> None:
-    budget = MoveBudget(0.2, 1)
+    budget = RetryBudget(0.2, 1)
     late = taken(budget, 1, 0.0)
     budget.take(1, HOLD_S)
     budget.failed(late, HOLD_S + 1)
@@ -64,7 +64,7 @@ def test_a_move_that_lapsed_and_then_failed_counts() -> None:
 
 @pytest.mark.parametrize("short", [True, False])
 def test_what_finds_no_memory_and_what_fails_take_no_moves_from_each_other(short: bool) -> None:
-    budget = MoveBudget(0.2, 2)
+    budget = RetryBudget(0.2, 2)
     for now_s in (0.0, 1.0):
         budget.failed(taken(budget, 1, now_s), now_s, short=short)
     words = "had no memory for it, and 2" if short else "the worker failed, and 2"
@@ -92,8 +92,8 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_never_more_at_once_than_the_limit(steps: list[tuple[str, float, int, bool]]) -> None:
     """Held against a plain list of what was taken when, and how each ended."""
-    budget, now_s = MoveBudget(0.2, 3), 0.0
-    open_: list[tuple[Move, float]] = []
+    budget, now_s = RetryBudget(0.2, 3), 0.0
+    open_: list[tuple[RetryPermit, float]] = []
     failed: list[tuple[float, bool]] = []
     for step, passing_s, active, short in steps:
         now_s += passing_s

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from baton.proto import worker_pb2
 from baton.router.answers import request_handler
-from baton.router.answers.request_handler import Answering, Serving
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.answers.request_handler import RequestHandler, RequestServices
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
 
@@ -27,13 +27,13 @@ async def test_the_time_between_tokens_is_that_of_one_choice(
     monkeypatch.setattr(metrics.TTFT, "observe", first.append)
     monkeypatch.setattr(metrics.ITL, "observe", between.append)
     scene = scene_of()
-    request = GenerationRequest(
+    request = ValidatedRequest(
         prompt=(5, 6, 7), sampling=worker_pb2.Sampling(seed=1), max_tokens=9, choices=2
     )
     tokenizer = HfTokenizer(model_folder / "tokenizer.json")
-    serving = Serving(scene.dispatcher, cast(Any, None), tokenizer)
+    serving = RequestServices(scene.dispatcher, cast(Any, None), tokenizer)
     deadline_s = asyncio.get_running_loop().time() + 3600
-    made = Answering(serving, request, "r", 99.0, Context(), deadline_s)
+    made = RequestHandler(serving, request, "r", 99.0, Context(), deadline_s)
     await made.begin()
     for at_s, *outputs in (
         (101.0, output(0, choice=0)),

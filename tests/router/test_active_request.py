@@ -9,8 +9,8 @@ import pytest
 
 import baton.router.answers.active_request as generation_module
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import Generation, OutputToken
-from baton.router.requests.validated_request import GenerationRequest
+from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import Cancelled, WorkerLost
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
@@ -64,8 +64,8 @@ async def test_what_comes_at_once_is_taken_whole_and_clients_have_a_turn_then(
 
 @on_virtual_time
 async def test_alternatives_weigh_as_much_as_tokens() -> None:
-    request = GenerationRequest((5,), worker_pb2.Sampling(), max_tokens=1000)
-    generation = Generation("r", request, 64, asyncio.get_running_loop().time() + 50)
+    request = ValidatedRequest((5,), worker_pb2.Sampling(), max_tokens=1000)
+    generation = ActiveRequest("r", request, 64, asyncio.get_running_loop().time() + 50)
     heavy = OutputToken(0, 3, -1.0, tuple((token, -2.0) for token in range(20)))
     taken = 0
     while not generation.too_slow():
@@ -90,8 +90,8 @@ async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any, o
 
 @on_virtual_time
 async def test_only_the_first_end_counts() -> None:
-    request = GenerationRequest((5,), worker_pb2.Sampling(), max_tokens=1)
-    generation = Generation("r", request, 4, asyncio.get_running_loop().time() + 50)
+    request = ValidatedRequest((5,), worker_pb2.Sampling(), max_tokens=1)
+    generation = ActiveRequest("r", request, 4, asyncio.get_running_loop().time() + 50)
     generation.put(OutputToken(0, 3))
     generation.end(WorkerLost("first"))
     generation.end()
