@@ -18,8 +18,7 @@ from torch import Tensor
 from baton.engine.cpu.compiled import compiled, take_threads
 from baton.engine.cpu.dot_bf16 import LANES, supported
 from baton.engine.cpu.row_ir import add_squares, gate_row, scale, squares
-from baton.engine.model.decoder import torch_gating
-from baton.engine.model.norms import TorchNorms
+from baton.engine.model.row_ops import TorchNorms, torch_gating
 
 _PARTS = 16  # of a call that threads share
 _SHARED_NUMBERS = 1 << 16  # in a call; less is not worth waking a second thread for

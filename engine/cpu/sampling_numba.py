@@ -22,7 +22,7 @@ from numba import prange
 from torch import Tensor
 
 from baton.engine.cpu.compiled import compiled, inner, take_threads
-from baton.engine.execution.runner import Drawing, draw_on_host
+from baton.engine.sampling.draw_plan import Sampler, sample_on_host
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.scheduling.batch import Draw
 
@@ -63,10 +63,10 @@ def draw_and_cut(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> tuple[T
     return tokens, cutoffs
 
 
-def compiled_drawing() -> Drawing:
-    """`runner.draw_on_host` with these draws, compiled now, not while the first client waits."""
+def compiled_sampler() -> Sampler:
+    """`sample_on_host` with these draws, compiled now, not while the first client waits."""
     compiled_draw(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), [])
-    return partial(draw_on_host, random_draw=compiled_draw)
+    return partial(sample_on_host, random_draw=compiled_draw)
 
 
 @inner

@@ -13,12 +13,15 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
 from numba import types
 from numba.extending import intrinsic
+from torch import Tensor
 
-from baton.engine.cpu.compiled import compiled, inner
+from baton.engine.cpu.compiled import compiled, inner, take_threads
 from baton.engine.cpu.kv_quant_numba import decode_row
+from baton.engine.spec.families import Activation
 
 # These two decide the order of sums: another value is another result.
 _TILE = 64  # tokens of a sequence that are weighed together
@@ -38,6 +41,10 @@ _ONE_BITS = np.int32(0x3F800000)
 _C2, _C3, _C4, _C5, _C6 = (np.float32(1 / n) for n in (2, 6, 24, 120, 720))
 _ONE = np.float32(1.0)
 _INFINITY = np.float32(np.inf)
+# Both activations are x * sigmoid(f(x)), with f(x) = x for SiLU (Elfwing et al. 2017,
+# arXiv:1702.03118) and f(x) = sqrt(8 / pi) * (x + 0.044715 x^3) for the tanh form of GELU
+# (Hendrycks and Gimpel 2016, arXiv:1606.08415): the factors of x and of x^3.
+_SLOPES = {"silu": (1.0, 0.0), "gelu_tanh": (1.5957691216057308, 0.07135481627159119)}
 
 
 def _fma(_typing: Any, a: Any, b: Any, c: Any) -> Any:
@@ -248,3 +255,18 @@ def _gate(gate_up, linear, cubic, out):  # type: ignore[no-untyped-def]
 
 attend_rows = compiled(_attend, parallel=True, strict=True)
 gate_rows = compiled(_gate, parallel=True, strict=True)
+
+
+def strict_gate(gate_up: Tensor, activation: Activation) -> Tensor:
+    """Return act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]: computed in float32, rounded
+    once to the dtype of `gate_up`.
+
+    torch's own kernels use one exponential for whole vectors and another for what is left at the
+    end of a thread's share, so that a value depends on how many rows there are.
+    """
+    wide = gate_up.to(torch.float32).contiguous()
+    out = torch.empty(wide.shape[0], wide.shape[1] // 2)
+    linear, cubic = _SLOPES[activation]
+    take_threads()
+    gate_rows(wide.numpy(), np.float32(linear), np.float32(cubic), out.numpy())
+    return out.to(gate_up.dtype)

@@ -18,7 +18,7 @@ from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.sampling import draw_tokens
 
 
-def draw_on_device(logits: Tensor, plan: DrawPlan) -> list[Drawn]:
+def sample_on_device(logits: Tensor, plan: DrawPlan) -> list[Drawn]:
     """One for each draw of `plan`, of finite float32 `logits` [drawing, vocab], which may be
     overwritten."""
     rows, draws, device = plan.logit_rows(logits), plan.draws, logits.device

@@ -14,7 +14,7 @@ import torch
 from baton.engine.deterministic.batch_invariant_weights import with_fixed_products
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs, DrawKernels
-from baton.engine.execution.device_draws import draw_on_device
+from baton.engine.execution.device_draws import sample_on_device
 from baton.engine.execution.graph_device import CudaDevice, GraphDevice, HostDevice
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
@@ -70,7 +70,7 @@ def device_runner(
         max_context,
         gating=partial(gated, activation=spec.activation),
         norms=TritonNorms(),
-        drawing=draw_on_device,
+        sampler=sample_on_device,
     )
     graphs = DecodeGraphs(
         eager.decoder,

@@ -22,8 +22,8 @@ from typing import Protocol
 import torch
 
 from baton.engine.checkpoint.shards import Progress
-from baton.engine.deterministic.determinism_proof import prove_graphs
 from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.divided_step import is_out_of_memory
 from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
 from baton.engine.memory.kv_quant import KvCodes

@@ -13,7 +13,7 @@ import torch
 
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.execution.device_choice import chosen_device
-from baton.engine.execution.runner import Drawing, ModelRunner
+from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.memory.host_memory import available_bytes, resident_bytes
 from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
@@ -21,10 +21,10 @@ from baton.engine.memory.kv_quant import CODES, KvCodes
 from baton.engine.memory.memory_plan import MemoryPlan
 from baton.engine.model.attention import Attention, TorchAttention
 from baton.engine.model.decoder import WholePass
-from baton.engine.model.experts import Gating
 from baton.engine.model.mla import LatentAttention
-from baton.engine.model.norms import Norms
+from baton.engine.model.row_ops import Gating, Norms
 from baton.engine.model.weights import Weights, load_weights, source_dtype
+from baton.engine.sampling.draw_plan import Sampler
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.quantization_config import MADE, Made
 from baton.runtime.errors import ConfigError
@@ -140,9 +140,9 @@ def build_runner(
         attention = _attention(pool, spec, backend)
         gating, norms = _rows(spec, kind, backend)
         whole = _whole(spec, weights, attention)
-        drawing = _drawing(backend)
+        sampler = _sampler(backend)
         runner = ModelRunner(
-            spec, weights, pool, attention, max_context, gating, norms, whole, drawing
+            spec, weights, pool, attention, max_context, gating, norms, whole, sampler
         )
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
@@ -214,13 +214,13 @@ def _rows(spec: ModelSpec, kind: torch.dtype, backend: str) -> tuple[Gating | No
     return (silu_gate if spec.activation == "silu" else None), NumbaNorms()
 
 
-def _drawing(backend: str) -> Drawing | None:
+def _sampler(backend: str) -> Sampler | None:
     """Compiled draws where numba is installed."""
     if backend == "torch" or find_spec("numba") is None:
         return None
-    from baton.engine.cpu.sampling_numba import compiled_drawing
+    from baton.engine.cpu.sampling_numba import compiled_sampler
 
-    return compiled_drawing()
+    return compiled_sampler()
 
 
 def _whole(
@@ -240,7 +240,7 @@ def _deterministic(
     spec: ModelSpec, weights: Weights, pool: KvPool, max_context: int
 ) -> ModelRunner:
     try:
-        from baton.engine.deterministic.deterministic_runner import deterministic_runner
+        from baton.engine.execution.deterministic_runner import deterministic_runner
     except ImportError as error:
         raise ConfigError(
             f"worker.deterministic needs numba: {error}; install numba, or serve without it"

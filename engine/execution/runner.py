@@ -7,7 +7,7 @@ whoever calls it (the device thread) calls it from one thread at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,14 +17,12 @@ from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.memory_plan import MemoryPlan
 from baton.engine.model.attention import Attention
 from baton.engine.model.decoder import Decoder, WholePass
-from baton.engine.model.experts import Gating
 from baton.engine.model.mla import LatentAttention
-from baton.engine.model.norms import Norms
+from baton.engine.model.row_ops import Gating, Norms
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.model.weights import Weights
-from baton.engine.sampling.draw_plan import DrawPlan, one_each, plan_draws
+from baton.engine.sampling.draw_plan import DrawPlan, Sampler, one_each, plan_draws, sample_on_host
 from baton.engine.sampling.prompt_scoring import score
-from baton.engine.sampling.sampling import RandomDraw, sample, torch_draw
 from baton.engine.scheduling.batch import (
     Done,
     Draw,
@@ -39,9 +37,6 @@ from baton.engine.scheduling.batch import (
 from baton.engine.scheduling.draw_costs import DrawCosts, measure_draws
 from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import ConfigError
-
-# One token for each draw of a plan, of float32 logits [drawing slices, vocab].
-Drawing = Callable[[Tensor, DrawPlan], list[Drawn]]
 
 
 class ModelRunner:
@@ -59,9 +54,9 @@ class ModelRunner:
         gating: Gating | None = None,
         norms: Norms | None = None,
         whole: WholePass | None = None,
-        drawing: Drawing | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
-        """`drawing` None: by torch on the CPU. Raises ConfigError if the model has less context
+        """`sampler` None: by torch on the CPU. Raises ConfigError if the model has less context
         than `max_context`."""
         if not 0 <= max_context <= spec.max_context:
             raise ConfigError(
@@ -74,7 +69,7 @@ class ModelRunner:
         self.memory: MemoryPlan | None = None  # set by who sized the pool
         self.numerics = ""  # names the bits that this runner computes, where it is deterministic
         self.decoder = Decoder(spec, weights, attention, gating, norms, whole)
-        self._drawing = drawing or draw_on_host
+        self._sampler = sampler or sample_on_host
         self._last: StepResult | None = None  # whose draws the next step may continue with
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
@@ -124,7 +119,7 @@ class ModelRunner:
         logits = torch.randn(1, vocab, generator=generator).to(self.pool.tensor.device)
 
         def draw(draws: Sequence[Draw]) -> object:
-            return self._drawing(logits.expand(len(draws), -1).clone(), one_each(draws))
+            return self._sampler(logits.expand(len(draws), -1).clone(), one_each(draws))
 
         return measure_draws(draw, vocab)
 
@@ -163,13 +158,7 @@ class ModelRunner:
             lost = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}
             broken |= lost
             logits, plan = logits[finite], plan.without(lost)
-        return plan.by_slice(self._drawing(logits, plan))
-
-
-def draw_on_host(
-    logits: Tensor, plan: DrawPlan, random_draw: RandomDraw = torch_draw
-) -> list[Drawn]:
-    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds, random_draw)
+        return plan.by_slice(self._sampler(logits, plan))
 
 
 def prepare(batch: StepBatch, bounds: Bounds) -> tuple[StepLayout, DrawPlan]:

@@ -17,8 +17,8 @@ from baton.runtime.errors import OutOfMemory
 
 
 def map_memory(size_bytes: int) -> mmap:
-    """Anonymous pages: aligned, zero, and taken from the system when first written. Raises
-    OSError or OverflowError if the system does not give them."""
+    """Map anonymous pages: aligned, zero, and taken from the system when first written. Raises
+    OSError or OverflowError if the system refuses them."""
     memory = mmap(-1, size_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(MADV_HUGEPAGE)
@@ -26,10 +26,10 @@ def map_memory(size_bytes: int) -> mmap:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor that keeps its memory. Raises OutOfMemory."""
+    """Return zeros in such pages; the tensor keeps them. Raises OutOfMemory."""
     size_bytes = prod(shape) * dtype.itemsize
     try:
         memory = map_memory(size_bytes)
     except (OSError, OverflowError) as error:
-        raise OutOfMemory(f"the system gives no {size_bytes} bytes for a matrix") from error
+        raise OutOfMemory(f"the system has no {size_bytes} bytes for a matrix") from error
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -19,13 +19,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.model.attention import Attention, RotatingAttention
-from baton.engine.model.experts import ExpertWeights, Gating, mix
+from baton.engine.model.experts import ExpertWeights, mix
 from baton.engine.model.mla import LatentAttention, LatentWeights
-from baton.engine.model.norms import Norms, TorchNorms
 from baton.engine.model.rope import Rotary, rotate
+from baton.engine.model.row_ops import Gating, Norms, TorchNorms, torch_gating
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.model.weights import LayerWeights, Weights
-from baton.engine.spec.families import Activation
 from baton.engine.spec.model_spec import ModelSpec
 
 Angles = tuple[Tensor, Tensor]
@@ -154,13 +153,3 @@ class Decoder:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._norms.norm(x, weight, self._spec.norm_eps)
-
-
-def torch_gating(gate_up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "silu":
-        gate = functional.silu(gate)
-    else:
-        gate = functional.gelu(gate, approximate="tanh")
-    return gate.mul_(up)

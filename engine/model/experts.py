@@ -9,7 +9,6 @@ the weights belong to the decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,11 +16,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from baton.engine.deterministic.batch_invariant_ops import in_whole_vectors
 from baton.engine.model.linear import Linear
+from baton.engine.model.row_ops import Gating, in_whole_vectors
 from baton.engine.spec.moe_spec import ExpertsSpec
-
-Gating = Callable[[Tensor], Tensor]  # [rows, 2 ffn] to [rows, ffn]
 
 
 class Experts(Protocol):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from baton.engine.deterministic.batch_invariant_ops import VECTORS, in_whole_vectors
+from baton.engine.model.row_ops import VECTOR_COLUMNS, in_whole_vectors
 from baton.engine.spec.rope_spec import RopeSpec, yarn_magnitude
 
 
@@ -57,7 +57,7 @@ class Rotary:
         rope, dim = self._rope, self._dim
         length = (positions + 1).clamp(min=rope.original_context).to(torch.float32)
         stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
-        exponents = functional.pad(self._exponents, (0, -len(self._exponents) % VECTORS))
+        exponents = functional.pad(self._exponents, (0, -len(self._exponents) % VECTOR_COLUMNS))
 
         def frequencies(stretch: Tensor) -> Tensor:
             return 1.0 / ((rope.theta * stretch ** (dim / (dim - 2))) ** exponents)

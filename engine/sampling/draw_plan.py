@@ -6,7 +6,7 @@ one request's mistake must not fail the step of all. Immutable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.sampling.logit_bias import bias_arrays
-from baton.engine.sampling.sampling import DrawKinds, kinds_of
+from baton.engine.sampling.sampling import DrawKinds, RandomDraw, kinds_of, sample, torch_draw
 from baton.engine.scheduling.batch import Draw, Drawn, StepBatch
 
 
@@ -92,3 +92,14 @@ def plan_draws(batch: StepBatch, layout: StepLayout, vocab_size: int) -> DrawPla
         kinds=kinds_of(draws),
         refused=refused,
     )
+
+
+# One token for each draw of a plan, of float32 logits [drawing slices, vocab].
+Sampler = Callable[[Tensor, DrawPlan], list[Drawn]]
+
+
+def sample_on_host(
+    logits: Tensor, plan: DrawPlan, random_draw: RandomDraw = torch_draw
+) -> list[Drawn]:
+    """A `Sampler` on the CPU, whose draws among several tokens are `random_draw`'s."""
+    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds, random_draw)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from baton.engine.model.experts import Gating
+from baton.engine.model.row_ops import Gating
 from baton.engine.triton.experts import expert_matmul, sort_by_expert
 from baton.engine.triton.quantized_experts import StackedCodes, quantized_expert_matmul
 

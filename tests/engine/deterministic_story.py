@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.deterministic import determinism_proof
-from baton.engine.deterministic.determinism_proof import prove_graphs
 from baton.engine.execution.cuda_runner import CudaRunner
+from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.device_runner import device_runner
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool

@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from baton.engine.deterministic import determinism_proof
-from baton.engine.deterministic.determinism_proof import prove, prove_graphs
-from baton.engine.deterministic.deterministic_runner import deterministic_runner
+from baton.engine.execution import determinism_proof
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import DecodeGraphs
+from baton.engine.execution.determinism_proof import prove, prove_graphs
+from baton.engine.execution.deterministic_runner import deterministic_runner
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.weights import load_weights

@@ -10,7 +10,7 @@ from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.deterministic import determinism_proof, deterministic_runner
-from baton.engine.deterministic.determinism_proof import prove
+from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime.errors import ConfigError
@@ -216,7 +216,7 @@ def test_a_small_pool_is_enough_for_the_proof(qwen3):
 def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
     """With the ordinary part in place of one of the three."""
     from baton.engine.model.attention import TorchAttention
-    from baton.engine.model.decoder import torch_gating
+    from baton.engine.model.row_ops import torch_gating
 
     if part == "attention":
         monkeypatch.setattr(deterministic_runner, "InvariantAttention", TorchAttention)
@@ -270,7 +270,7 @@ def summed_by_rows(weights):
 
 
 def test_without_numba_the_setting_is_refused_by_name(qwen3, monkeypatch):
-    monkeypatch.setitem(sys.modules, "baton.engine.deterministic.deterministic_runner", None)
+    monkeypatch.setitem(sys.modules, "baton.engine.execution.deterministic_runner", None)
     with pytest.raises(ConfigError, match=r"worker\.deterministic needs numba"):
         build_runner(qwen3.folder, blocks=4, deterministic=True)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.engine.execution import device_draws
-from baton.engine.execution.device_draws import draw_on_device
+from baton.engine.execution.device_draws import sample_on_device
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.sampling.draw_plan import plan_draws
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
@@ -55,7 +55,7 @@ def plan(*params):
 def test_a_bias_changes_its_own_row_alone(kernels):
     logits = torch.randn(3, VOCAB)
     before = logits.clone()
-    drawn = draw_on_device(logits, plan((GREEDY,), (BIASED,), (RANDOM,)))
+    drawn = sample_on_device(logits, plan((GREEDY,), (BIASED,), (RANDOM,)))
     assert [each.token for each in drawn] == [int(before[0].argmax()), 7, int(before[2].argmax())]
     assert torch.equal(logits[[0, 2]], before[[0, 2]]) and kernels == [[1, 2, 3]]
 
@@ -63,7 +63,7 @@ def test_a_bias_changes_its_own_row_alone(kernels):
 def test_the_choices_of_a_slice_share_its_logits(kernels):
     logits = torch.randn(2, VOCAB)
     logits[0, 9] = logits[0].max() + 1
-    drawn = draw_on_device(logits.clone(), plan((RANDOM, REPEATED), (GREEDY,)))
+    drawn = sample_on_device(logits.clone(), plan((RANDOM, REPEATED), (GREEDY,)))
     assert [each.choice for each in drawn] == [0, 1, 0]
     assert drawn[0].token == 9 and drawn[1].token != 9  # the penalty is one choice's alone
     assert drawn[2].token == int(logits[1].argmax())
@@ -71,7 +71,7 @@ def test_the_choices_of_a_slice_share_its_logits(kernels):
 
 def test_logprobs_are_of_those_that_ask(kernels):
     logits = torch.randn(2, VOCAB)
-    plain, drawn = draw_on_device(logits.clone(), plan((GREEDY,), (LOGGED,)))
+    plain, drawn = sample_on_device(logits.clone(), plan((GREEDY,), (LOGGED,)))
     wanted = logits[1].log_softmax(-1).topk(2)
     assert plain.logprob is None and plain.top == ()
     assert drawn.logprob == pytest.approx(float(wanted.values[0]))
@@ -80,7 +80,7 @@ def test_logprobs_are_of_those_that_ask(kernels):
 
 def test_more_best_tokens_than_the_model_has_are_all_of_them(kernels):
     asked = SamplingParams(temperature=0.0, top_logprobs=64)
-    (drawn,) = draw_on_device(torch.randn(1, VOCAB), plan((asked,)))
+    (drawn,) = sample_on_device(torch.randn(1, VOCAB), plan((asked,)))
     assert len(drawn.top) == VOCAB
 
 
@@ -88,5 +88,5 @@ def test_a_barred_token_has_no_probability(kernels):
     barred = SamplingParams(temperature=0.0, min_tokens=1, barred=(4,), top_logprobs=VOCAB).at(0)
     logits = torch.zeros(1, VOCAB)
     logits[0, 4] = 9.0
-    (drawn,) = draw_on_device(logits, plan((barred,)))
+    (drawn,) = sample_on_device(logits, plan((barred,)))
     assert drawn.token != 4 and drawn.top[-1] == (4, -math.inf)

@@ -6,8 +6,7 @@ import torch
 import baton.engine.cpu.row_kernels as row_kernels
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate, warm_up
-from baton.engine.model.decoder import torch_gating
-from baton.engine.model.norms import TorchNorms
+from baton.engine.model.row_ops import TorchNorms, torch_gating
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 EPS = 1e-6

@@ -17,11 +17,11 @@ from baton.engine.cpu.attention_bf16 import usable
 from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.attention_invariant import InvariantAttention
 from baton.engine.cpu.row_kernels import NumbaNorms, fits, silu_gate, warm_up
-from baton.engine.cpu.sampling_numba import compiled_drawing
-from baton.engine.deterministic.determinism_proof import prove
-from baton.engine.deterministic.gate_invariant import gate
+from baton.engine.cpu.sampling_numba import compiled_sampler
+from baton.engine.cpu.strict_kernels import strict_gate
 from baton.engine.deterministic.linear_invariant import with_invariant_linears
 from baton.engine.deterministic.mla_invariant import InvariantLatentAttention
+from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.attention import TorchAttention
@@ -47,7 +47,7 @@ def deterministic_runner(
         max_context,
         gating,
         NumbaNorms(),
-        drawing=compiled_drawing(),
+        sampler=compiled_sampler(),
     )
     runner.numerics = prove(runner)
     return runner
@@ -66,4 +66,4 @@ def _gate(gate_up: Tensor, activation: Activation) -> Tensor:
     depend on the number of rows."""
     if activation == "silu" and fits(gate_up, gate_up.shape[1] // 2):
         return silu_gate(gate_up)
-    return gate(gate_up, activation)
+    return strict_gate(gate_up, activation)

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from baton.engine.deterministic.gate_invariant import gate
+from baton.engine.cpu.strict_kernels import strict_gate
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -17,7 +17,7 @@ def test_is_the_activation_times_the_other_half(activation, dtype):
         expected = functional.silu(left) * right
     else:
         expected = functional.gelu(left, approximate="tanh") * right
-    found = gate(both, activation)
+    found = strict_gate(both, activation)
     assert found.dtype == dtype
     exact = {torch.float32: 2e-6, torch.bfloat16: 5e-3}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=exact, atol=1e-6)
@@ -28,13 +28,13 @@ def test_a_row_does_not_depend_on_rows_or_threads(activation):
     """At sizes at which torch's own activation was seen to: 511 rows of 96, two threads."""
     torch.manual_seed(3)
     both = torch.randn(511, 2 * 96)
-    whole = gate(both, activation)
+    whole = strict_gate(both, activation)
     for rows in (1, 2, 17, 333):
-        assert torch.equal(gate(both[:rows], activation), whole[:rows])
-        assert torch.equal(gate(both[-rows:], activation), whole[-rows:])
+        assert torch.equal(strict_gate(both[:rows], activation), whole[:rows])
+        assert torch.equal(strict_gate(both[-rows:], activation), whole[-rows:])
     torch.set_num_threads(2)
     try:
-        assert torch.equal(gate(both, activation), whole)
+        assert torch.equal(strict_gate(both, activation), whole)
     finally:
         torch.set_num_threads(1)
 
@@ -43,6 +43,6 @@ def test_a_row_does_not_depend_on_rows_or_threads(activation):
 def test_what_is_not_finite_stays_so(activation):
     """So that a broken slice is found, and a very low number is not."""
     both = torch.tensor([[float("nan"), float("inf"), -3e38, 3e38, 1.0, 1.0, 1.0, 1.0]])
-    nan, infinite, low, high = gate(both, activation)[0].tolist()
+    nan, infinite, low, high = strict_gate(both, activation)[0].tolist()
     assert nan != nan and not abs(infinite) < float("inf")
     assert low == 0 and high > 2.9e38
