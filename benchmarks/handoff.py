@@ -122,12 +122,12 @@ class Bench:
             self._read_spans(apart)
             self._read_cached(cached)
 
-    def _common(self, welcome: worker_pb2.WorkerWelcome) -> handoff_pb2.Compatibility:
+    def _common(self, hello: worker_pb2.WorkerHello) -> handoff_pb2.Compatibility:
         spec = self._spec
         return greeting.compatibility(
-            welcome.model_fingerprint,
-            welcome.kv_dtype,
-            welcome.block_size,
+            hello.model_fingerprint,
+            hello.kv_dtype,
+            hello.block_size,
             spec.layers,
             spec.kv_heads,
             spec.head_dim,

@@ -88,7 +88,7 @@ class IdleFetch:
             HostPool(pool, common.kv_heads), self._own, self._config.read_threads
         )
         mine = greeting.build("idle-fetch", self._mover.describe(), common)
-        theirs = await self._stub.Greet(mine, metadata=self._metadata, timeout=5)
+        theirs = await self._stub.Handshake(mine, metadata=self._metadata, timeout=5)
         greeting.check(mine, theirs)
         await self._mover.connect(greeting.peer_pool(theirs))
         self._root = identity.root(self._key, common.model_fingerprint, common.kv_dtype)

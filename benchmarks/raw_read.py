@@ -87,7 +87,7 @@ class RawReader:
 
     async def _greet(self, mine: PeerPool, common: handoff_pb2.Compatibility) -> PeerPool:
         words = greeting.build("raw-reader", mine, common)
-        theirs = await self._stub.Greet(words, metadata=self._metadata, timeout=5)
+        theirs = await self._stub.Handshake(words, metadata=self._metadata, timeout=5)
         return greeting.peer_pool(theirs)
 
     async def times(self, tokens: Sequence[int], last_blocks: int) -> tuple[float, float]:

@@ -27,8 +27,8 @@ from baton.router.answers.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Connection, RouterLink
 from baton.router.fleet.fleet import Fleet
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.router.requests.validator import Limits
 from baton.runtime import garbage
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root
@@ -51,7 +51,7 @@ class StandIn:
 
     def __init__(self, number: int, role: str, stored: bytes) -> None:
         self._report_s = REPORT_S * (1 + number % 100 / 100)
-        self._welcome = worker_pb2.WorkerWelcome(
+        self._hello = worker_pb2.WorkerHello(
             worker_id=f"{role}-{number}",
             boot_id=number.to_bytes(16, "big"),
             role=role,
@@ -74,16 +74,16 @@ class StandIn:
     async def receive(self) -> worker_pb2.WorkerMessage:
         self._messages += 1
         if self._messages == 1:
-            return worker_pb2.WorkerMessage(welcome=self._welcome)
+            return worker_pb2.WorkerMessage(hello=self._hello)
         await asyncio.sleep(self._report_s)
         load = worker_pb2.Load(
-            running=3, free_blocks=1 << 19, total_blocks=1 << 20, step_ms=20.0, served=1
+            running=3, free_blocks=1 << 19, total_blocks=1 << 20, step_ms=20.0, completed_requests=1
         )
         return worker_pb2.WorkerMessage(load=load)
 
     async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
         yield worker_pb2.BlockEvents(
-            boot_id=self._welcome.boot_id, snapshot=True, snapshot_end=True, stored=self._stored
+            boot_id=self._hello.boot_id, snapshot=True, snapshot_end=True, stored=self._stored
         )
         await asyncio.sleep(1e6)
         raise LinkClosed("over")
@@ -120,12 +120,12 @@ async def start_fleet(workers: int) -> tuple[Fleet, Dispatcher, asyncio.Task[Non
         boot_id = number.to_bytes(16, "big").hex()
         record = WorkerRecord(worker_id, boot_id, role, worker_id, "", "model", 1)  # type: ignore[arg-type]
         registry.announce(record)
-    fleet = Fleet(InlineRegistry(registry), dialer, CONFIG, KEY, Limits(1 << 16, VOCABULARY))
+    fleet = Fleet(InlineRegistry(registry), dialer, CONFIG, KEY, ContextLimits(1 << 16, VOCABULARY))
     dispatcher = Dispatcher(fleet, CONFIG, StepConfig())
     following = asyncio.create_task(fleet.run(dispatcher))
     async with asyncio.timeout(60):
         while True:
-            if sum(fleet.linked().values()) == workers and fleet.rebuilt():
+            if sum(fleet.linked_counts().values()) == workers and fleet.rebuilt():
                 return fleet, dispatcher, following
             await asyncio.sleep(0.1)
 

@@ -132,7 +132,7 @@ class RouterLink:
         self._link = ClientLink(stub.Link(metadata=credentials(token)))
         self._sending = asyncio.Lock()
 
-    async def open(self) -> worker_pb2.WorkerWelcome:
+    async def open(self) -> worker_pb2.WorkerHello:
         hello = worker_pb2.RouterHello(
             router_id="benchmark",
             boot_id=secrets.token_bytes(16),
@@ -140,7 +140,7 @@ class RouterLink:
         )
         await self._send(worker_pb2.RouterMessage(hello=hello))
         self._beating = asyncio.create_task(self._beat())
-        return (await self._link.receive()).welcome
+        return (await self._link.receive()).hello
 
     async def ask(self, prompt: Sequence[int], output_tokens: int, *, local: bool) -> Answer:
         """Send one greedy request and wait for its end. Raises RuntimeError if it fails."""

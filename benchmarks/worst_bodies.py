@@ -24,6 +24,7 @@ import orjson
 
 from baton.proto import worker_pb2
 from baton.router import server
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
@@ -35,7 +36,7 @@ from baton.router.requests.openai_schema import (
     DetokenizeRequest,
 )
 from baton.router.requests.request_parser import MOST_CONTAINERS, MOST_STRINGS
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import garbage
 from baton.runtime.config import RouterConfig
@@ -47,7 +48,7 @@ assert server  # what a router process has loaded is what its collections look t
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
-LIMITS = Limits(max_context=MOST_TOKEN_VALUES, vocab_size=1 << 17)
+LIMITS = ContextLimits(max_context=MOST_TOKEN_VALUES, vocab_size=1 << 17)
 PLACED = (1 << 17, 1 << 20)  # tokens of a prompt
 SPARE = 700  # of each bound, for what frames the rest
 TEMPLATE = """{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages -%}

@@ -268,11 +268,11 @@ class Handoffs:
             return
         request.asked = prefill
         request.emit(
-            worker_pb2.Asked(
+            worker_pb2.PrefillSwitch(
                 request_id=request.request_id,
                 attempt=request.attempt,
-                prefill=prefill,
-                failed=request.failed_prefills,
+                prefill_boot_id=prefill,
+                failed_boot_ids=request.failed_prefills,
             )
         )
 

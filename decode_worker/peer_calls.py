@@ -28,7 +28,7 @@ LOST = "the worker was lost while it was greeted"
 class PeerCalls(Protocol):
     """A connection to one address; it is made when it is first used."""
 
-    async def greet(self, mine: handoff_pb2.Greeting) -> handoff_pb2.Greeting:
+    async def greet(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
         """Raises Unavailable if no answer comes within GREETING_TIMEOUT_S, or the error that
         the peer named."""
         ...
@@ -59,9 +59,9 @@ class _GrpcCalls:
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
         self._metadata = credentials(token)
 
-    async def greet(self, mine: handoff_pb2.Greeting) -> handoff_pb2.Greeting:
+    async def greet(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
         try:
-            theirs: handoff_pb2.Greeting = await self._stub.Greet(
+            theirs: handoff_pb2.HandshakeMessage = await self._stub.Handshake(
                 mine, metadata=self._metadata, timeout=GREETING_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:

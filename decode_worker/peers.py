@@ -70,7 +70,7 @@ class RegisteredPeers:
 
     def __init__(
         self,
-        mine: Callable[[], handoff_pb2.Greeting],
+        mine: Callable[[], handoff_pb2.HandshakeMessage],
         mover: Mover,
         dial: Dial,
         first_contact: FirstContact,

@@ -24,7 +24,7 @@ from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import extend_scores
 
-Word: TypeAlias = worker_pb2.Output | worker_pb2.Asked  # what a router is told of a request
+Word: TypeAlias = worker_pb2.Output | worker_pb2.PrefillSwitch  # what a router is told of a request
 
 
 class Phase(Enum):

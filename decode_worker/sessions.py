@@ -35,7 +35,7 @@ class _Log:
     attempt: int
     open_choices: set[int]
     outputs: list[worker_pb2.Output] = field(default_factory=list)
-    asked: worker_pb2.Asked | None = None
+    asked: worker_pb2.PrefillSwitch | None = None
 
     def forget_accepted(self, resume: worker_pb2.Resume) -> None:
         """The router has all outputs before the named indices, and wants none of other choices.
@@ -54,13 +54,15 @@ class Attachment:
     def __init__(self, owner: RouterSession) -> None:
         self._owner = owner
         self._pending: list[worker_pb2.Output] = []
-        self._asked: dict[str, worker_pb2.Asked] = {}  # by request: only the last one counts
+        self._asked: dict[
+            str, worker_pb2.PrefillSwitch
+        ] = {}  # by request: only the last one counts
         self._wake = asyncio.Event()
         self._wake.set()
         self.replaced = False
 
     def push(self, word: Word) -> None:
-        if isinstance(word, worker_pb2.Asked):
+        if isinstance(word, worker_pb2.PrefillSwitch):
             self._asked[word.request_id] = word
         else:
             self._pending.append(word)
@@ -82,7 +84,7 @@ class Attachment:
             raise LinkClosed("another stream of this router has taken over")
         taken, self._pending = self._pending[:MESSAGE_OUTPUTS], self._pending[MESSAGE_OUTPUTS:]
         asked, self._asked = self._asked, {}
-        return worker_pb2.StepOutputs(outputs=taken, asked=asked.values())
+        return worker_pb2.StepOutputs(outputs=taken, prefill_switches=asked.values())
 
     def detach(self) -> None:
         self._owner.detach(self)
@@ -207,7 +209,7 @@ class RouterSession:
     def _emit(self, entry: _Log, word: Word) -> None:
         if self._logs.get(word.request_id) is not entry:
             return  # settled, or replaced by a newer attempt
-        if isinstance(word, worker_pb2.Asked):
+        if isinstance(word, worker_pb2.PrefillSwitch):
             entry.asked = word
         else:
             self._note(entry, word)
@@ -217,7 +219,7 @@ class RouterSession:
     def _note(self, entry: _Log, output: worker_pb2.Output) -> None:
         entry.outputs.append(output)
         if entry.asked is not None:  # told or not: outputs of one message are read before it
-            entry.asked.answered = True
+            entry.asked.output_received = True
         if output.end:
             entry.open_choices.discard(output.choice)
             if not entry.open_choices:

@@ -107,13 +107,13 @@ class DecodeWorker:
 
     # -- what a router link calls -------------------------------------------------------------
 
-    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Session]:
+    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerHello, Session]:
         attachment, lost = self._sessions.attach(hello)
-        welcome = self._limits.welcome(
+        hello_back = self._limits.hello(
             self.worker_id, self.boot_id, "decode", self._pool.block_size, self._pool.total
         )
-        welcome.lost.extend(lost)
-        return welcome, attachment
+        hello_back.unknown_requests.extend(lost)
+        return hello_back, attachment
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
@@ -130,11 +130,11 @@ class DecodeWorker:
             draining=self.draining.is_set(),
             step_ms=self._step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),
-            trouble=self.health.trouble(),
+            not_ready_reason=self.health.trouble(),
             promised_blocks=self._scheduler.promised_blocks,
-            served=self._requests.served,
-            requests=len(self._requests.living()),
-            at_once=self._scheduler.at_once,
+            completed_requests=self._requests.served,
+            open_requests=len(self._requests.living()),
+            active_requests=self._scheduler.at_once,
             overdue_requests=self._overdue_requests(),
             degraded_peers=self._peers.degraded(),
         )

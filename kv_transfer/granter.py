@@ -277,8 +277,8 @@ class _Handoff:
             while True:
                 computed = await self._to_sum.get()
                 for part in computed.parts(self._sum_blocks):
-                    sums = handoff_pb2.Sums(first=part.first, sums=await self._sums(part))
-                    await self._send(handoff_pb2.GranterMessage(sums=sums))
+                    sums = handoff_pb2.Checksums(first=part.first, checksums=await self._sums(part))
+                    await self._send(handoff_pb2.GranterMessage(checksums=sums))
         except LinkClosed:
             return
         except Exception as error:  # ends this handoff; the reader is told

@@ -52,9 +52,9 @@ def compatibility(
 
 def build(
     worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility
-) -> handoff_pb2.Greeting:
+) -> handoff_pb2.HandshakeMessage:
     """A worker's greeting; `pool` is what its mover describes."""
-    return handoff_pb2.Greeting(
+    return handoff_pb2.HandshakeMessage(
         worker_id=worker_id,
         boot_id=pool.boot_id,
         compatibility=common,
@@ -71,7 +71,7 @@ def build(
     )
 
 
-def check(mine: handoff_pb2.Greeting, theirs: handoff_pb2.Greeting) -> None:
+def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> None:
     """Raise Incompatible, naming every difference with both values, unless KV may move."""
     ours, other = mine.compatibility, theirs.compatibility
     pairs = [
@@ -94,7 +94,7 @@ def check(mine: handoff_pb2.Greeting, theirs: handoff_pb2.Greeting) -> None:
         raise Incompatible(f"worker {theirs.worker_id} does not fit: " + "; ".join(wrong))
 
 
-def peer_pool(theirs: handoff_pb2.Greeting) -> PeerPool:
+def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
     """The peer's pool, for `Mover.connect`. Raises Incompatible if it cannot be one."""
     pool = theirs.pool
     if len(theirs.boot_id) != BOOT_ID_BYTES:

@@ -80,14 +80,14 @@ class Places:
             self._offered[place] = block
         return places
 
-    def summed(self, sums: handoff_pb2.Sums) -> None:
+    def summed(self, sums: handoff_pb2.Checksums) -> None:
         """Take the sums of offered blocks. Raises HandoffError for those of others."""
-        count, rest = divmod(len(sums.sums), self._slabs)
+        count, rest = divmod(len(sums.checksums), self._slabs)
         if rest or not count:
-            raise HandoffError(f"{len(sums.sums)} sums are not {self._slabs} for each block")
+            raise HandoffError(f"{len(sums.checksums)} sums are not {self._slabs} for each block")
         places = range(sums.first, sums.first + count)
         self._check_range(places)
-        packed, width = array("Q", sums.sums).tobytes(), self._slabs * _SUM_BYTES
+        packed, width = array("Q", sums.checksums).tobytes(), self._slabs * _SUM_BYTES
         for place, start in zip(places, range(0, len(packed), width), strict=True):
             if place not in self._offered or place in self._sums:
                 raise HandoffError(f"the granter's sums of place {place} are out of order")

@@ -147,7 +147,7 @@ class HandoffReader:
     def _heard(self, message: handoff_pb2.GranterMessage) -> None:
         kind = message.WhichOneof("kind")
         report, now = self.report, _now()
-        if kind == "sums":
+        if kind == "checksums":
             self._summed_at = now
         else:
             self._answered_at = now
@@ -162,8 +162,8 @@ class HandoffReader:
             if self._places.all_offered:
                 report.last_offer = now
             self._start_reads()
-        elif kind == "sums":
-            self._places.summed(message.sums)
+        elif kind == "checksums":
+            self._places.summed(message.checksums)
             self._prove()
         elif kind == "first_tokens":
             self._take_first(message.first_tokens, now)

@@ -21,14 +21,16 @@ log = logs.get(__name__)
 class HandoffService(handoff_pb2_grpc.HandoffServicer):
     """A handoff outlives its stream: its lease is served by a task of the worker's own."""
 
-    def __init__(self, worker: PrefillWorker, mine: Callable[[], handoff_pb2.Greeting]) -> None:
+    def __init__(
+        self, worker: PrefillWorker, mine: Callable[[], handoff_pb2.HandshakeMessage]
+    ) -> None:
         self._worker = worker
         self._mine = mine
         self._handoffs: set[asyncio.Task[None]] = set()
 
-    async def Greet(
-        self, theirs: handoff_pb2.Greeting, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> handoff_pb2.Greeting:
+    async def Handshake(
+        self, theirs: handoff_pb2.HandshakeMessage, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> handoff_pb2.HandshakeMessage:
         mine = self._mine()
         try:
             greeting.check(mine, theirs)

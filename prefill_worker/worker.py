@@ -135,12 +135,12 @@ class PrefillWorker:
 
     def attach(
         self, hello: worker_pb2.RouterHello
-    ) -> tuple[worker_pb2.WorkerWelcome, PrefillSession]:
-        welcome = self._limits.welcome(
+    ) -> tuple[worker_pb2.WorkerHello, PrefillSession]:
+        hello_back = self._limits.hello(
             self.worker_id, self.boot_id, "prefill", self._pool.block_size, self._pool.total
         )
-        welcome.lost.extend(resume.request_id for resume in hello.resume)
-        return welcome, PrefillSession()
+        hello_back.unknown_requests.extend(resume.request_id for resume in hello.resume)
+        return hello_back, PrefillSession()
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
@@ -157,7 +157,7 @@ class PrefillWorker:
             draining=self.draining.is_set(),
             step_ms=self._step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),
-            trouble=self.health.trouble(),
+            not_ready_reason=self.health.trouble(),
             overdue_requests=self._overdue_requests(),
         )
 

@@ -60,8 +60,8 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Goes on from a prompt. The call's deadline is the request's; a call that is cancelled ends
-        the request on every worker.
+        """Generates from a prompt. The call's deadline is the request's; cancelling the call ends the
+        request on every worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

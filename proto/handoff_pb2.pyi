@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Greeting(_message.Message):
+class HandshakeMessage(_message.Message):
     __slots__ = ("worker_id", "boot_id", "compatibility", "pool")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -85,20 +85,20 @@ class ReaderMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenHandoff, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ...) -> None: ...
 
 class GranterMessage(_message.Message):
-    __slots__ = ("opened", "acknowledged", "offer", "sums", "first_tokens", "failed")
+    __slots__ = ("opened", "acknowledged", "offer", "checksums", "first_tokens", "failed")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
-    SUMS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     acknowledged: Acknowledged
     offer: Offer
-    sums: Sums
+    checksums: Checksums
     first_tokens: FirstTokens
     failed: _worker_pb2.Failure
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., sums: _Optional[_Union[Sums, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[_worker_pb2.Failure, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., checksums: _Optional[_Union[Checksums, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[_worker_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class OpenHandoff(_message.Message):
     __slots__ = ("handoff_id", "granter_boot_id", "reader_boot_id", "request_id", "attempt", "tokens", "prompt_tokens", "held_blocks", "sampling", "choices", "cache_salt", "trace_context", "lease_ms", "deadline_ms")
@@ -171,13 +171,13 @@ class Offer(_message.Message):
     partial_tokens: int
     def __init__(self, first: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., partial_tokens: _Optional[int] = ...) -> None: ...
 
-class Sums(_message.Message):
-    __slots__ = ("first", "sums")
+class Checksums(_message.Message):
+    __slots__ = ("first", "checksums")
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    SUMS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     first: int
-    sums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first: _Optional[int] = ..., sums: _Optional[_Iterable[int]] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
     __slots__ = ("tokens", "cached_tokens", "prompt_logprobs")

@@ -34,10 +34,10 @@ class HandoffStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Greet = channel.unary_unary(
-                '/baton.v1.Handoff/Greet',
-                request_serializer=baton_dot_proto_dot_handoff__pb2.Greeting.SerializeToString,
-                response_deserializer=baton_dot_proto_dot_handoff__pb2.Greeting.FromString,
+        self.Handshake = channel.unary_unary(
+                '/baton.v1.Handoff/Handshake',
+                request_serializer=baton_dot_proto_dot_handoff__pb2.HandshakeMessage.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_handoff__pb2.HandshakeMessage.FromString,
                 _registered_method=True)
         self.Open = channel.stream_stream(
                 '/baton.v1.Handoff/Open',
@@ -49,8 +49,8 @@ class HandoffStub:
 class HandoffServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Greet(self, request, context):
-        """Compatibility and pool descriptions, once per pair of boot ids.
+    def Handshake(self, request, context):
+        """Exchanges versions, layouts and pool descriptions, once for each pair of boot ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -65,10 +65,10 @@ class HandoffServicer:
 
 def add_HandoffServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Greet': grpc.unary_unary_rpc_method_handler(
-                    servicer.Greet,
-                    request_deserializer=baton_dot_proto_dot_handoff__pb2.Greeting.FromString,
-                    response_serializer=baton_dot_proto_dot_handoff__pb2.Greeting.SerializeToString,
+            'Handshake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Handshake,
+                    request_deserializer=baton_dot_proto_dot_handoff__pb2.HandshakeMessage.FromString,
+                    response_serializer=baton_dot_proto_dot_handoff__pb2.HandshakeMessage.SerializeToString,
             ),
             'Open': grpc.stream_stream_rpc_method_handler(
                     servicer.Open,
@@ -87,7 +87,7 @@ class Handoff:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Greet(request,
+    def Handshake(request,
             target,
             options=(),
             channel_credentials=None,
@@ -100,9 +100,9 @@ class Handoff:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.Handoff/Greet',
-            baton_dot_proto_dot_handoff__pb2.Greeting.SerializeToString,
-            baton_dot_proto_dot_handoff__pb2.Greeting.FromString,
+            '/baton.v1.Handoff/Handshake',
+            baton_dot_proto_dot_handoff__pb2.HandshakeMessage.SerializeToString,
+            baton_dot_proto_dot_handoff__pb2.HandshakeMessage.FromString,
             options,
             channel_credentials,
             insecure,

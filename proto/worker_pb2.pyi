@@ -35,16 +35,16 @@ class RouterMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("welcome", "outputs", "load", "heartbeat")
-    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("hello", "outputs", "load", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    welcome: WorkerWelcome
+    hello: WorkerHello
     outputs: StepOutputs
     load: Load
     heartbeat: Heartbeat
-    def __init__(self, welcome: _Optional[_Union[WorkerWelcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -80,8 +80,8 @@ class ChoiceIndex(_message.Message):
     index: int
     def __init__(self, choice: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
-class WorkerWelcome(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "protocol_version", "lost")
+class WorkerHello(_message.Message):
+    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "protocol_version", "unknown_requests")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -92,7 +92,7 @@ class WorkerWelcome(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    LOST_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: bytes
     role: str
@@ -103,8 +103,8 @@ class WorkerWelcome(_message.Message):
     total_blocks: int
     vocab_size: int
     protocol_version: int
-    lost: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+    unknown_requests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., unknown_requests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt", "choices", "sampling", "max_tokens", "stop_token_ids", "placement", "cache_salt", "trace_context", "deadline_ms", "alone")
@@ -235,26 +235,26 @@ class Settled(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., accepted: _Optional[_Iterable[_Union[Resume, _Mapping]]] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("outputs", "asked")
+    __slots__ = ("outputs", "prefill_switches")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SWITCHES_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
-    asked: _containers.RepeatedCompositeFieldContainer[Asked]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., asked: _Optional[_Iterable[_Union[Asked, _Mapping]]] = ...) -> None: ...
+    prefill_switches: _containers.RepeatedCompositeFieldContainer[PrefillSwitch]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., prefill_switches: _Optional[_Iterable[_Union[PrefillSwitch, _Mapping]]] = ...) -> None: ...
 
-class Asked(_message.Message):
-    __slots__ = ("request_id", "attempt", "prefill", "failed", "answered")
+class PrefillSwitch(_message.Message):
+    __slots__ = ("request_id", "attempt", "prefill_boot_id", "failed_boot_ids", "output_received")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
-    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BOOT_IDS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
-    prefill: bytes
-    failed: _containers.RepeatedScalarFieldContainer[bytes]
-    answered: bool
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prefill: _Optional[bytes] = ..., failed: _Optional[_Iterable[bytes]] = ..., answered: _Optional[bool] = ...) -> None: ...
+    prefill_boot_id: bytes
+    failed_boot_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    output_received: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prefill_boot_id: _Optional[bytes] = ..., failed_boot_ids: _Optional[_Iterable[bytes]] = ..., output_received: _Optional[bool] = ...) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("request_id", "attempt", "choice", "index", "token", "logprob", "top", "end", "failure", "cached_tokens", "prompt_logprobs")
@@ -301,7 +301,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., detail: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "trouble", "served", "requests", "at_once", "overdue_requests", "degraded_peers")
+    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "not_ready_reason", "completed_requests", "open_requests", "active_requests", "overdue_requests", "degraded_peers")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -313,10 +313,10 @@ class Load(_message.Message):
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OVERDUE_MS_FIELD_NUMBER: _ClassVar[int]
-    TROUBLE_FIELD_NUMBER: _ClassVar[int]
-    SERVED_FIELD_NUMBER: _ClassVar[int]
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_REASON_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     OVERDUE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_PEERS_FIELD_NUMBER: _ClassVar[int]
     running: int
@@ -330,13 +330,13 @@ class Load(_message.Message):
     step_ms: float
     promised_blocks: int
     overdue_ms: int
-    trouble: str
-    served: int
-    requests: int
-    at_once: int
+    not_ready_reason: str
+    completed_requests: int
+    open_requests: int
+    active_requests: int
     overdue_requests: _containers.RepeatedScalarFieldContainer[str]
     degraded_peers: _containers.RepeatedCompositeFieldContainer[DegradedPeer]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., trouble: _Optional[str] = ..., served: _Optional[int] = ..., requests: _Optional[int] = ..., at_once: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ..., degraded_peers: _Optional[_Iterable[_Union[DegradedPeer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., completed_requests: _Optional[int] = ..., open_requests: _Optional[int] = ..., active_requests: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ..., degraded_peers: _Optional[_Iterable[_Union[DegradedPeer, _Mapping]]] = ...) -> None: ...
 
 class DegradedPeer(_message.Message):
     __slots__ = ("worker_id", "boot_id", "gb_per_s")

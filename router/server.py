@@ -20,17 +20,19 @@ from pathlib import Path
 import uvicorn
 
 from baton.router.answers.request_handler import RequestServices
+from baton.router.client_access.router import Router
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Dialer, GrpcDialer
 from baton.router.fleet.fleet import Fleet
 from baton.router.grpc_frontend.frontend import GrpcFront
-from baton.router.http_frontend.app import Router, build_app
+from baton.router.http_frontend.app import build_app
 from baton.router.http_frontend.auth_middleware import Gate
 from baton.router.http_frontend.http_protocol import BoundedHttp
 from baton.router.requests.admission import Admission
 from baton.router.requests.body_budget import body_budget
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.sampling_defaults import sampling_defaults
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import template_of
 from baton.router.templates.model_card import read_card, tokenizer_info
 from baton.router.text.tokenizer import HfTokenizer
@@ -75,7 +77,7 @@ async def serve_router(
             dialer or GrpcDialer(token),
             config.router,
             key,
-            Limits(card.max_context, card.vocab_size),
+            ContextLimits(card.max_context, card.vocab_size),
         )
         dispatcher = Dispatcher(fleet, config.router, config.step)
         router = Router(

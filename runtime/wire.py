@@ -36,11 +36,11 @@ class ModelLimits:
     def root(self, salt: bytes) -> bytes:
         return identity.root(self.key, self.fingerprint, self.kv_dtype, salt=salt)
 
-    def welcome(
+    def hello(
         self, worker_id: str, boot_id: bytes, role: str, block_size: int, total_blocks: int
-    ) -> worker_pb2.WorkerWelcome:
+    ) -> worker_pb2.WorkerHello:
         """What a worker tells a router of itself; the requests that it lost are the caller's."""
-        return worker_pb2.WorkerWelcome(
+        return worker_pb2.WorkerHello(
             protocol_version=LINK_PROTOCOL_VERSION,
             worker_id=worker_id,
             boot_id=boot_id,

@@ -1,6 +1,6 @@
 """The worker's end of a router link: hello, heartbeats, silence, and who sends what.
 
-    router ── hello ──▶ attach ──▶ welcome
+    router ── hello ──▶ attach ──▶ hello
            ── submit, cancel, settled ──▶ Session.receive
            ◀── outputs of a step ── Session.outputs      ◀── load, every heartbeat, and as soon
                                                              as a step makes the worker red, or
@@ -47,7 +47,7 @@ class Session(Protocol):
 class LinkHandler(Protocol):
     draining: asyncio.Event  # set once, when the worker takes nothing new any more
 
-    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Session]: ...
+    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerHello, Session]: ...
 
     def load(self) -> worker_pb2.Load: ...
 
@@ -86,9 +86,9 @@ async def serve_link(
     if first.hello.protocol_version != LINK_PROTOCOL_VERSION:
         await _refuse_version(link, first.hello)
         return
-    welcome, session = handler.attach(first.hello)
+    answer, session = handler.attach(first.hello)
     try:
-        await link.send(worker_pb2.WorkerMessage(welcome=welcome))
+        await link.send(worker_pb2.WorkerMessage(hello=answer))
         await _converse(link, session, handler, _Beat(heartbeat_s, hang_s), silence_s)
     except (LinkClosed, TimeoutError) as error:
         log.info("router link ended", router=first.hello.router_id, reason=str(error) or "silence")
@@ -98,7 +98,7 @@ async def serve_link(
 
 
 async def _refuse_version(link: WorkerLink, hello: worker_pb2.RouterHello) -> None:
-    """The router reads the same from a welcome that says nothing else."""
+    """The router reads the same from a hello that holds nothing but the version."""
     log.error(
         "router refused",
         router=hello.router_id,
@@ -106,9 +106,9 @@ async def _refuse_version(link: WorkerLink, hello: worker_pb2.RouterHello) -> No
         f"{LINK_PROTOCOL_VERSION}",
         remedy="start routers and workers with the same version of Baton",
     )
-    welcome = worker_pb2.WorkerWelcome(protocol_version=LINK_PROTOCOL_VERSION)
+    answer = worker_pb2.WorkerHello(protocol_version=LINK_PROTOCOL_VERSION)
     with contextlib.suppress(LinkClosed):
-        await link.send(worker_pb2.WorkerMessage(welcome=welcome))
+        await link.send(worker_pb2.WorkerMessage(hello=answer))
     await link.close()
 
 

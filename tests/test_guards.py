@@ -33,8 +33,8 @@ NARROWING = {
         "isinstance(error, HTTPException)",
     ): "what the handler is registered for",
     ("router/answers/choice_text.py", "output.token is not None"): "its one caller has looked",
-    ("router/templates/chat_prompt.py", "self._template is not None"): "`plain` has refused else",
-    ("router/fleet/fleet.py", "welcome is not None"): "a link is up once it is welcomed",
+    ("router/requests/chat_prompt.py", "self._template is not None"): "`plain` has refused else",
+    ("router/fleet/fleet.py", "hello is not None"): "a link is up after its handshake",
     (
         "router/text/tokenizer.py",
         "self._plain is not None",
@@ -105,7 +105,7 @@ def test_no_secret_is_compared_by_time() -> None:
     """`==` and `in` end at the first byte that differs."""
     handling = [name for name, text, _ in trees() if any(word in text for word in HANDLES_SECRETS)]
     assert {
-        "router/http_frontend/auth_middleware.py",
+        "router/client_access/client_identity.py",
         "runtime/grpc_links.py",
         "deploy/processes/admin.py",
     } <= set(handling)

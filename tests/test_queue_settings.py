@@ -13,7 +13,7 @@ from baton.deploy.processes import worker_roles
 from baton.kv_transfer.granter import _Handoff
 from baton.proto import handoff_pb2
 from baton.router.fleet.fleet import Fleet
-from baton.router.requests.validator import Limits
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.server import bind
 from baton.runtime import tracing
 from baton.runtime.config import Config, HandoffConfig, RouterConfig, WorkerConfig
@@ -25,7 +25,7 @@ from baton.simulation.fleet.cluster import Cluster
 def test_the_index_of_a_router_remembers_so_many_blocks() -> None:
     config = RouterConfig(index_blocks=2048)
     fleet = Fleet(
-        InlineRegistry(MemoryRegistry()), cast(Any, None), config, b"key", Limits(100, 100)
+        InlineRegistry(MemoryRegistry()), cast(Any, None), config, b"key", ContextLimits(100, 100)
     )
     assert fleet.index._capacity == 2048
 

@@ -64,7 +64,7 @@ class Below:
     mover: NixlMover
     limits: ModelLimits
 
-    def greeting(self) -> handoff_pb2.Greeting:
+    def greeting(self) -> handoff_pb2.HandshakeMessage:
         spec = self.engine.spec
         common = greeting.compatibility(
             self.limits.fingerprint,

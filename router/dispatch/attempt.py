@@ -72,9 +72,9 @@ class Attempt:
             resume.next.add(choice=choice, index=accepted)
         return resume
 
-    def asks(self, asked: worker_pb2.Asked) -> None:
+    def asks(self, asked: worker_pb2.PrefillSwitch) -> None:
         """Its decode worker has turned to another prefill worker, or to none."""
-        self.prefill = asked.prefill if asked.prefill in self.candidates else b""
+        self.prefill = asked.prefill_boot_id if asked.prefill_boot_id in self.candidates else b""
 
     def waits_for(self, link: WorkerLink) -> bool:
         """Whether a prefill worker is to compute its prompt still."""

@@ -139,7 +139,7 @@ class Dispatcher:
 
     def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
         crowded, met = False, set[ActiveRequest]()
-        for asked in outputs.asked:  # before outputs: one of them may be its end
+        for asked in outputs.prefill_switches:  # before outputs: one of them may be its end
             submission = self._current(link, asked)
             if submission is not None:
                 self._turned(submission, asked)
@@ -158,7 +158,7 @@ class Dispatcher:
             metrics.STALE_OUTPUTS.inc()
             if output.end and output.request_id not in self._submissions:
                 link.settle(output.request_id)
-        for asked in outputs.asked:
+        for asked in outputs.prefill_switches:
             submission = self._current(link, asked)
             if submission is not None:
                 self._waits_there(submission, asked)
@@ -171,7 +171,7 @@ class Dispatcher:
         wanted = None if request_ids is None else set(request_ids)
         concerned = self._submissions.on(link)
         if concerned and wanted is None and not link.load.draining:
-            self._circuits.failed(link.boot_id, _now())
+            self._circuits.record_failure(link.boot_id, _now())
         for submission in concerned:
             if wanted is None or submission.wire_id in wanted:
                 self._submissions.assign(submission, None)
@@ -181,7 +181,7 @@ class Dispatcher:
     def hung(self, link: WorkerLink) -> None:
         """Its requests go on elsewhere, and so do those whose prompt it was to prefill: nobody
         else can tell that it computes nothing. What it says of them later is of an old attempt."""
-        self._circuits.hung(link.boot_id, _now())
+        self._circuits.record_hang(link.boot_id, _now())
         suspects = set(link.load.overdue_requests)
         for submission in list(self._submissions.values()):
             if submission.link is not None and (
@@ -198,7 +198,7 @@ class Dispatcher:
         self._moves.fail(submission, error, True, hung.boot_id)
 
     def _current(
-        self, link: WorkerLink, word: worker_pb2.Output | worker_pb2.Asked
+        self, link: WorkerLink, word: worker_pb2.Output | worker_pb2.PrefillSwitch
     ) -> Attempt | None:
         """What the word is of, if that worker has the request now, and in that attempt."""
         submission = self._submissions.get(word.request_id)
@@ -206,21 +206,21 @@ class Dispatcher:
             return None
         return submission if submission.attempt == word.attempt else None
 
-    def _turned(self, submission: Attempt, asked: worker_pb2.Asked) -> None:
+    def _turned(self, submission: Attempt, asked: worker_pb2.PrefillSwitch) -> None:
         """Its decode worker asks another prefill worker now, or none. A worker may accuse only
         those that it was to ask, each once."""
-        failed = submission.candidates.intersection(asked.failed)
+        failed = submission.candidates.intersection(asked.failed_boot_ids)
         for boot_id in failed - submission.avoid:
-            self._circuits.failed(boot_id, _now())
+            self._circuits.record_failure(boot_id, _now())
         submission.avoid |= failed
         submission.asks(asked)
-        self._circuits.placed(submission.prefill, _now())
+        self._circuits.record_placement(submission.prefill, _now())
 
-    def _waits_there(self, submission: Attempt, asked: worker_pb2.Asked) -> None:
+    def _waits_there(self, submission: Attempt, asked: worker_pb2.PrefillSwitch) -> None:
         """Outputs of the same message came before it turned, unless it says otherwise; whom it
         asks may have hung before it was asked."""
-        submission.answered = asked.answered
-        link = self._fleet.of_boot(submission.prefill)
+        submission.answered = asked.output_received
+        link = self._fleet.link_of_boot(submission.prefill)
         if link is not None and link.hung and submission.waits_for(link):
             self._left(submission, link)
 
@@ -262,7 +262,7 @@ class Dispatcher:
         submission.answered = True
         self._moves.got_on(submission)
         for boot_id in submission.short:
-            self._circuits.failed(boot_id, _now())
+            self._circuits.record_failure(boot_id, _now())
         submission.short = frozenset()
         if made.finish is not None:
             self._served(submission)
@@ -279,8 +279,8 @@ class Dispatcher:
 
     def _served(self, submission: Attempt) -> None:
         if submission.link is not None:
-            self._circuits.served(submission.link.boot_id, _now())
-            self._circuits.served(submission.prefill, _now())
+            self._circuits.record_success(submission.link.boot_id, _now())
+            self._circuits.record_success(submission.prefill, _now())
 
     def choice_ended(self, submission: Attempt, choice: int) -> None:
         submission.choices.discard(choice)

@@ -78,7 +78,7 @@ class Migrator:
         if isinstance(error, OutOfMemory):
             submission.short |= {boot_id}
         elif retryable and not failed and not isinstance(error, Overloaded | Draining):
-            self._circuits.failed(boot_id, _now())
+            self._circuits.record_failure(boot_id, _now())
         submission.tell_cancel()
         if isinstance(error, StalePlacement):
             submission.left, boot_id = submission.left | submission.candidates, b""

@@ -12,8 +12,8 @@ import time
 from baton.proto import worker_pb2
 from baton.router.dispatch.attempt import Attempt, build_submit
 from baton.router.dispatch.attempts import Attempts
-from baton.router.fleet.fleet import UNTOLD, Fleet
-from baton.router.fleet.placement import FleetView, Need, Placement, open_kinds, place
+from baton.router.fleet.fleet import INDEX_NOT_REBUILT, Fleet
+from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
 from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime import metrics, tracing
 from baton.runtime.config import RouterConfig
@@ -55,11 +55,11 @@ class Submitter:
         A router that was just started does not know yet who holds what, so it cannot. The tokens
         are only looked at once there is a worker for them."""
         if not self._fleet.rebuilt():
-            return Unavailable(UNTOLD)
+            return Unavailable(INDEX_NOT_REBUILT)
         started_s = time.perf_counter()
         need = self._need(submission)
         fleet = FleetView(self._fleet.roster(), self._fleet.passed_over())
-        kinds = open_kinds(need, fleet, self._fleet.away)
+        kinds = open_groups(need, fleet, self._fleet.disconnected_sizes)
         if isinstance(kinds, BatonError):
             return kinds
         salt, known = submission.generation.request.cache_salt, submission.identities
@@ -98,13 +98,13 @@ class Submitter:
         self._submissions.assign(submission, link)
         submission.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
-        self._fleet.circuits.placed(link.boot_id, now_s)
+        self._fleet.circuits.record_placement(link.boot_id, now_s)
         submission.candidates = frozenset(worker.boot_id for worker in placement.candidates)
         submission.prefill = placement.candidates[0].boot_id if placement.candidates else b""
         submission.generation.numbers = placement.decode.numbers
         _note_placed(link, tokens)
         if placement.candidates:
-            self._fleet.circuits.placed(submission.prefill, now_s)
+            self._fleet.circuits.record_placement(submission.prefill, now_s)
             first = self._fleet.link(placement.candidates[0].worker_id)
             if first is not None:
                 _note_placed(first, tokens)

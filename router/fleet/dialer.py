@@ -1,10 +1,12 @@
-"""How the router reaches a worker: the one place in router/ that knows gRPC channels.
+"""Connections from the router to workers, and the waits between attempts to connect.
 
-The simulation has its own Dialer. A connection is owned by whoever opened it.
+The only module of router/ that knows gRPC channels; the simulation has its own Dialer. A
+connection is owned by the link that opened it.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -18,8 +20,27 @@ from baton.runtime.tls import Tls
 RouterLink = Link[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
 
 
+class Backoff:
+    """Waits between attempts: each twice as long as the previous one, up to `longest_s`, and
+    jittered, so that routers that lost a worker at the same moment do not all return at once."""
+
+    def __init__(self, first_s: float, longest_s: float, rng: random.Random) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._rng = rng
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """Return the next wait: from half of the full wait to all of it."""
+        wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
+        return wait_s * self._rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+
 class Connection(Protocol):
-    """A way to one address. After `close` every link and stream on it ends with LinkClosed."""
+    """A connection to one address. `close` ends every link and stream on it with LinkClosed."""
 
     def link(self) -> RouterLink: ...
 
@@ -35,7 +56,7 @@ class Dialer(Protocol):
 
 
 class GrpcDialer:
-    """`token` is the cluster's shared secret; without `tls` workers are called in plain text."""
+    """`token` is the cluster's shared secret; without `tls` nothing is encrypted."""
 
     def __init__(self, token: str, tls: Tls | None = None) -> None:
         self._token = token

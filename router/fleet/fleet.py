@@ -1,9 +1,9 @@
-"""The fleet: every worker that the registry names, each with its link; what they can do now.
+"""The fleet: a link to every worker that the registry names, and what the workers can do now.
 
-The registry is a hint of who exists; a worker is alive while its link is. A worker that the
-registry has forgotten is let go once its link is down; its size is remembered for a while. Owns
-the links, the index and the circuits. Knows no requests: those are the dispatcher's, which is the
-links' Bearer.
+The registry is a hint of which workers exist; a worker is alive while its link is up. A worker
+that the registry no longer names is dropped once its link is down; its capacity is remembered for
+a while. Owns the links, the index and the circuits. Knows no requests: those belong to the
+dispatcher, which is the links' Bearer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from functools import cache
 from baton.proto import worker_pb2
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.dialer import Dialer
-from baton.router.fleet.disconnected_workers import Absent
-from baton.router.fleet.kv_compatibility import misfits
+from baton.router.fleet.disconnected_workers import DisconnectedWorkers
+from baton.router.fleet.kv_compatibility import incompatible_prefill_workers
 from baton.router.fleet.radix_index import Holders, RadixIndex
-from baton.router.fleet.registry_watcher import Announced
+from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_link import Bearer, WorkerLink
 from baton.router.fleet.worker_view import Numbers, Shape, Size, WorkerView
-from baton.router.requests.validator import Limits
+from baton.router.requests.context_limits import ContextLimits
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root
@@ -33,15 +33,15 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.wire import degraded_peers
 
-POLL_S = 0.5
-LINK_S = 1.0
-UNTOLD = "what the workers hold in their caches is not known yet"
+REGISTRY_POLL_S = 0.5
+REBUILD_LINK_TIMEOUT_S = 1.0
+INDEX_NOT_REBUILT = "the blocks in the workers' caches are not known yet: try again soon"
 
 log = logs.get(__name__)
 
 
 class Fleet:
-    """`key` is the cluster's identity key; `limits` those of the model itself; `boot_id`: 16
+    """`key` is the cluster's identity key, `limits` are those of the model itself, `boot_id` is 16
     random bytes."""
 
     def __init__(
@@ -50,10 +50,10 @@ class Fleet:
         dialer: Dialer,
         config: RouterConfig,
         key: bytes,
-        limits: Limits,
+        limits: ContextLimits,
         boot_id: bytes | None = None,
     ) -> None:
-        self._announced = Announced(registry)
+        self._registry_watcher = RegistryWatcher(registry)
         self._dialer = dialer
         self._config = config
         self._key = key
@@ -61,16 +61,16 @@ class Fleet:
         self._boot_id = boot_id or secrets.token_bytes(16)
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._absent = Absent(config.handed_back_s)
-        self._mixture: dict[Numbers, list[str]] = {}  # as the log was last told
-        self._misfits: dict[str, str] = {}  # likewise
+        self._disconnected = DisconnectedWorkers(config.handed_back_s)
+        self._mixed_numerics: dict[Numbers, list[str]] = {}  # as last logged
+        self._incompatible: dict[str, str] = {}  # as last logged
         self._rebuilt = False
         self._roster = Roster(config.max_waiting)
-        self._changed: dict[str, None] = {}  # workers, since the roster was last asked for
+        self._changed: dict[str, None] = {}  # workers, since `roster` was last called
         self._presence: dict[str, tuple[bool, bool, bytes, Size | None]] = {}
-        # what follows from presence, and until when; None: look again
+        # Derived from presence, with the time until which they hold; None: to be computed again.
         self._passed_over: tuple[frozenset[bytes], int, float] | None = None
-        self._away: tuple[list[Size], float] | None = None
+        self._disconnected_sizes: tuple[list[Size], float] | None = None
         self.index = RadixIndex(config.index_blocks, self._note_change)
         self.circuits = Circuits(random.Random(self._boot_id))
 
@@ -78,26 +78,26 @@ class Fleet:
         """Follow the registry until cancelled, then close every link."""
         try:
             while True:
-                self._follow(await self._announced.workers(), bearer)
-                self.rebuilt()  # though nobody asks: who comes later is not waited for
-                self._tell_mixture()
-                self._judge()
+                self._update_links(await self._registry_watcher.workers(), bearer)
+                self.rebuilt()  # without a request too: workers that come later do not count
+                self._report_mixed_numerics()
+                self._compare_workers()
                 self._count_degraded()
-                self._tell_misfits()
+                self._report_incompatible()
                 self.index.sweep()
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(REGISTRY_POLL_S)
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:
+    def _update_links(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:
         named = {record.worker_id: record for record in records}
         for worker_id, link in list(self._links.items()):
             record = named.get(worker_id)
             task = self._tasks[worker_id]
-            if task.done():  # a bug in the link itself; it is told, and the worker linked anew
+            if task.done():  # a bug in the link itself: log it, and make a new link
                 log.error("link task ended", worker_id=worker_id, error=repr(task.exception()))
                 self._drop(worker_id)
                 continue
@@ -106,8 +106,8 @@ class Fleet:
                 self._drop(worker_id)
         for worker_id, record in named.items():
             if worker_id not in self._links:
-                self._absent.announced(worker_id, record.role, _now())
-                self._away = None
+                self._disconnected.add_registered(worker_id, record.role, _now())
+                self._disconnected_sizes = None
                 link = WorkerLink(
                     record,
                     self._dialer,
@@ -121,87 +121,90 @@ class Fleet:
                 self._links[worker_id] = link
                 self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
 
-    def _tell_mixture(self) -> None:
-        """Say so, once for each such fleet, where decode workers would answer differently."""
+    def _report_mixed_numerics(self) -> None:
+        """Log once each set of decode workers that compute different numbers."""
         found: dict[Numbers, list[str]] = {}
         for link in self._links.values():
-            if link.up and link.welcome is not None and link.record.role == "decode":
-                numbers = (link.welcome.model_fingerprint, link.welcome.kv_dtype)
+            if link.up and link.worker_hello is not None and link.record.role == "decode":
+                numbers = (link.worker_hello.model_fingerprint, link.worker_hello.kv_dtype)
                 found.setdefault(numbers, []).append(link.worker_id)
-        if len(found) > 1 and found != self._mixture:
+        if len(found) > 1 and found != self._mixed_numerics:
             log.warning(
-                "decode workers compute different numbers: answers depend on the worker",
+                "decode workers differ",
                 workers={" ".join(numbers): names for numbers, names in found.items()},
-                remedy="the same model, settings and kind of machine for all; until then an "
-                "answer that has begun goes on among workers of its own kind alone",
+                effect="answers depend on the worker; a request migrates only to workers with the "
+                "same fingerprint and KV dtype",
+                remedy="run all decode workers with the same model, settings and processor type",
             )
-        self._mixture = found
+        self._mixed_numerics = found
 
-    def _judge(self) -> None:
-        """Compare the workers of each role by their steps, and forget those that are gone."""
+    def _compare_workers(self) -> None:
+        """Compare the step times of each role's workers; forget the circuits of dropped ones."""
         now_s = _now()
         for role in ("prefill", "decode"):
             links = [e for e in self._links.values() if e.takes_work and e.record.role == role]
             step_ms = {link.boot_id: link.load.step_ms for link in links}
             busy = [link.boot_id for link in links if link.load.running]
-            self.circuits.compare(step_ms, busy, now_s)
-        self.circuits.keep([link.boot_id for link in self._links.values()])
+            self.circuits.compare_steps(step_ms, busy, now_s)
+        self.circuits.forget_others([link.boot_id for link in self._links.values()])
         for state, count in self.circuits.counts(now_s).items():
             metrics.CIRCUITS.labels(state).set(count)
 
     def _count_degraded(self) -> None:
-        """Show the pairs that placement avoids: those whose both ends are linked."""
+        """Publish the number of degraded pairs of which both workers are linked."""
         views = self.roster().views()
         linked = {view.boot_id for view in views}
         metrics.DEGRADED_PAIRS.set(sum(len(view.degraded & linked) for view in views))
 
-    def _tell_misfits(self) -> None:
-        """Say so, once for each such fleet, where prefill workers cannot be used."""
-        found = misfits(self._shapes("prefill"), self._shapes("decode"))
-        if found and found != self._misfits:
+    def _report_incompatible(self) -> None:
+        """Log once each set of prefill workers that cannot be used."""
+        found = incompatible_prefill_workers(self._shapes("prefill"), self._shapes("decode"))
+        if found and found != self._incompatible:
             log.error(
-                "prefill workers whose KV no decode worker can take are not used",
+                "prefill workers not used",
                 workers=found,
-                remedy="the same model, dtype, pool settings and kind of machine for all",
+                effect="no decode worker can read their KV",
+                remedy="run all workers with the same model, dtype, pool settings and processor "
+                "type",
             )
-        self._misfits = found
+        self._incompatible = found
 
     def _shapes(self, role: str) -> dict[str, Shape]:
-        """Of the linked workers that take work."""
+        """Return the shapes of the linked workers of a role that take work."""
         return {
-            link.worker_id: _shape(link.welcome)
+            link.worker_id: _shape(link.worker_hello)
             for link in self._links.values()
-            if link.takes_work and link.welcome is not None and link.record.role == role
+            if link.takes_work and link.worker_hello is not None and link.record.role == role
         }
 
     def _drop(self, worker_id: str) -> None:
-        welcome = self._links.pop(worker_id).welcome
-        if welcome is not None and welcome.role == "decode":
-            self._absent.left(worker_id, _size(welcome), _now())
-        self._away = None
+        hello = self._links.pop(worker_id).worker_hello
+        if hello is not None and hello.role == "decode":
+            self._disconnected.add_lost(worker_id, _size(hello), _now())
+        self._disconnected_sizes = None
         self._note_change(worker_id)
         self._tasks.pop(worker_id).cancel()
 
     def _note_change(self, worker_id: str) -> None:
-        if not self._changed:  # in a turn of its own: no request should wait for all that changed
+        if not self._changed:  # update soon: no request should wait for many changed workers
             asyncio.get_running_loop().call_soon(lambda: self.roster())
         self._changed[worker_id] = None
 
     def link(self, worker_id: str) -> WorkerLink | None:
         return self._links.get(worker_id)
 
-    def of_boot(self, boot_id: bytes) -> WorkerLink | None:
+    def link_of_boot(self, boot_id: bytes) -> WorkerLink | None:
         return next((link for link in self._links.values() if link.boot_id == boot_id), None)
 
     def room(self) -> int:
-        """How many requests more the lines of the decode workers that take work have room for."""
+        """Return how many more requests fit into the queues of the decode workers."""
         return self.roster().room
 
     def roster(self) -> Roster:
-        """The linked workers as they are now; what has changed is looked at again."""
+        """Return the linked workers, with all changes applied."""
         for worker_id in self._changed:
             link = self._links.get(worker_id)
-            self._note_presence(worker_id, link)
+            self._update_presence(worker_id, link)
             if link is None or not link.up:
                 self._roster.remove(worker_id)
             else:
@@ -211,58 +214,61 @@ class Fleet:
         self._changed.clear()
         return self._roster
 
-    def _note_presence(self, worker_id: str, link: WorkerLink | None) -> None:
-        """Look again who is away, and who is passed over, where workers have come or gone."""
+    def _update_presence(self, worker_id: str, link: WorkerLink | None) -> None:
+        """Invalidate what depends on presence if the worker has come, gone or changed."""
         before = self._presence.pop(worker_id, None)
         now = None
         if link is not None:
             now = self._presence[worker_id] = (
                 link.up,
-                link.refused != "",
+                link.refused_reason is not None,
                 link.boot_id,
-                None if link.welcome is None else _size(link.welcome),
+                None if link.worker_hello is None else _size(link.worker_hello),
             )
         if now != before:
-            self._away = self._passed_over = None
+            self._disconnected_sizes = self._passed_over = None
 
     def views(self) -> list[WorkerView]:
-        """Every linked worker."""
+        """Return a view of every linked worker."""
         return self.roster().views()
 
     def passed_over(self) -> frozenset[bytes]:
-        """The boot ids of linked workers that get nothing now, unless there are no others."""
+        """Return the boot ids of linked workers that get no requests now unless there are no
+        others."""
         self.roster()
         now_s, version = _now(), self.circuits.version
         kept = self._passed_over
         if kept is None or kept[1] != version or now_s >= kept[2]:
             roles = {e.boot_id: e.record.role for e in self._links.values() if e.up}
             found = self.circuits.passed_over(roles, now_s)
-            kept = self._passed_over = (found, version, self.circuits.change_s(now_s))
+            kept = self._passed_over = (found, version, self.circuits.next_change_s(now_s))
         return kept[0]
 
-    def away(self) -> list[Size]:
-        """Of the decode workers that are not linked now and may come back: those that the
-        registry names, and those that have left within `router.handed_back_s`. What was refused
-        as no worker of this model is none."""
+    def disconnected_sizes(self) -> list[Size]:
+        """Return the capacities of the decode workers that are not linked now and may come back:
+        those that the registry names, and those that have left within `router.handed_back_s`. A
+        worker whose handshake was refused does not count."""
         self.roster()
-        now_s, kept = _now(), self._away
+        now_s, kept = _now(), self._disconnected_sizes
         if kept is None or now_s >= kept[1]:
-            sizes = self._absent.sizes(now_s)
+            sizes = self._disconnected.sizes(now_s)
             for worker_id, link in self._links.items():
-                welcome = link.welcome
-                if welcome is not None or link.refused:
+                hello, refused = link.worker_hello, link.refused_reason is not None
+                if hello is not None or refused:
                     sizes.pop(worker_id, None)
-                gone = not (link.up or link.refused)
-                if gone and welcome is not None and welcome.role == "decode":
-                    sizes[worker_id] = _size(welcome)
-            kept = self._away = ([*sizes.values()], self._absent.change_s())
+                gone = not (link.up or refused)
+                if gone and hello is not None and hello.role == "decode":
+                    sizes[worker_id] = _size(hello)
+            expiry_s = self._disconnected.next_expiry_s()
+            kept = self._disconnected_sizes = ([*sizes.values()], expiry_s)
         return kept[0]
 
     def holders(
         self, tokens: Sequence[int], salt: bytes, known: dict[Shape, list[bytes]]
     ) -> Callable[[Shape], Holders]:
-        """Return who holds leading blocks of `tokens`, by the shape of the workers. `known` keeps
-        the blocks' identities for the next call with the same tokens and salt."""
+        """Return a function from a shape to the workers of that shape that hold leading blocks of
+        `tokens`. `known` keeps the blocks' identities for the next call with the same tokens and
+        salt."""
 
         @cache
         def of(shape: Shape) -> Holders:
@@ -274,14 +280,16 @@ class Fleet:
         return of
 
     def rebuilt(self) -> bool:
-        """Whether the blocks are known of all workers that were there when this router began: it
-        would else compute again what they hold. True in any case after `rebuild_s`, and then for
-        ever. Who cannot be linked is waited for no longer than LINK_S; where nobody is there,
-        nothing is waited for yet."""
-        if self._rebuilt or self._announced.since_s is None:
+        """Return whether the blocks of all workers that were registered when this router started
+        are known; placed earlier, requests would compute again what workers hold. Always true
+        after `rebuild_s`. A worker that cannot be linked is waited for no longer than
+        REBUILD_LINK_TIMEOUT_S. Without workers the answer is true, and may change."""
+        if self._rebuilt or self._registry_watcher.first_read_s is None:
             return self._rebuilt
-        waited_s = _now() - self._announced.since_s
-        links = [link for link in self._links.values() if link.up or waited_s < LINK_S]
+        waited_s = _now() - self._registry_watcher.first_read_s
+        links = [
+            link for link in self._links.values() if link.up or waited_s < REBUILD_LINK_TIMEOUT_S
+        ]
         missing = [link.worker_id for link in links if not self.index.complete(link.worker_id)]
         over = waited_s >= self._config.rebuild_s
         if over or (links and not missing):
@@ -291,63 +299,64 @@ class Fleet:
         return over or not missing
 
     def expected_s(self) -> float:
-        """Until the end of a request that is placed now, where it ends first; 0 where nobody
-        waits, or no decode worker is there."""
+        """Return the time to the end of a request that is placed now, on the worker where it ends
+        first; 0 if no request waits, or there is no decode worker."""
         return self.roster().expected_s(_now())
 
-    def limits(self) -> Limits:
-        """What the decode workers can take, at most with those that are away; the model's own
-        limits while none is linked."""
+    def limits(self) -> ContextLimits:
+        """Return what the decode workers can take, including those that may come back; the
+        model's own limits while none is linked."""
         own = self._limits.max_context
-        kinds = self.roster().kinds("decode")
-        contexts = [min(own, kind.size.max_context) for kind in kinds] or [own]
-        largest = max(contexts + [min(own, size.max_context) for size in self.away()])
+        groups = self.roster().groups("decode")
+        contexts = [min(own, group.size.max_context) for group in groups] or [own]
+        largest = max(contexts + [min(own, size.max_context) for size in self.disconnected_sizes()])
         return replace(self._limits, max_context=largest, common_context=min(contexts))
 
     @property
     def vocab_size(self) -> int:
         return self._limits.vocab_size
 
-    def linked(self) -> dict[str, int]:
-        """How many workers of each role are linked and take work. Requests can be served once
-        there is a decode worker; they are prefilled elsewhere once there is a prefill worker.
-        One whose KV no decode worker can take does not count."""
+    def linked_counts(self) -> dict[str, int]:
+        """Return how many workers of each role are linked and take work. Requests can be served
+        once there is a decode worker; prefill workers take over the prompts once there is one. A
+        prefill worker whose KV no decode worker can take does not count."""
         prefill, decode = self._shapes("prefill"), self._shapes("decode")
-        return {"prefill": len(prefill) - len(misfits(prefill, decode)), "decode": len(decode)}
+        unused = incompatible_prefill_workers(prefill, decode)
+        return {"prefill": len(prefill) - len(unused), "decode": len(decode)}
 
 
-def _shape(welcome: worker_pb2.WorkerWelcome) -> Shape:
-    return (welcome.model_fingerprint, welcome.kv_dtype, welcome.block_size)
+def _shape(hello: worker_pb2.WorkerHello) -> Shape:
+    return (hello.model_fingerprint, hello.kv_dtype, hello.block_size)
 
 
 def view_of(link: WorkerLink, bit: int) -> WorkerView:
-    """What placement knows of a linked worker; `bit` is the index's."""
-    welcome, load = link.welcome, link.load
-    assert welcome is not None  # up means welcomed
+    """Return what placement knows of a linked worker; `bit` is the worker's in the index."""
+    hello, load = link.worker_hello, link.load
+    assert hello is not None  # a link is up after its handshake
     return WorkerView(
         worker_id=link.worker_id,
         boot_id=link.boot_id,
-        role=welcome.role,
+        role=hello.role,
         address=link.record.address,
-        shape=_shape(welcome),
-        max_context=welcome.max_context,
+        shape=_shape(hello),
+        max_context=hello.max_context,
         running=load.running,
         waiting=load.waiting,
         free_blocks=load.free_blocks,
-        total_blocks=load.total_blocks or welcome.total_blocks,
+        total_blocks=load.total_blocks or hello.total_blocks,
         promised_blocks=load.promised_blocks,
         queued_tokens=load.queued_tokens,
         placed_tokens=link.placed_tokens,
         placed_requests=link.placed_requests,
         draining=not link.takes_work,
-        line=link.line(),
+        expected_end=link.expected_end(),
         bit=bit,
         degraded=degraded_peers(load),
     )
 
 
-def _size(welcome: worker_pb2.WorkerWelcome) -> Size:
-    return Size(welcome.block_size, welcome.total_blocks, welcome.max_context)
+def _size(hello: worker_pb2.WorkerHello) -> Size:
+    return Size(hello.block_size, hello.total_blocks, hello.max_context)
 
 
 def _now() -> float:
@@ -355,7 +364,7 @@ def _now() -> float:
 
 
 def _replaced(link: WorkerLink, record: WorkerRecord) -> bool:
-    """The registry names another boot of the worker than the one that is linked."""
+    """Return whether the registry names another boot of the worker than the linked one."""
     if record.address != link.record.address:
         return True
     return bytes.fromhex(record.boot_id) != link.boot_id and record.boot_id != link.record.boot_id

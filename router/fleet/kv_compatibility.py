@@ -1,7 +1,7 @@
-"""Prefill workers whose KV no decode worker can take: who they are, and what differs.
+"""Prefill workers whose KV no decode worker can take, and what differs.
 
-Pure. Such a worker is linked and never placed on; without a word about it a whole pool would
-stand idle while decode workers prefill by themselves.
+Such a worker is linked, and no placement names it: without a report a whole pool would stand idle
+while decode workers prefill by themselves. Pure.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from baton.router.fleet.worker_view import Shape
 _FIELDS = ("model fingerprint", "KV dtype", "block size")
 
 
-def misfits(prefill: Mapping[str, Shape], decode: Mapping[str, Shape]) -> dict[str, str]:
-    """For each prefill worker without a decode worker of its shape, what differs from the one
-    that is nearest to it. Empty while there is no decode worker to compare with."""
+def incompatible_prefill_workers(
+    prefill: Mapping[str, Shape], decode: Mapping[str, Shape]
+) -> dict[str, str]:
+    """Return, for each prefill worker without a decode worker of its shape, what differs from the
+    most similar one. Empty while there is no decode worker to compare with."""
     shapes = set(decode.values())
     found = {}
     for worker_id, shape in prefill.items():

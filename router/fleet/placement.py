@@ -1,6 +1,6 @@
-"""Placement: pure functions from what is known to (decode worker, prefill candidates | local).
+"""Placement: pure functions from the known state to (decode worker, prefill candidates | local).
 
-Costs are in tenths of a prompt token's computation, so that they can be added, and compared
+Costs are in tenths of a prompt token's computation, so that they can be added and compared
 exactly:
 
     decode worker   moved tokens * MOVE_COST + sequences in its batch * SEQUENCE_COST
@@ -10,8 +10,8 @@ exactly:
     prefill         there: uncached tokens * TOKEN_COST + moved tokens * MOVE_COST
 
 The router's view is a hint, some hundred milliseconds old; the decode worker grants the credit.
-Knows no clock, no network and no request but its sizes. Equal costs: the lower worker id. The
-time that a placement takes hardly depends on the number of workers: see roster.py.
+Knows no clock, no network, and of a request only its sizes. Of equal costs the lower worker id
+wins. The time that a placement takes hardly depends on the number of workers: see roster.py.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dataclasses import dataclass
 from itertools import product
 
 from baton.router.fleet.radix_index import Holders
-from baton.router.fleet.roster import Kind, Ranking, Roster
+from baton.router.fleet.roster import Ranking, Roster, WorkerGroup
 from baton.router.fleet.worker_view import ROOM_COST, Numbers, Shape, Size, WorkerView
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
 TOKEN_COST = 10
 MOVE_COST = 1  # moving a token's KV
-LOCAL_COST = 40  # a decode worker's step takes a quarter of the prompt tokens, and delays its batch
+LOCAL_COST = 40  # a decode worker computes a quarter as many prompt tokens, and delays its batch
 MAX_CANDIDATES = 8
 BUSY_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The linked workers, and the boot ids of those whose circuit is open: a last resort."""
+    """The linked workers, and the boot ids of those whose circuit is open: the last choice."""
 
     roster: Roster
     passed_over: frozenset[bytes] = frozenset()
@@ -43,56 +43,57 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is to be placed: prompt and accepted tokens, the output that is expected beyond them
+    """The sizes of a request: prompt and accepted tokens, the output that is expected beyond them
     (`step.expected_growth_tokens` at most), and `most_tokens`, the prompt with all output that a
-    sequence may have: the numbers that a decode worker counts. `numbers` are those that the
-    accepted tokens were computed with, None where there are none: other workers would go on with
-    another answer, and are none for this request."""
+    sequence may have. A decode worker counts the same numbers. `numbers` are those that the
+    accepted tokens were computed with, None without accepted tokens: other workers would continue
+    another answer."""
 
     tokens: int
     output_tokens: int
     most_tokens: int
     sequences: int = 1
-    avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request; a last resort
-    left: frozenset[bytes] = frozenset()  # of prefill workers that were not there any more
+    avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request: the last choice
+    left: frozenset[bytes] = frozenset()  # boot ids of prefill workers that no longer existed
     numbers: Numbers | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where. `candidates` are prefill workers, best first; none where `local`."""
+    """The chosen workers. `candidates` are prefill workers, best first; empty if `local`."""
 
     decode: WorkerView
     candidates: tuple[WorkerView, ...]
     local: bool
 
 
-def open_kinds(
-    need: Need, fleet: FleetView, away: Callable[[], Sequence[Size]] = tuple
-) -> list[Kind] | BatonError:
-    """The kinds of decode workers of which some could take it, or why there is none: Unavailable
-    (none is there, or only one of those that are `away` could), Overloaded (the queues of all of
-    them are full), InvalidRequest (larger than any pool). Errors are values here, not raised.
-    Looks at nothing that the workers hold."""
-    known = fleet.roster.kinds("decode")
-    kinds = [kind for kind in known if kind.takers]
-    if not kinds:
+def open_groups(
+    need: Need, fleet: FleetView, disconnected: Callable[[], Sequence[Size]] = tuple
+) -> list[WorkerGroup] | BatonError:
+    """Return the groups of decode workers of which some could take the request, or the reason why
+    there is none: Unavailable (no worker is there, or only a `disconnected` one could),
+    Overloaded (all of their queues are full), InvalidRequest (larger than any pool). The error is
+    returned, not raised. Does not look at the blocks that workers hold."""
+    known = fleet.roster.groups("decode")
+    groups = [group for group in known if group.accepting]
+    if not groups:
         return Unavailable("no decode worker is there: start one, or wait for its start")
     if need.numbers is not None:
-        kinds = [kind for kind in kinds if kind.numbers == need.numbers]
-        if not kinds:
+        groups = [group for group in groups if group.numbers == need.numbers]
+        if not groups:
             return Unavailable(
-                "no decode worker is left that computes as the one that began this answer "
-                f"(fingerprint {need.numbers[0]}, KV in {need.numbers[1]}): ask again, or start one"
+                "no decode worker is left that computes the same numbers as the one that began "
+                f"this answer (fingerprint {need.numbers[0]}, KV in {need.numbers[1]}): "
+                "send the request again, or start such a worker"
             )
-    fitting = [kind for kind in kinds if _holds(need, kind.size)]
+    fitting = [group for group in groups if _holds(need, group.size)]
     if not fitting:
-        return _too_large(need, [*(kind.size for kind in known), *away()])
+        return _too_large(need, [*(group.size for group in known), *disconnected()])
     over = fleet.passed_over
-    if any(_trusts(kind.takers.values(), over) for kind in fitting):
-        open_ = [kind for kind in fitting if _trusts(kind.open.values(), over)]
+    if any(_trusts(group.accepting.values(), over) for group in fitting):
+        open_ = [group for group in fitting if _trusts(group.open.values(), over)]
     else:
-        open_ = [kind for kind in fitting if kind.open]
+        open_ = [group for group in fitting if group.open]
     if not open_:
         return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
     return open_
@@ -101,16 +102,16 @@ def open_kinds(
 def place(
     need: Need,
     fleet: FleetView,
-    kinds: Sequence[Kind],
+    groups: Sequence[WorkerGroup],
     held: Callable[[Shape], Holders],
     mode: PlacementMode,
     local_prefill_tokens: int,
 ) -> Placement:
-    """The cheapest placement on a decode worker of these `kinds`, which are open."""
+    """Return the cheapest placement on a decode worker of these open `groups`."""
     wanted = need.tokens + need.output_tokens * need.sequences
     decode = _ranked(
-        _Search(need, fleet.passed_over, held, count=1),
-        kinds,
+        _WorkerSearch(need, fleet.passed_over, held, count=1),
+        groups,
         lambda worker, uncached: (
             uncached * MOVE_COST
             + worker.batch_cost
@@ -120,14 +121,14 @@ def place(
     )[0]
     if mode == "local":
         return Placement(decode, (), local=True)
-    like = [
-        kind
-        for kind in fleet.roster.kinds("prefill")
-        if kind.shape == decode.shape and _computes(need, kind.size)
+    compatible = [
+        group
+        for group in fleet.roster.groups("prefill")
+        if group.shape == decode.shape and _computes(need, group.size)
     ]
     candidates = _ranked(
-        _Search(need, fleet.passed_over, held, MAX_CANDIDATES, need.left, decode.degraded),
-        like,
+        _WorkerSearch(need, fleet.passed_over, held, MAX_CANDIDATES, need.left, decode.degraded),
+        compatible,
         lambda worker, uncached: uncached + worker.queue_tokens,
         lambda uncached: (uncached,),
     )
@@ -138,9 +139,9 @@ def place(
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    """For the first `count` workers, without those of the boot ids `barred`; those that are
-    `degraded` come after those that are not."""
+class _WorkerSearch:
+    """A search for the first `count` workers, without the boot ids `barred`; `degraded` ones come
+    after all others."""
 
     need: Need
     passed_over: frozenset[bytes]
@@ -151,21 +152,21 @@ class _Search:
 
 
 def _ranked(
-    search: _Search,
-    kinds: Sequence[Kind],
+    search: _WorkerSearch,
+    groups: Sequence[WorkerGroup],
     price: Callable[[WorkerView, int], int],
     floors: Callable[[int], tuple[int, ...]],
 ) -> list[WorkerView]:
-    """The cheapest first; after them those whose pair with the decode worker is degraded, and last
-    those that have failed the request. Those that are passed over only
-    where there are no others: others that are full are no reason to ask a worker that fails."""
+    """Return the cheapest workers first, then those whose pair with the decode worker is degraded,
+    and last those that have failed the request. Workers that are passed over are returned only if
+    there are no others: that others are full is no reason to use a worker that fails."""
     need = search.need
 
     def best(rank: tuple[bool, bool], barred: frozenset[bytes]) -> list[WorkerView]:
         ranking = Ranking(search.count)
-        for kind in kinds:
-            for workers, others, blocks in search.held(kind.shape).sets():
-                uncached = _uncached(need, blocks, kind.size)
+        for group in groups:
+            for workers, others, blocks in search.held(group.shape).sets():
+                uncached = _uncached(need, blocks, group.size)
 
                 def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
                     boot_id = worker.boot_id
@@ -175,7 +176,7 @@ def _ranked(
                         return None
                     return price(worker, uncached)
 
-                ranking.search(kind, workers, others, priced, floors(uncached))
+                ranking.search(group, workers, others, priced, floors(uncached))
         return ranking.views()
 
     ranks = sorted(product({False, bool(need.avoid)}, {False, bool(search.degraded)}))
@@ -201,9 +202,9 @@ def _stays_local(
     mode: PlacementMode,
     local_prefill_tokens: int,
 ) -> bool:
-    """`disaggregated` is never local while a prefill worker is there; `auto` keeps a prompt on the
-    decode worker that lacks few tokens, or that computes them at less cost than the first of the
-    `ranked` prefill workers."""
+    """Return whether the decode worker computes the prompt. `disaggregated` is never local while a
+    prefill worker is there; `auto` is local if the decode worker lacks few tokens, or computes them
+    at less cost than the first of the `ranked` prefill workers."""
     if not ranked:
         return True
     if mode == "disaggregated":
@@ -214,25 +215,25 @@ def _stays_local(
 
 
 def local_cost(uncached: int) -> int:
-    """Return what it costs the decode worker to prefill these tokens by itself."""
+    """Return the cost of a prefill on the decode worker."""
     return uncached * LOCAL_COST
 
 
 def remote_cost(moved: int, uncached: int) -> int:
-    """Return what it costs a prefill worker to compute `uncached` tokens, and to move what the
+    """Return the cost of computing `uncached` tokens on a prefill worker and of moving what the
     decode worker lacks. Queues do not count: overload must not turn decode workers into prefill
     workers."""
     return uncached * TOKEN_COST + moved * MOVE_COST
 
 
 def _uncached(need: Need, held_blocks: int, worker: Size) -> int:
-    """Tokens still to be computed there; the last prompt token always is."""
+    """Return the tokens that the worker has to compute; the last prompt token is always one."""
     return need.tokens - min(held_blocks * worker.block_size, need.tokens - 1)
 
 
 def _holds(need: Need, worker: Size) -> bool:
-    """Whether a decode worker takes it, however long it waits: as its own line counts, by the
-    longest that one sequence may become, and by the credit of all."""
+    """Return whether a decode worker could ever take the request. Counts like the worker's own
+    queue: the longest that one sequence may become, and the credit of all sequences."""
     size = worker.block_size
     grown = _blocks(need.tokens + need.output_tokens, size)
     credit = grown + (need.sequences - 1) * (grown - need.tokens // size)  # full blocks are shared
@@ -241,7 +242,7 @@ def _holds(need: Need, worker: Size) -> bool:
 
 
 def _computes(need: Need, worker: Size) -> bool:
-    """Whether a prefill worker has room for all of the tokens."""
+    """Return whether a prefill worker has room for all of the tokens."""
     blocks = _blocks(need.tokens, worker.block_size)
     return blocks <= worker.total_blocks and need.tokens <= worker.max_context
 
@@ -253,7 +254,7 @@ def _blocks(tokens: int, block_size: int) -> int:
 def _too_large(need: Need, decoders: Sequence[Size]) -> BatonError:
     if any(_holds(need, worker) for worker in decoders):
         return Unavailable(
-            "no decode worker whose KV pool is large enough takes work just now: ask again"
+            "no decode worker whose KV pool is large enough takes work now: send the request again"
         )
     largest = max(min(e.total_blocks * e.block_size, e.max_context) for e in decoders)
     asked = f"of {need.most_tokens} tokens of prompt and output"

@@ -1,16 +1,16 @@
-"""The radix index: which worker holds which blocks, as far as the router has heard.
+"""The radix index: which worker holds which blocks, by the workers' block events.
 
 A block's identity names its whole prefix, so the radix tree needs no nodes: following an edge
-is one lookup of an identity, and its answer is the set of workers as a bit mask.
+is one lookup of an identity, whose result is the set of workers as a bit mask.
 
     identity of block 0 ─▶ 0b0111      match [0, 1, 2]: worker bits 0, 1, 2 hold one block,
     identity of block 1 ─▶ 0b0101      bits 0 and 2 hold two, bit 2 holds three
     identity of block 2 ─▶ 0b0100
 
-A hint, never a promise: workers match their own caches again. Beyond its capacity the index
-forgets the blocks that were matched or stored longest ago, of a prefix the last block first: what
-follows a block that is missing matches nothing. Pure: no I/O, no clock. A worker's bit leaves
-`live` at once when its knowledge is void; its old bits are swept out in small parts.
+The index is a hint: workers match their own caches again. Beyond its capacity it evicts the blocks
+that were matched or stored longest ago, of a prefix the last block first, since blocks behind a
+missing one match nothing. Pure: no I/O, no clock. When a worker's blocks are void, its bit leaves
+`live` at once; the bit is removed from the entries in small parts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.identity import IDENTITY_BYTES
 
 CAPACITY_BLOCKS = RouterConfig().index_blocks  # some 200 bytes each
-SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot at once: two milliseconds
-SWEEP_BLOCKS = 20_000  # looked at by one call of `sweep`: a few milliseconds
+SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot in one slice: two milliseconds
+SWEEP_BLOCKS = 20_000  # in one call of `sweep`: a few milliseconds
 
 
 @dataclass(slots=True)
@@ -40,13 +40,14 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Which workers hold how many leading blocks of a prompt: `groups` of bits, each with its
-    blocks, the most first. To be used before the index changes."""
+    """The workers that hold leading blocks of a prompt: `groups` of bits, each with its number of
+    blocks, the largest first. Valid until the index changes."""
 
     groups: Sequence[tuple[int, int]] = ()
 
     def sets(self) -> Iterator[tuple[int, bool, int]]:
-        """All workers by what they hold: bits, whether all others are meant, and blocks."""
+        """Yield all workers by the blocks that they hold: (bits, false, blocks) for each group,
+        then (all bits, true, 0) for all other workers."""
         holders = 0
         for bits, blocks in self.groups:
             holders |= bits
@@ -58,8 +59,8 @@ class Holders:
 
 
 class RadixIndex:
-    """Block events in, held prefix lengths out. The order of `_holders` is that of their last use,
-    once the index is half full: before, none is evicted soon, and a lookup costs less."""
+    """From block events to held prefix lengths. Once the index is half full, `_holders` is ordered
+    by last use; before that no block is evicted soon, and a lookup costs less without the order."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class RadixIndex:
         self._capacity = capacity_blocks
         self._holders: OrderedDict[bytes, int] = OrderedDict()
         self._watched: dict[str, _Watched] = {}
-        self._names: dict[int, str] = {}  # by the bit, of those that are watched
+        self._names: dict[int, str] = {}  # of the watched workers, by their bits
         self._live = 0
-        self._retired = 0  # bits whose entries are not swept yet
+        self._retired = 0  # bits that are still in some entries
         self._sweeping: list[bytes] = []
         self._swept_mask = 0
 
@@ -80,8 +81,8 @@ class RadixIndex:
         return len(self._holders)
 
     def apply(self, worker_id: str, events: worker_pb2.BlockEvents) -> bool:
-        """Take one message of a worker's stream. False: a gap or another boot id was seen,
-        everything known of the worker is dropped, and its blocks must be watched anew."""
+        """Apply one message of a worker's stream. After a gap or another boot id return False: the
+        worker's blocks are dropped, and a new stream is needed."""
         watched = self._watched.get(worker_id)
         if events.snapshot:
             if watched is None or watched.complete or watched.boot_id != events.boot_id:
@@ -103,12 +104,12 @@ class RadixIndex:
         return True
 
     def complete(self, worker_id: str) -> bool:
-        """Whether all that the worker holds has been told, up to deltas under way."""
+        """Return whether the worker's snapshot is complete."""
         watched = self._watched.get(worker_id)
         return watched is not None and watched.complete
 
     def remove(self, worker_id: str) -> None:
-        """Forget all that is known of a worker; nothing of it matches from now on."""
+        """Drop all blocks of a worker: none of them matches from now on."""
         watched = self._watched.pop(worker_id, None)
         if watched is not None:
             self._live &= ~watched.mask
@@ -117,17 +118,17 @@ class RadixIndex:
             self._retired |= watched.mask
 
     def match(self, identities: Sequence[bytes]) -> dict[str, int]:
-        """How many leading blocks each worker holds; workers that hold none are left out."""
+        """Return how many leading blocks each worker holds, without workers that hold none."""
         groups = self.holders(identities).groups
         return {self._names[bit]: blocks for bits, blocks in groups for bit in _single(bits)}
 
     def bit(self, worker_id: str) -> int:
-        """Return the worker's bit, 0 where nothing is known of it. `changed` hears of another."""
+        """Return the worker's bit, 0 if it has none. `changed` is called when the bit changes."""
         watched = self._watched.get(worker_id)
         return 0 if watched is None else watched.mask
 
     def holders(self, identities: Sequence[bytes]) -> Holders:
-        """Return who holds leading blocks."""
+        """Return the workers that hold leading blocks."""
         holders = self._holders
         alive = self._live
         groups: list[tuple[int, int]] = []
@@ -149,13 +150,13 @@ class RadixIndex:
         return Holders(groups[::-1])
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> None:
-        """Remove entries of retired bits, looking at no more than `blocks` of them. To be
-        called now and then; bits whose sweep is over are used again."""
+        """Remove retired bits from up to `blocks` entries. To be called regularly; a bit that is
+        in no entry any more is used again."""
         metrics.INDEX_BLOCKS.set(len(self._holders))
         if not self._sweeping:
             if not self._retired:
                 return
-            self._sweeping = list(dict.keys(self._holders))  # in no order: ten times as fast
+            self._sweeping = list(dict.keys(self._holders))  # unordered: ten times as fast
             self._swept_mask = self._retired
         part = self._sweeping[-blocks:]
         del self._sweeping[-blocks:]
@@ -213,7 +214,7 @@ def _single(bits: int) -> Iterator[int]:
 
 
 def snapshot_slices(events: worker_pb2.BlockEvents) -> list[worker_pb2.BlockEvents]:
-    """A part of a snapshot as parts of up to SLICE_BYTES; other events as they are."""
+    """Split a part of a snapshot into parts of up to SLICE_BYTES; return other events unchanged."""
     if not events.snapshot or len(events.stored) <= SLICE_BYTES:
         return [events]
     return [

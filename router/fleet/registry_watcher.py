@@ -1,8 +1,7 @@
-"""What the registry says of workers, as a router follows it, and the log's part in that.
+"""The registry as a router follows it: the last records that could be read, and its faults logged.
 
-What it said last holds while it cannot be read. What is wrong with it is looked at twice a
-second and told once: when it appears or changes, and when it is over. Owns what was told; knows
-no links.
+While the registry cannot be read, the last records hold. A fault is logged once when it appears
+or changes, and once when it is over. Owns what was logged; knows no links.
 """
 
 from __future__ import annotations
@@ -14,58 +13,58 @@ from baton.runtime import logs, waits
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
 
-ANSWER_WAIT_S = 0.25  # of one look; a later answer counts at the next one
+ANSWER_WAIT_S = 0.25  # of one poll; a later answer counts at the next one
 
 log = logs.get(__name__)
 
 
-class Announced:
-    """`since_s`: when the registry could first be read, on the loop's clock; None: not yet, and an
-    unread registry is no empty one."""
+class RegistryWatcher:
+    """`first_read_s` is when the registry could first be read, on the loop's clock; None before:
+    an unread registry is not an empty one."""
 
     def __init__(self, registry: RegistryClient) -> None:
         self._registry = registry
         self._records: Sequence[WorkerRecord] = ()
         self._reading: asyncio.Future[list[WorkerRecord]] | None = None
-        self._asked_s = 0.0
-        self._unread = ""  # why it cannot be read, as the log was last told
-        self._faults: Mapping[str, str] = {}  # of announcements, likewise
-        self.since_s: float | None = None
+        self._read_begun_s = 0.0
+        self._unreadable_reason: str | None = None  # as it was last logged
+        self._faults: Mapping[str, str] = {}  # of registry entries, as they were last logged
+        self.first_read_s: float | None = None
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        """What the registry says; what it said last, while it cannot be read (no descriptor is
-        left) or its file system hangs: the links know better than it who lives. Takes
-        ANSWER_WAIT_S at most."""
+        """Return the registry's records; the last ones while it cannot be read (the process has
+        no file descriptor left) or its file system hangs, since the links know better which
+        workers are alive. Takes ANSWER_WAIT_S at most."""
         now_s = asyncio.get_running_loop().time()
         if self._reading is None:
-            self._reading, self._asked_s = self._registry.workers(), now_s
+            self._reading, self._read_begun_s = self._registry.workers(), now_s
         if not await waits.over(self._reading, ANSWER_WAIT_S):
-            if now_s - self._asked_s >= ANSWER_S:
-                self._say_unread(hung(ANSWER_S))
+            if now_s - self._read_begun_s >= ANSWER_S:
+                self._report_unreadable(hung(ANSWER_S))
             return self._records
         reading, self._reading = self._reading, None
         try:
             self._records = reading.result()
         except OSError as error:
-            self._say_unread(str(error))
+            self._report_unreadable(str(error))
             return self._records
-        if self._unread:
-            log.info("the registry can be read again")
-            self._unread = ""
-        if self.since_s is None:
-            self.since_s = asyncio.get_running_loop().time()
-        self._tell(dict(self._registry.faults()))
+        if self._unreadable_reason is not None:
+            log.info("registry readable again")
+            self._unreadable_reason = None
+        if self.first_read_s is None:
+            self.first_read_s = asyncio.get_running_loop().time()
+        self._report_faults(dict(self._registry.faults()))
         return self._records
 
-    def _say_unread(self, why: str) -> None:
-        if why != self._unread:
-            log.error("the registry cannot be read", why=why)
-        self._unread = why
+    def _report_unreadable(self, reason: str) -> None:
+        if reason != self._unreadable_reason:
+            log.error("registry unreadable", reason=reason)
+        self._unreadable_reason = reason
 
-    def _tell(self, faults: Mapping[str, str]) -> None:
-        for worker_id, why in faults.items():
-            if why != self._faults.get(worker_id):
-                log.warning("an announcement cannot be used", worker_id=worker_id, why=why)
+    def _report_faults(self, faults: Mapping[str, str]) -> None:
+        for worker_id, reason in faults.items():
+            if reason != self._faults.get(worker_id):
+                log.warning("registry entry rejected", worker_id=worker_id, reason=reason)
         for worker_id in self._faults.keys() - faults.keys():
-            log.info("an announcement of no use is gone, or sound by now", worker_id=worker_id)
+            log.info("registry entry recovered", worker_id=worker_id)
         self._faults = faults

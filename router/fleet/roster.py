@@ -1,9 +1,9 @@
-"""The linked workers by kind, each kind in the orders of placement.
+"""The linked workers in groups of equal workers, each group in the orders of placement.
 
-    put(view) ─▶ kind ─▶ members, takers, open ─▶ orders (worker_order.py)
+    put(view) ─▶ group ─▶ members, accepting, open ─▶ orders (worker_order.py)
 
-A view is put again whenever its worker has changed; the cheapest workers for a request are found
-by `Ranking` after a look at the first few of each order. Pure. Owned by the fleet.
+A view is put again whenever its worker has changed. `Ranking` finds the cheapest workers for a
+request among the first few of each order. Pure. Owned by the fleet.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Callable, Sequence
 from baton.router.fleet.worker_order import WorkerOrder
 from baton.router.fleet.worker_view import Numbers, Shape, Size, WorkerView
 
-_Moments = list[tuple[float, str]]
+_Times = list[tuple[float, str]]
 
 
-class Kind:
-    """Workers of one role that differ in their load alone. `members` are all, `takers` those that
-    take work, `open` those of them whose queue has room, which are in the `orders`: of decode
-    workers by `batch_cost` and `full_cost`, of prefill workers by `queue_tokens`."""
+class WorkerGroup:
+    """Workers of one role that differ only in their load. `members` are all, `accepting` those
+    that take work, `open` those of them whose queue has room. The open ones are in the `orders`:
+    decode workers by `batch_cost` and `full_cost`, prefill workers by `queue_tokens`."""
 
     def __init__(self, role: str, shape: Shape, size: Size) -> None:
         self.role = role
         self.shape = shape
         self.size = size
         self.members: dict[str, WorkerView] = {}
-        self.takers: dict[str, WorkerView] = {}
+        self.accepting: dict[str, WorkerView] = {}
         self.open: dict[str, WorkerView] = {}
         self.orders = [WorkerOrder() for _ in range(2 if role == "decode" else 1)]
 
@@ -40,7 +40,7 @@ class Kind:
         self.members[name] = view
         if view.draining:
             return
-        self.takers[name] = view
+        self.accepting[name] = view
         if view.role == "prefill" or view.queued_requests < max_waiting:
             self.open[name] = view
             for order, cost in zip(self.orders, _costs(view), strict=True):
@@ -49,7 +49,7 @@ class Kind:
     def remove(self, view: WorkerView) -> None:
         name = view.worker_id
         del self.members[name]
-        self.takers.pop(name, None)
+        self.accepting.pop(name, None)
         if self.open.pop(name, None) is not None:
             for order, cost in zip(self.orders, _costs(view), strict=True):
                 order.remove((cost, name, view.bit))
@@ -61,7 +61,7 @@ def _costs(view: WorkerView) -> tuple[int, ...]:
     return (view.queue_tokens,)
 
 
-_KindKey = tuple[str, Shape, Size]
+_GroupKey = tuple[str, Shape, Size]
 
 
 class Roster:
@@ -69,12 +69,12 @@ class Roster:
 
     def __init__(self, max_waiting: int = 512) -> None:
         self._max_waiting = max_waiting
-        self._kinds: dict[_KindKey, Kind] = {}
+        self._groups: dict[_GroupKey, WorkerGroup] = {}
         self._views: dict[str, WorkerView] = {}
-        self._ends: _Moments = []  # of a request on decode workers on which requests wait
-        self._known: _Moments = []  # until when these ends are
-        self._idle = 0  # takers of the decode workers on which none waits
-        self.room = 0  # requests that the queues of decode workers have room for
+        self._expected_ends: _Times = []  # of a new request, on decode workers with a queue
+        self._valid_until: _Times = []  # of these estimates
+        self._idle = 0  # accepting decode workers without a queue
+        self.room = 0  # for more requests in the queues of decode workers
 
     def views(self) -> list[WorkerView]:
         return [*self._views.values()]
@@ -87,51 +87,56 @@ class Roster:
         self.remove(view.worker_id)
         self._views[view.worker_id] = view
         key = (view.role, view.shape, view.size)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = Kind(*key)
-        kind.put(view, self._max_waiting)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = WorkerGroup(*key)
+        group.put(view, self._max_waiting)
         self._count(view, 1)
-        if _waits(view):
-            for moments, at_s in zip((self._ends, self._known), view.line or (), strict=True):
-                insort(moments, (at_s, view.worker_id))
+        if _has_queue(view):
+            for times, at_s in zip(
+                (self._expected_ends, self._valid_until), view.expected_end or (), strict=True
+            ):
+                insort(times, (at_s, view.worker_id))
 
     def remove(self, worker_id: str) -> None:
         view = self._views.pop(worker_id, None)
         if view is None:
             return
         key = (view.role, view.shape, view.size)
-        kind = self._kinds[key]
-        kind.remove(view)
-        if not kind.members:
-            del self._kinds[key]
+        group = self._groups[key]
+        group.remove(view)
+        if not group.members:
+            del self._groups[key]
         self._count(view, -1)
-        if _waits(view):
-            for moments, at_s in zip((self._ends, self._known), view.line or (), strict=True):
-                del moments[bisect_left(moments, (at_s, worker_id))]
+        if _has_queue(view):
+            for times, at_s in zip(
+                (self._expected_ends, self._valid_until), view.expected_end or (), strict=True
+            ):
+                del times[bisect_left(times, (at_s, worker_id))]
 
-    def kinds(self, role: str) -> list[Kind]:
-        return [kind for kind in self._kinds.values() if kind.role == role]
+    def groups(self, role: str) -> list[WorkerGroup]:
+        return [group for group in self._groups.values() if group.role == role]
 
     def expected_s(self, now_s: float) -> float:
-        """Until the end of a request that is placed now, where it ends first; 0 where a decode
-        worker has no queue, or it is not known how fast that is, or there is none."""
-        if self._idle or not self._ends or now_s > self._known[0][0]:
+        """Return the time to the end of a request that is placed now, on the worker where it ends
+        first; 0 if a decode worker has no queue, or a queue's rate is not known, or there is no
+        decode worker."""
+        if self._idle or not self._expected_ends or now_s > self._valid_until[0][0]:
             return 0.0
-        return max(0.0, self._ends[0][0] - now_s)
+        return max(0.0, self._expected_ends[0][0] - now_s)
 
     def _count(self, view: WorkerView, sign: int) -> None:
         if view.role == "decode" and not view.draining:
             self.room += sign * max(0, self._max_waiting - view.queued_requests)
-            self._idle += sign * (view.line is None)
+            self._idle += sign * (view.expected_end is None)
 
 
-def _waits(view: WorkerView) -> bool:
-    return view.role == "decode" and not view.draining and view.line is not None
+def _has_queue(view: WorkerView) -> bool:
+    return view.role == "decode" and not view.draining and view.expected_end is not None
 
 
 class Ranking:
-    """The `count` workers of the least price so far; of equal prices the lower id is first."""
+    """The `count` cheapest workers so far; of equal prices the lower worker id comes first."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -142,26 +147,26 @@ class Ranking:
 
     def search(
         self,
-        kind: Kind,
+        group: WorkerGroup,
         workers: int,
         others: bool,
         price: Callable[[WorkerView], int | None],
         floors: Sequence[int],
     ) -> None:
-        """Look at the open workers of a kind that are in the set `workers`, or at all `others`. No
-        price: not this one. None costs less than its cost in each order and that order's floor: so
-        the search ends where no later one can be among the least."""
-        looked: set[str] = set()
-        orders = [order.among(workers, others) for order in kind.orders]
+        """Rank the open workers of a group that are in the set `workers`, or all `others`. A worker
+        without a price is left out. None costs less than its cost in an order plus that order's
+        floor, so the search ends when no later worker can be among the cheapest."""
+        seen: set[str] = set()
+        orders = [order.among(workers, others) for order in group.orders]
         while True:
             for order, floor in zip(orders, floors, strict=True):
                 entry = next(order, None)
                 if entry is None:
                     return
                 cost, name, _ = entry
-                if name not in looked:
-                    looked.add(name)
-                    self._offer(price, kind.open[name])
+                if name not in seen:
+                    seen.add(name)
+                    self._offer(price, group.open[name])
                 if self._full() and (cost + floor, name) >= self._best[-1][:2]:
                     return
 

@@ -3,8 +3,8 @@
     [ chunk of up to CHUNK entries, and the bits of its workers ] [ chunk ] ...
 
 A set is a mask of the radix index's bits. The workers of a set come in order, and chunks without
-any of them are passed with one operation each: so the first few cost O(sqrt n) at most, however
-the set and the order lie to each other. Pure. Owned by the roster.
+any of them are skipped with one operation each, so the first few cost O(sqrt n) at most, whatever
+the set. Pure. Owned by the roster.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 CHUNK = 64
 
-Entry = tuple[int, str, int]  # cost, worker id, its bit; 0 where the index knows nothing of it
+Entry = tuple[int, str, int]  # cost, worker id, its bit; 0: not in the index
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """`bits` are those of all entries, of which `blank` have none."""
+    """`bits` are those of all entries; `blank` entries have none."""
 
     entries: list[Entry] = field(default_factory=list)
     bits: int = 0
@@ -43,7 +43,7 @@ class WorkerOrder:
         self._chunks: list[_Chunk] = []
 
     def insert(self, entry: Entry) -> None:
-        at = min(self._place(entry), len(self._chunks) - 1)
+        at = min(self._chunk_index(entry), len(self._chunks) - 1)
         if at < 0:
             self._chunks.append(_Chunk())
             at = 0
@@ -59,7 +59,7 @@ class WorkerOrder:
 
     def remove(self, entry: Entry) -> None:
         """Remove an entry that was inserted."""
-        at = self._place(entry)
+        at = self._chunk_index(entry)
         chunk = self._chunks[at]
         del chunk.entries[bisect_left(chunk.entries, entry)]
         chunk.bits ^= entry[2]
@@ -73,13 +73,13 @@ class WorkerOrder:
             del self._chunks[at]
 
     def among(self, workers: int, others: bool) -> Iterator[Entry]:
-        """The entries of the set `workers`, or of all `others`, the least cost first. Nothing may
-        change meanwhile."""
+        """Yield the entries of the set `workers`, or of all `others`, the cheapest first. No entry
+        may be inserted or removed during the iteration."""
         for chunk in self._chunks:
             if chunk.blank or chunk.bits & ~workers if others else chunk.bits & workers:
                 for entry in chunk.entries:
                     if (entry[2] & workers == 0) == others:
                         yield entry
 
-    def _place(self, entry: Entry) -> int:
+    def _chunk_index(self, entry: Entry) -> int:
         return bisect_left(self._chunks, entry, key=lambda chunk: chunk.last)

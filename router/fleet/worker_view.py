@@ -1,25 +1,27 @@
-"""One worker as placement sees it: what it is, how loaded it is, and what that costs a request.
+"""One worker as placement sees it: its capacity, its load, and what that costs a request.
 
 The costs here do not depend on the request, so workers can be kept in their order (roster.py).
-They are whole tenths of a prompt token's computation: equal costs are equal.
+They are whole tenths of a prompt token's computation, so equal costs compare as equal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast, overload
 
-SEQUENCE_COST = 80  # one sequence more in the batch slows every step
+SEQUENCE_COST = 80  # one more sequence in the batch slows every step
 ROOM_COST = 40  # a token without room waits for another request's end
+_T = TypeVar("_T")
 
-# Model fingerprint and kind of KV: what workers have in common that compute the same tokens.
+# Model fingerprint and KV dtype: workers with the same ones compute the same tokens.
 Numbers = tuple[str, str]
 Shape = tuple[str, str, int]  # those, and the tokens in a block
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a decode worker can take at most, in tokens of a block, blocks, and tokens. The
-    defaults are those of one that has never said: anything."""
+    """The most that a decode worker can take: tokens of a block, blocks, and tokens of a sequence.
+    The defaults are for a worker whose capacity is not known: no limit."""
 
     block_size: int = 1
     total_blocks: int = 1 << 31
@@ -28,10 +30,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker, as the router sees it now. `shape` is what two pools must share for a
-    handoff: fingerprint, dtype, block size. `placed_tokens` were sent there since its last
-    load report, `placed_requests` likewise. `line`: the requests that wait there (see Pace).
-    `bit` is the worker's in the radix index, 0 where that knows nothing of it."""
+    """One worker as the router knows it now. `shape` is what two pools must share for a handoff:
+    fingerprint, dtype, block size. `placed_tokens` and `placed_requests` were sent there since its
+    last load report. `expected_end` is that of one more request (see WaitEstimator). `bit` is the
+    worker's in the radix index, 0 where that has no blocks of it."""
 
     worker_id: str
     boot_id: bytes
@@ -47,8 +49,8 @@ class WorkerView:
     queued_tokens: int = 0
     placed_tokens: int = 0
     placed_requests: int = 0
-    draining: bool = False  # takes nothing new, for whatever reason
-    line: tuple[float, float] | None = None
+    draining: bool = False  # takes no new work, for any reason
+    expected_end: tuple[float, float] | None = None
     bit: int = 0
     degraded: frozenset[bytes] = (
         frozenset()
@@ -72,21 +74,47 @@ class WorkerView:
 
     @property
     def room_tokens(self) -> int:
-        """Room for tokens of KV; negative where more is promised than there is."""
+        """Return the room for tokens of KV; negative if more is promised than there is."""
         return (self.free_blocks - self.promised_blocks) * self.block_size - self.placed_tokens
 
     @property
     def batch_cost(self) -> int:
-        """Of a request on this decode worker, where it has room."""
+        """Return the cost of a request on this decode worker if it has room."""
         return (self.running + self.queued_requests) * SEQUENCE_COST
 
     @property
     def full_cost(self) -> int:
-        """Of a request on this decode worker, where it has none, less `ROOM_COST` for each of the
-        request's tokens."""
+        """Return the cost of a request on this decode worker if it has no room, less `ROOM_COST`
+        for each of the request's tokens."""
         return self.batch_cost - self.room_tokens * ROOM_COST
 
     @property
     def queue_tokens(self) -> int:
-        """That are computed before a new prompt on this prefill worker."""
+        """Return the tokens that this prefill worker computes before a new prompt."""
         return self.queued_tokens + self.placed_tokens
+
+
+class ViewOwner(Protocol):
+    def note_change(self) -> None: ...
+
+
+class ViewField(Generic[_T]):
+    """A field of a link that the worker's view is made of: assigning another object calls
+    `note_change`, so no assignment can leave a stale view. Changes inside a value do not."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_view_{name}"
+
+    @overload
+    def __get__(self, link: None, owner: type) -> ViewField[_T]: ...
+
+    @overload
+    def __get__(self, link: ViewOwner, owner: type) -> _T: ...
+
+    def __get__(self, link: ViewOwner | None, owner: type) -> ViewField[_T] | _T:
+        return self if link is None else cast(_T, link.__dict__[self._name])
+
+    def __set__(self, link: ViewOwner, value: _T) -> None:
+        if link.__dict__.get(self._name, self) is not value:
+            link.__dict__[self._name] = value
+            link.note_change()

@@ -20,17 +20,15 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from baton.router.answers.request_handler import SEND_S, ClientGone
+from baton.router.client_access.client_identity import (
+    ApiKeys,
+    client_label,
+    missing_key,
+    new_request_id,
+)
+from baton.router.client_access.upload import UPLOAD_TIMEOUT_S, Upload, awaiting_upload
 from baton.router.grpc_frontend.reply import REQUEST_ID, status_of
 from baton.router.grpc_frontend.wire import message_of
-from baton.router.http_frontend.auth_middleware import (
-    BODY_S,
-    Keys,
-    Upload,
-    awaiting,
-    label_of,
-    new_request_id,
-    no_key,
-)
 from baton.router.requests.admission import Admission
 from baton.router.requests.body_budget import HeldBody
 from baton.router.requests.loop_budget import LoopBudget
@@ -81,7 +79,7 @@ class Call:
         self,
         shape: type[_Shape],
         body: HeldBody,
-        limit_s: float = BODY_S,
+        limit_s: float = UPLOAD_TIMEOUT_S,
         admission: Admission | None = None,
     ) -> _Shape:
         """The client's message, if it is admitted. Raises InvalidRequest if there is none, in
@@ -95,12 +93,12 @@ class Call:
         self,
         shape: type[_Shape],
         body: HeldBody,
-        limit_s: float = BODY_S,
+        limit_s: float = UPLOAD_TIMEOUT_S,
         admission: Admission | None = None,
     ) -> _Shape | None:
         """Return the client's next message, or None where it sends no more. Raises as `read`."""
         try:
-            async with awaiting("the message", limit_s, body, admission) as upload:
+            async with awaiting_upload("the message", limit_s, body, admission) as upload:
                 sent: Any = await self._read_counted(body, upload)
         except _OVER as error:
             raise ClientGone from error
@@ -120,7 +118,7 @@ class Call:
 
         timer = asyncio.get_running_loop().call_later(UNSEEN_S, count)
         try:
-            return await self._context.read()  # bounded by `awaiting`
+            return await self._context.read()  # bounded by `awaiting_upload`
         finally:
             timer.cancel()
 
@@ -150,7 +148,7 @@ class Doorkeeper:
     once; of those that everyone may make at most OPEN_CALLS beside them."""
 
     def __init__(self, config: RouterConfig, turns: LoopBudget) -> None:
-        self._keys = Keys(config.api_keys)
+        self._keys = ApiKeys(config.api_keys)
         self._config = config
         self._turns = turns
         self._most = {False: config.max_connections, True: OPEN_CALLS}
@@ -164,7 +162,7 @@ class Doorkeeper:
             metadata = context.invocation_metadata() or ()
             given = {key: value for key, value in metadata if isinstance(value, str)}
             call = Call(context, new_request_id(), given, self._config, self._turns)
-            label = label_of(call.header(REQUEST_ID).encode())
+            label = client_label(call.header(REQUEST_ID).encode())
             with logs.bind_request(call.request_id, client_label=label):
                 self._calls[everyone] += 1
                 try:
@@ -188,5 +186,5 @@ class Doorkeeper:
     def _check_key(self, call: Call) -> None:
         tenant = self._keys.tenant(call.header("authorization").encode())
         if tenant is None:
-            raise no_key()
+            raise missing_key()
         call.tenant = tenant

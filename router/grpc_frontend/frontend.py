@@ -13,11 +13,11 @@ import asyncio
 import grpc
 import grpc.aio
 
+from baton.router.client_access.router import Router
 from baton.router.grpc_frontend.call import OPEN_CALLS, Doorkeeper
 from baton.router.grpc_frontend.health import HEALTH, Health
 from baton.router.grpc_frontend.inference import SERVICE, Inference
 from baton.router.grpc_frontend.reflection import REFLECTION, REFLECTION_V1, Reflection
-from baton.router.http_frontend.app import Router
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import ConfigError
 

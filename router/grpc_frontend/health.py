@@ -17,9 +17,9 @@ from grpc_health.v1.health_pb2 import (
     HealthListResponse,
 )
 
+from baton.router.client_access.router import Router
 from baton.router.grpc_frontend.call import Call, Method
 from baton.router.grpc_frontend.inference import SERVICE
-from baton.router.http_frontend.app import Router
 from baton.runtime.errors import NotFound, Overloaded, Unavailable
 
 HEALTH = "grpc.health.v1.Health"

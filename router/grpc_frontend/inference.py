@@ -14,10 +14,10 @@ from google.protobuf.message import Message
 
 from baton.proto import client_pb2
 from baton.router.answers.request_handler import RequestHandler
+from baton.router.client_access.router import Router
 from baton.router.grpc_frontend.call import Call, Method
 from baton.router.grpc_frontend.reply import pieces_reply, prompt_reply, usage_reply
 from baton.router.grpc_frontend.request import detokenizing_of, generation_of, tokenizing_of
-from baton.router.http_frontend.app import Router
 from baton.router.requests.body_budget import HeldBody
 from baton.runtime import metrics, tracing
 from baton.runtime.errors import BatonError

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
+from baton.router.client_access.router import Router
 from baton.router.grpc_frontend.call import Call, Method
 from baton.router.grpc_frontend.health import HEALTH
 from baton.router.grpc_frontend.inference import SERVICE
-from baton.router.http_frontend.app import Router
 from baton.router.requests.body_budget import HeldBody
 from baton.runtime.errors import InvalidRequest
 

@@ -13,8 +13,8 @@ import grpc
 from baton.proto import client_pb2
 from baton.router.answers.choice_text import ChoiceDelta, TokenLogprob
 from baton.router.answers.request_handler import Usage
-from baton.router.http_frontend.http_error import error_body, retry_after_s
-from baton.router.http_frontend.openai_body import new_call_id
+from baton.router.client_access.error_body import error_body, retry_after_s
+from baton.router.text.tool_calls import new_call_id
 from baton.runtime.errors import BatonError
 
 REQUEST_ID = "x-request-id"

@@ -16,6 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import Field
 
 from baton.proto import client_pb2
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_BIAS,
@@ -30,7 +31,7 @@ from baton.router.requests.openai_schema import (
 )
 from baton.router.requests.request_parser import check_counts, shaped
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.runtime.errors import InvalidRequest
 
 MOST_MESSAGES = 1 << 14  # one in the other: a call of a tool is two
@@ -47,7 +48,7 @@ class CountingChat(ChatRequest):
 
 
 async def generation_of(
-    message: client_pb2.GenerateRequest, validator: Validator, limits: Limits
+    message: client_pb2.GenerateRequest, validator: Validator, limits: ContextLimits
 ) -> ValidatedRequest:
     """Raises InvalidRequest naming the field as the message has it."""
     sent = await validator.turns.run(0, _sent, message)

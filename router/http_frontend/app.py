@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -20,10 +18,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from baton.router.answers.prompt_batch import PromptBatch
-from baton.router.answers.request_handler import RequestHandler, RequestServices
-from baton.router.fleet.fleet import UNTOLD, Fleet
+from baton.router.answers.request_handler import RequestHandler
+from baton.router.client_access.router import Router
 from baton.router.http_frontend.auth_middleware import read_body
-from baton.router.http_frontend.http_error import error_response
+from baton.router.http_frontend.http_error import MethodNotAllowed, error_response
 from baton.router.http_frontend.http_responder import HttpResponder
 from baton.router.http_frontend.openai_body import (
     ChatRenderer,
@@ -33,8 +31,8 @@ from baton.router.http_frontend.openai_body import (
 )
 from baton.router.http_frontend.openapi import OPENAPI_PATH, openapi_document
 from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, GENERATION_PATHS, no_route
-from baton.router.requests.body_budget import BodyBudget, HeldBody
-from baton.router.requests.deadline import HEADER, deadline_of, until
+from baton.router.requests.body_budget import HeldBody
+from baton.router.requests.deadline import HEADER, deadline_of
 from baton.router.requests.openai_schema import (
     Body,
     ChatRequest,
@@ -43,66 +41,13 @@ from baton.router.requests.openai_schema import (
     TokenizeRequest,
 )
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.router.requests.validator import Validator
-from baton.router.text.encode_queue import on_behalf_of
-from baton.router.text.tokenizer import Tokenizer
 from baton.runtime import logs, metrics, tracing
-from baton.runtime.config import RouterConfig
-from baton.runtime.errors import BatonError, InvalidRequest, Unavailable
-from baton.runtime.identity import tenant_salt
+from baton.runtime.errors import BatonError, InvalidRequest
 
 _Shape = TypeVar("_Shape", bound=Body)
 _Route = TypeVar("_Route", bound=Callable[..., Any])
 
 log = logs.get(__name__)
-
-
-class MethodNotAllowed(InvalidRequest):
-    http_status = 405
-
-
-@dataclass(slots=True)
-class Router:
-    """The parts of a running router. `stopping` turns readiness off before the end; `key` is the
-    cluster's identity key."""
-
-    config: RouterConfig
-    model: str
-    started_s: int  # Unix time
-    fleet: Fleet
-    validator: Validator
-    tokenizer: Tokenizer
-    serving: RequestServices
-    bodies: BodyBudget
-    key: bytes
-    tokenizer_info: Mapping[str, object] = field(default_factory=dict)
-    stopping: bool = False
-
-    def check_ready(self) -> dict[str, int]:
-        """The linked workers of each role. Raises Unavailable if no request could be served."""
-        if self.stopping:
-            raise Unavailable("the router stops")
-        workers = self.fleet.linked()
-        if not workers["decode"]:
-            raise Unavailable("no decode worker is there yet")
-        if not self.fleet.rebuilt():
-            raise Unavailable(UNTOLD)
-        return workers
-
-    def of_tenant(self, request: ValidatedRequest, tenant: bytes) -> ValidatedRequest:
-        """The request with its tenant's salt in place of its own."""
-        whose = b"" if self.config.shared_prefixes else tenant
-        return replace(request, cache_salt=tenant_salt(self.key, whose, request.cache_salt))
-
-    @asynccontextmanager
-    async def receiving(self, deadline_s: float, tenant: bytes) -> AsyncIterator[HeldBody]:
-        """Around the reading of a request's body and prompt: without hope it is not read. The
-        block gets the account that the body's bytes are to be held in."""
-        with self.serving.admission.arrival(), self.bodies.account(tenant) as body:
-            self.serving.dispatcher.check_hope(deadline_s)
-            with on_behalf_of(tenant):
-                async with until(deadline_s):
-                    yield body
 
 
 def build_app(router: Router) -> FastAPI:

@@ -1,5 +1,5 @@
 """The gate before every route: request ids, API keys or else by which name it is asked, and the
-size of bodies. Keys and ids are those of the gRPC front end too.
+size of bodies. ApiKeys and ids are those of the gRPC front end too.
 
 Plain ASGI, so that disconnects and streams pass untouched. Knows no route's meaning but which
 are open to everyone.
@@ -7,64 +7,37 @@ are open to everyone.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
 import re
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.router.client_access.client_identity import (
+    ApiKeys,
+    client_label,
+    missing_key,
+    new_request_id,
+)
+from baton.router.client_access.upload import UPLOAD_TIMEOUT_S, awaiting_upload
 from baton.router.http_frontend.cors import Cors
-from baton.router.http_frontend.http_error import error_response
+from baton.router.http_frontend.http_error import HostNotAllowed, error_response
 from baton.router.requests.admission import Admission
 from baton.router.requests.body_budget import PROGRESS_BYTES, HeldBody
 from baton.runtime import logs
-from baton.runtime.errors import Cancelled, InvalidRequest, Overloaded, TooLarge, Unauthenticated
+from baton.runtime.errors import Cancelled, InvalidRequest, TooLarge
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics"})
-BODY_S = 60.0
 _HERE = re.compile(rb"(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 _PAGE_HERE = re.compile(
     rb"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
 )
-_LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-
-
-class Keys:
-    """The API keys, kept as digests. Without any, nobody is asked for one."""
-
-    def __init__(self, api_keys: Sequence[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
-
-    def tenant(self, authorization: bytes) -> bytes | None:
-        """Whose request it is; None if it lacks a key. Digests are compared, all of them: time
-        tells neither a key's length nor which one matched."""
-        if not self._digests:
-            return b""
-        scheme, _, key = authorization.partition(b" ")
-        given = hashlib.sha256(key.strip()).digest()
-        matches = [known for known in self._digests if hmac.compare_digest(given, known)]
-        return matches[0] if matches and scheme.lower() == b"bearer" else None
-
-
-def no_key() -> Unauthenticated:
-    return Unauthenticated("give one of this server's API keys as a Bearer token")
-
-
-class OtherName(InvalidRequest):
-    http_status = 403
-    grpc_code = "PERMISSION_DENIED"
 
 
 def check_names(headers: Iterable[tuple[bytes, bytes]], cors: Cors) -> None:
     """Without keys only who is on this host may ask, and a web page that a browser shows there is
     somebody else: its Origin is another host's, or it has a name, in Host, that its owner's DNS
-    lets point here. Raises OtherName for any name but localhost, and for pages from elsewhere,
+    lets point here. Raises HostNotAllowed for any name but localhost, and for pages from elsewhere,
     unless `cors` allows them."""
     for header, value in headers:
         allowed = {b"host": _HERE, b"origin": _PAGE_HERE}.get(header)
@@ -72,21 +45,12 @@ def check_names(headers: Iterable[tuple[bytes, bytes]], cors: Cors) -> None:
             continue
         if allowed is not None and not allowed.fullmatch(value):
             name = header.decode().title()
-            raise OtherName(
+            raise HostNotAllowed(
                 f"{name} is {value[:80].decode('latin-1')!r}: a server without router.api_keys "
                 "answers to localhost or an address, and to no web page from another host: ask "
                 "so, or give it keys",
                 name,
             )
-
-
-def new_request_id() -> str:
-    return f"req-{secrets.token_hex(16)}"
-
-
-def label_of(given: bytes) -> str:
-    """A client's own id as it may stand in logs; empty if it is none."""
-    return given.decode() if _LABEL.fullmatch(given) else ""
 
 
 class Gate:
@@ -99,7 +63,7 @@ class Gate:
         self, app: ASGIApp, api_keys: Sequence[str], cors_origins: Sequence[str] = ()
     ) -> None:
         self._app = app
-        self._keys = Keys(api_keys)
+        self._keys = ApiKeys(api_keys)
         self._check_names = not api_keys
         self._cors = Cors(cors_origins)
 
@@ -123,11 +87,11 @@ class Gate:
             await send(message)
 
         label = given.get(b"x-request-id", b"")
-        with logs.bind_request(request_id, client_label=label_of(label)):
+        with logs.bind_request(request_id, client_label=client_label(label)):
             try:
                 if self._check_names:
                     check_names(scope["headers"], self._cors)
-            except OtherName as error:
+            except HostNotAllowed as error:
                 await error_response(error)(scope, receive, send_with_id)
                 return
             preflight = self._cors.preflight(scope, given) if self._cors.allows(origin) else None
@@ -138,7 +102,7 @@ class Gate:
                 return
             tenant = self._keys.tenant(given.get(b"authorization", b""))
             if tenant is None and scope["path"] not in OPEN_PATHS:
-                await error_response(no_key())(scope, receive, send_with_id)
+                await error_response(missing_key())(scope, receive, send_with_id)
                 return
             state["tenant"] = tenant or b""
             await self._app(scope, receive, send_with_id)
@@ -155,48 +119,6 @@ def _kept_open(
     return [(b"connection", b"keep-alive" if sized else b"close")]
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """The wait for a body: `heard` is to be called when some of it has come, `give_up` ends the
-    wait with an error."""
-
-    heard: Callable[[], None]
-    give_up: Callable[[Overloaded], None]
-
-
-@asynccontextmanager
-async def awaiting(
-    what: str, limit_s: float, body: HeldBody, admission: Admission | None
-) -> AsyncIterator[Upload]:
-    """Around the wait for `what` a client has to send yet. Raises InvalidRequest if it does not
-    come in time; Overloaded or RateLimited if it has to make room for others."""
-    refusal: Overloaded | None = None
-
-    def give_up(error: Overloaded) -> None:
-        nonlocal refusal
-        if not limit.expired() and refusal is None:
-            refusal = error
-            limit.reschedule(asyncio.get_running_loop().time())
-
-    def make_room() -> None:
-        give_up(
-            Overloaded(f"too many requests arrive, and {what} was slow to come: try again later")
-        )
-
-    try:
-        async with asyncio.timeout(limit_s) as limit:
-            with ExitStack() as stack:
-                stack.enter_context(body.upload(give_up))
-                heard = stack.enter_context(admission.upload(make_room)) if admission else _ignore
-                yield Upload(heard, give_up)
-    except TimeoutError as error:
-        raise refusal or InvalidRequest(f"{what} did not arrive within {limit_s:g} s") from error
-
-
-def _ignore() -> None:
-    pass
-
-
 async def read_body(
     request: Request, max_bytes: int, held: HeldBody, admission: Admission
 ) -> bytes:
@@ -211,7 +133,7 @@ async def read_body(
     parts: list[bytes] = []
     size = told = 0
     try:
-        async with awaiting("the body", BODY_S, held, admission) as upload:
+        async with awaiting_upload("the body", UPLOAD_TIMEOUT_S, held, admission) as upload:
             async for part in request.stream():
                 size += len(part)
                 if size > max_bytes:
@@ -220,7 +142,7 @@ async def read_body(
                 parts.append(part)
                 if size - told >= PROGRESS_BYTES:
                     told = size
-                    upload.heard()
+                    upload.record_progress()
     except ClientDisconnect as error:
         raise Cancelled("the client left while sending its request") from error
     return b"".join(parts)

@@ -20,7 +20,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.router.answers.request_handler import SEND_S
-from baton.router.http_frontend.http_error import error_body
+from baton.router.client_access.error_body import error_body
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded
 
 HEAD_BYTES = 64 << 10  # of an incomplete head, beside what came in one read with other things

@@ -6,7 +6,6 @@ chunk is rendered once. Knows no transport. One renderer serves one request.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ import orjson
 
 from baton.router.answers.choice_text import ChoiceDelta, TokenLogprob
 from baton.router.answers.request_handler import Usage
+from baton.router.text.tool_calls import new_call_id
 
 TokenBytes = Callable[[int], bytes]
 
@@ -262,11 +262,6 @@ def _message(piece: ChoiceDelta) -> dict[str, Any]:
 def _call_body(name: str, arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": new_call_id(), "type": "function", "function": function}
-
-
-def new_call_id() -> str:
-    """What a client answers a call by."""
-    return f"call_{secrets.token_hex(16)}"
 
 
 def _usage_body(usage: Usage) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from baton.proto import worker_pb2
+from baton.router.requests.chat_prompt import ChatPrompt
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     Body,
@@ -28,7 +30,6 @@ from baton.router.requests.prompt_limits import check_repeated, check_scored
 from baton.router.requests.request_parser import counting, decoded, shaped
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.router.templates.chat_prompt import ChatPrompt
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.tokenizer import Text, Tokenizer, text_length
 from baton.runtime.config import ControlTokensInChats, StrictTools, ToolCalls
@@ -38,16 +39,6 @@ _COUNTED = object()
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Number = TypeVar("_Number", int, float)
 _Shape = TypeVar("_Shape", bound=Body)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the workers can take, in tokens, now: `max_context` the largest of them, and
-    `common_context` each of them (0: as much)."""
-
-    max_context: int
-    vocab_size: int
-    common_context: int = 0
 
 
 def _prompts(
@@ -106,7 +97,7 @@ class Validator:
         while await self.turns.run(size, next, pieces, _COUNTED) is not _COUNTED:
             size = 0
 
-    async def chat(self, request: ChatRequest, limits: Limits) -> ValidatedRequest:
+    async def chat(self, request: ChatRequest, limits: ContextLimits) -> ValidatedRequest:
         self.check_model(request.model)
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -130,7 +121,7 @@ class Validator:
             check_repeated([finished])
         return replace(finished, calling=calling)
 
-    async def tokens(self, request: TokenizeRequest, limits: Limits) -> list[int]:
+    async def tokens(self, request: TokenizeRequest, limits: ContextLimits) -> list[int]:
         self.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("give either prompt or messages", "prompt")
@@ -144,7 +135,7 @@ class Validator:
         special = request.add_special_tokens is not False
         return await self.text_tokens(request.prompt or "", special, "prompt", limits)
 
-    async def text(self, request: DetokenizeRequest, limits: Limits) -> str:
+    async def text(self, request: DetokenizeRequest, limits: ContextLimits) -> str:
         self.check_model(request.model)
         self.check_tokens(request.tokens, "tokens", limits)
         return await self.turns.run(
@@ -154,7 +145,7 @@ class Validator:
     async def chat_tokens(
         self,
         messages: Sequence[Message],
-        limits: Limits,
+        limits: ContextLimits,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -164,14 +155,14 @@ class Validator:
         return await self.text_tokens(text, False, "messages", limits)
 
     async def completion(
-        self, request: CompletionRequest, limits: Limits, source: str = "prompt"
+        self, request: CompletionRequest, limits: ContextLimits, source: str = "prompt"
     ) -> ValidatedRequest:
         """A completion of one prompt; `source` is its name where the client wrote it."""
         (made,) = await self.completions(request, limits, source)
         return made
 
     async def completions(
-        self, request: CompletionRequest, limits: Limits, source: str = "prompt"
+        self, request: CompletionRequest, limits: ContextLimits, source: str = "prompt"
     ) -> list[ValidatedRequest]:
         """One request for each prompt."""
         self.check_model(request.model)
@@ -189,7 +180,7 @@ class Validator:
         request: CompletionRequest,
         prompt: str | Sequence[int],
         source: str,
-        limits: Limits,
+        limits: ContextLimits,
     ) -> ValidatedRequest:
         if isinstance(prompt, str):
             tokens = await self.text_tokens(prompt, True, source, limits)
@@ -212,7 +203,7 @@ class Validator:
         return replace(made, echo=prompt, echo_top=request.logprobs)
 
     async def text_tokens(
-        self, text: Text, add_special_tokens: bool, field: str, limits: Limits
+        self, text: Text, add_special_tokens: bool, field: str, limits: ContextLimits
     ) -> list[int]:
         """Encode, unless the text is so long that no tokenization could fit the context, or a part
         of it has more tokens."""
@@ -228,7 +219,12 @@ class Validator:
         return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _room(
-        self, prompt: Sequence[int], asked: int | None, field: str, source: str, limits: Limits
+        self,
+        prompt: Sequence[int],
+        asked: int | None,
+        field: str,
+        source: str,
+        limits: ContextLimits,
     ) -> int:
         """Output tokens for who asks for no number: as many as fit beside the prompt on each
         worker, so that any of them can take the request; else on the largest. Raises
@@ -257,7 +253,7 @@ class Validator:
         prompt: Sequence[int],
         top_logprobs: int | None,
         max_tokens: int,
-        limits: Limits,
+        limits: ContextLimits,
     ) -> ValidatedRequest:
         choices = request.n or 1
         if choices > self._max_choices:
@@ -297,7 +293,7 @@ class Validator:
         )
 
     def _sampling(
-        self, request: GenerationBody, top_logprobs: int | None, limits: Limits
+        self, request: GenerationBody, top_logprobs: int | None, limits: ContextLimits
     ) -> worker_pb2.Sampling:
         seed = secrets.randbits(64) if request.seed is None else request.seed % (1 << 64)
         unsaid = self._defaults
@@ -320,7 +316,7 @@ class Validator:
         min_tokens: int,
         max_tokens: int,
         stop_tokens: Iterable[int],
-        limits: Limits,
+        limits: ContextLimits,
     ) -> None:
         """No token that would end the output is drawn before `min_tokens`."""
         if min_tokens > max_tokens:
@@ -334,7 +330,7 @@ class Validator:
         if min_tokens:
             sampling.barred.extend(sorted(token for token in stop_tokens if token < size))
 
-    def _bias(self, given: dict[str, float], limits: Limits) -> dict[int, float]:
+    def _bias(self, given: dict[str, float], limits: ContextLimits) -> dict[int, float]:
         bias = {}
         for key, value in given.items():
             field = f"logit_bias.{key[:40]}"
@@ -348,7 +344,7 @@ class Validator:
             bias[int(key)] = value
         return bias
 
-    def check_tokens(self, tokens: Sequence[int], field: str, limits: Limits) -> None:
+    def check_tokens(self, tokens: Sequence[int], field: str, limits: ContextLimits) -> None:
         """Raises InvalidRequest if they cannot fit the context, or naming the first that is out
         of range."""
         if len(tokens) > limits.max_context:
@@ -363,12 +359,12 @@ class Validator:
         if wrong is not None:
             self._check_token(tokens[wrong], f"{field}[{wrong}]", limits)
 
-    def _check_token(self, token: int, field: str, limits: Limits) -> None:
+    def _check_token(self, token: int, field: str, limits: ContextLimits) -> None:
         size = self._vocabulary(limits)
         if not 0 <= token < size:
             raise InvalidRequest(
                 f"{field}: {token} is no token id: give one from 0 to {size - 1}", field
             )
 
-    def _vocabulary(self, limits: Limits) -> int:
+    def _vocabulary(self, limits: ContextLimits) -> int:
         return min(limits.vocab_size, max(self._tokenizer.vocab_size, 1))

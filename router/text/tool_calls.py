@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from dataclasses import dataclass
 
 MOST_DEPTH = 64  # of lists and objects in a call
@@ -72,6 +73,11 @@ class Call:
     index: int
     name: str
     arguments: str
+
+
+def new_call_id() -> str:
+    """Return an id for a call, by which a client sends its result."""
+    return f"call_{secrets.token_hex(16)}"
 
 
 class _NoCall(Exception):

@@ -24,11 +24,11 @@ class Request:
 
     submit: worker_pb2.Submit
     outputs: list[worker_pb2.Output] = field(default_factory=list)
-    asked: list[worker_pb2.Asked] = field(default_factory=list)
+    asked: list[worker_pb2.PrefillSwitch] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def emit(self, word: Word) -> None:
-        if isinstance(word, worker_pb2.Asked):
+        if isinstance(word, worker_pb2.PrefillSwitch):
             self.asked.append(word)
             return
         self.outputs.append(word)

@@ -16,10 +16,10 @@ FOR_S = (0.1, 0.4, 1.5, 4.0)
 FOR_EVER_S = 25.0  # longer than any request may take
 AT_S = 0.3  # it begins
 LATER_S = 3.8  # a request that comes where the silence is known, if it lasts
-BY_GRANTER = ("greeting", "opened", "acknowledged", "offer", "sums", "first_tokens", "failed")
-BY_READER = ("greeting", "open", "renew", "closed")
+BY_GRANTER = ("handshake", "opened", "acknowledged", "offer", "checksums", "first_tokens", "failed")
+BY_READER = ("handshake", "open", "renew", "closed")
 BY_ROUTER = ("hello", "submit", "cancel", "settled", "heartbeat")
-BY_WORKER = ("welcome", "outputs", "load", "snapshot", "delta")
+BY_WORKER = ("hello", "outputs", "load", "snapshot", "delta")
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class ScriptedWorker:
         hello = (await anext(aiter(requests))).hello
         self.received.append(worker_pb2.RouterMessage(hello=hello))
         stream: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
-        stream.put_nowait(worker_pb2.WorkerMessage(welcome=self._welcome(hello)))
+        stream.put_nowait(worker_pb2.WorkerMessage(hello=self._hello(hello)))
         self._resume(hello, stream)
         self._streams.add(stream)
         reading = asyncio.create_task(self._read(requests, stream))
@@ -165,8 +165,8 @@ class ScriptedWorker:
         finally:
             self._feeds.discard(feed)
 
-    def _welcome(self, hello: worker_pb2.RouterHello) -> worker_pb2.WorkerWelcome:
-        return worker_pb2.WorkerWelcome(
+    def _hello(self, hello: worker_pb2.RouterHello) -> worker_pb2.WorkerHello:
+        return worker_pb2.WorkerHello(
             protocol_version=LINK_PROTOCOL_VERSION,
             worker_id=self.worker_id,
             boot_id=self.boot_id,
@@ -177,7 +177,7 @@ class ScriptedWorker:
             max_context=self.max_context,
             total_blocks=self.total_blocks,
             vocab_size=self.vocabulary,
-            lost=[r.request_id for r in hello.resume if r.request_id not in self.held],
+            unknown_requests=[r.request_id for r in hello.resume if r.request_id not in self.held],
         )
 
     def _resume(self, hello: worker_pb2.RouterHello, stream: asyncio.Queue[Any]) -> None:
@@ -231,12 +231,12 @@ class ScriptedWorker:
                 free_blocks=self.total_blocks,
                 total_blocks=self.total_blocks,
                 draining=self.draining,
-                trouble=self.trouble,
+                not_ready_reason=self.trouble,
                 overdue_ms=self.overdue_ms,
                 waiting=self.waiting,
-                served=self.served,
-                requests=len(self.held) + self.waiting,
-                at_once=len(self.held),
+                completed_requests=self.served,
+                open_requests=len(self.held) + self.waiting,
+                active_requests=len(self.held),
             )
             stream.put_nowait(worker_pb2.WorkerMessage(load=load))
             await asyncio.sleep(0.05)

@@ -37,7 +37,7 @@ from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Connection, RouterLink
 from baton.router.fleet.fleet import Fleet
 from baton.router.requests.admission import Admission
-from baton.router.requests.validator import Limits
+from baton.router.requests.context_limits import ContextLimits
 from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
 from baton.runtime.links import LinkClosed
@@ -203,7 +203,7 @@ class World:
             SimDialer(self.network, machine),
             router,
             KEY,
-            Limits(limits.max_context, limits.vocab_size),
+            ContextLimits(limits.max_context, limits.vocab_size),
             boot_id=self.dice.randbytes(16),
         )
         dispatcher = Dispatcher(fleet, router, self.config.step)
@@ -259,7 +259,7 @@ class World:
     # -- what a worker serves -----------------------------------------------------------------
 
     def _services(
-        self, process: WorkerProcess, mine: Callable[[], handoff_pb2.Greeting]
+        self, process: WorkerProcess, mine: Callable[[], handoff_pb2.HandshakeMessage]
     ) -> dict[str, Service]:
         worker, router = process.worker, self.config.router
 
@@ -290,7 +290,7 @@ class World:
 
 def _greeting(
     name: str, mover: MemoryMover, kind: EngineKind, block_size: int
-) -> handoff_pb2.Greeting:
+) -> handoff_pb2.HandshakeMessage:
     limits = kind.limits(KEY)
     common = greeting.compatibility(
         limits.fingerprint,
@@ -366,12 +366,12 @@ class SimCalls:
         self._address = address
         self._peer = network.services[address][0]  # who is called is who was there
 
-    async def greet(self, mine: handoff_pb2.Greeting) -> handoff_pb2.Greeting:
+    async def greet(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
         link = self._network.connect(self._machine, self._address, "greet")
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 await link.send(mine)
-                theirs: handoff_pb2.Greeting = await link.receive()
+                theirs: handoff_pb2.HandshakeMessage = await link.receive()
         except (TimeoutError, LinkClosed) as error:
             raise Unavailable(f"{self._address} does not answer") from error
         finally:

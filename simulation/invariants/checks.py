@@ -333,7 +333,7 @@ def restless(world: World) -> list[str]:
         found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
     for router in world.routers.values():
         found += [f"{router.machine.name}: {what}" for what in _borne(router)]
-        linked = router.fleet.linked()
+        linked = router.fleet.linked_counts()
         roles: list[str] = [process.role for process in world.workers.values()]
         if any(linked[role] != roles.count(role) for role in linked):
             found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")

@@ -24,11 +24,11 @@ from baton.simulation.mutations.patches import Break
 
 
 def _any_role(before: Any) -> Any:
-    def welcomed(self: WorkerLink, welcome: worker_pb2.WorkerWelcome) -> None:
-        welcome.role = self.record.role
-        before(self, welcome)
+    def accept_hello(self: WorkerLink, hello: worker_pb2.WorkerHello) -> None:
+        hello.role = self.record.role
+        before(self, hello)
 
-    return welcomed
+    return accept_hello
 
 
 def _without_turns(before: Any) -> Any:
@@ -93,7 +93,7 @@ PAST_BUGS: dict[str, PastBug] = {
             "a worker that changed its role was linked again before the registry told of it, and "
             "kept its old role in the router's eyes",
             WorkerLink,
-            "_welcomed",
+            "_accept_hello",
             _any_role,
         ),
     ),

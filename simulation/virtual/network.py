@@ -308,8 +308,8 @@ def kind_of(message: Any) -> str:
     """What a stream's message is: the name of its one field, or of what has no such field."""
     if isinstance(message, worker_pb2.BlockEvents):
         return "snapshot" if message.snapshot else "delta"
-    if isinstance(message, handoff_pb2.Greeting):
-        return "greeting"
+    if isinstance(message, handoff_pb2.HandshakeMessage):
+        return "handshake"
     return str(message.WhichOneof("kind"))
 
 

@@ -21,7 +21,9 @@ class Granter:
         self.common = greeting.compatibility("model", kv_dtype, 16, 4, 2, 64)
         self._pool = PeerPool(THEIRS, "nixl", b"metadata", 4096, block_bytes, 8)
 
-    async def Greet(self, theirs: handoff_pb2.Greeting, **_: Any) -> handoff_pb2.Greeting:
+    async def Handshake(
+        self, theirs: handoff_pb2.HandshakeMessage, **_: Any
+    ) -> handoff_pb2.HandshakeMessage:
         mine = greeting.build("granter", self._pool, self.common)
         greeting.check(mine, theirs)
         return mine

@@ -182,9 +182,11 @@ async def test_a_connection_that_breaks_is_told_and_forgotten_once() -> None:
     for count, wave in enumerate((b"a", b"b"), 1):
         requests = await broken_at_once(bench, wave)
         assert all(request.tokens() == request.expected() for request in requests)
-        accused = [list(request.asked[-1].failed) for request in requests]
+        accused = [list(request.asked[-1].failed_boot_ids) for request in requests]
         assert sorted(accused) == [[]] * 4 + [[boot_id]]
-        assert {request.asked[-1].prefill for request in requests} == {bench.boot_id("prefill-1")}
+        assert {request.asked[-1].prefill_boot_id for request in requests} == {
+            bench.boot_id("prefill-1")
+        }
         assert bench.forgotten == [boot_id] * count
     assert handed._streams == {}
     await bench.cluster.quiet()
@@ -307,7 +309,7 @@ async def test_the_router_is_told_once_whose_handoff_failed(
     assert request.tokens() == request.expected()
     first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
     failed = [first] if told else []
-    assert [(word.prefill, list(word.failed)) for word in request.asked] == [
+    assert [(word.prefill_boot_id, list(word.failed_boot_ids)) for word in request.asked] == [
         (b"", failed),
         (second, failed),
     ]
@@ -321,7 +323,7 @@ async def test_the_router_is_told_whom_a_request_asks_unless_it_is_the_first(ben
     request = await bench.run()
     assert request.tokens() == request.expected()
     first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
-    assert [(word.prefill, list(word.failed)) for word in request.asked] == [
+    assert [(word.prefill_boot_id, list(word.failed_boot_ids)) for word in request.asked] == [
         (second, []),
         (first, []),
         (second, []),
@@ -351,4 +353,6 @@ async def test_a_grant_that_was_taken_back_asks_its_first_candidate_again(bench:
     first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
     told = [(b"", [first]), (second, [first])]
     again = [(first, [first]), *told]
-    assert [(word.prefill, list(word.failed)) for word in request.asked] == told + again
+    assert [
+        (word.prefill_boot_id, list(word.failed_boot_ids)) for word in request.asked
+    ] == told + again

@@ -51,13 +51,13 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
         self.boot_id = boot_id
         self.pool = self.mover(boot_id).describe()
 
-    def greeting(self, worker_id: str, pool: Any) -> handoff_pb2.Greeting:
+    def greeting(self, worker_id: str, pool: Any) -> handoff_pb2.HandshakeMessage:
         common = greeting.compatibility(
             "model", self.kv_dtype, block_size=4, layers=1, kv_heads=2, head_dim=4
         )
         return greeting.build(worker_id, pool, common)
 
-    async def Greet(self, theirs: Any, context: Any) -> handoff_pb2.Greeting:
+    async def Handshake(self, theirs: Any, context: Any) -> handoff_pb2.HandshakeMessage:
         self.greetings += 1
         await self.gate.wait()
         return self.greeting("prefill-0", self.pool)

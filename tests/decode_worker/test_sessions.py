@@ -15,7 +15,7 @@ from baton.runtime.errors import InvalidRequest
 from baton.runtime.links import LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
-Emit = Callable[[worker_pb2.Output | worker_pb2.Asked], None]
+Emit = Callable[[worker_pb2.Output | worker_pb2.PrefillSwitch], None]
 
 
 class Work:
@@ -50,7 +50,7 @@ class Work:
         return [output.index for output in session._logs[request_id].outputs]
 
     def asked(self, request_id: str, prefill: bytes) -> None:
-        word = worker_pb2.Asked(request_id=request_id, attempt=1, prefill=prefill)
+        word = worker_pb2.PrefillSwitch(request_id=request_id, attempt=1, prefill_boot_id=prefill)
         self.emit[request_id, 1](word)
 
 
@@ -353,7 +353,10 @@ async def test_a_long_backlog_comes_in_several_messages(monkeypatch: pytest.Monk
 
 async def asked(session: object) -> list[tuple[str, bytes, bool]]:
     outputs = await session.outputs()  # type: ignore[attr-defined]
-    return [(word.request_id, word.prefill, word.answered) for word in outputs.asked]
+    return [
+        (word.request_id, word.prefill_boot_id, word.output_received)
+        for word in outputs.prefill_switches
+    ]
 
 
 async def test_whom_a_request_asks_is_told_without_outputs_and_only_the_last_one() -> None:

@@ -1,4 +1,4 @@
-"""What a worker of either role tells of itself: welcome, load and audit; and how it refuses."""
+"""What a worker of either role tells of itself: hello_back, load and audit; and how it refuses."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def make_cluster() -> MakeCluster:
 
 @pytest.mark.parametrize(("role", "blocks"), [("prefill", 32), ("decode", 48)])
 @on_virtual_time
-async def test_a_welcome_says_who_it_is_and_what_is_lost(
+async def test_a_hello_says_who_it_is_and_what_is_lost(
     make_cluster: MakeCluster, role: str, blocks: int
 ) -> None:
     cluster = make_cluster()
     worker = (cluster.prefill | cluster.decode)[f"{role}-0"].worker  # type: ignore[operator]
-    welcome, session = worker.attach(HELLO)
-    assert (welcome.worker_id, welcome.boot_id, welcome.role) == (
+    hello_back, session = worker.attach(HELLO)
+    assert (hello_back.worker_id, hello_back.boot_id, hello_back.role) == (
         f"{role}-0",
         worker.boot_id,
         role,
     )
-    assert (welcome.total_blocks, welcome.block_size) == (blocks, 4)
-    assert (welcome.vocab_size, welcome.max_context) == (VOCAB, MAX_CONTEXT)
-    assert (welcome.model_fingerprint, welcome.kv_dtype) == ("hash-engine", "uint8")
-    assert list(welcome.lost) == ["unknown"]
+    assert (hello_back.total_blocks, hello_back.block_size) == (blocks, 4)
+    assert (hello_back.vocab_size, hello_back.max_context) == (VOCAB, MAX_CONTEXT)
+    assert (hello_back.model_fingerprint, hello_back.kv_dtype) == ("hash-engine", "uint8")
+    assert list(hello_back.unknown_requests) == ["unknown"]
     session.detach()
 
 
@@ -96,7 +96,11 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(
     request = Client(cluster, "decode-0").submit(list(range(40)))
     fetching = node.worker.load()  # admitted within the submit
     assert (fetching.fetching, fetching.free_blocks) == (1, 38)
-    assert (fetching.requests, fetching.at_once, fetching.served) == (1, 1, 0)
+    assert (fetching.open_requests, fetching.active_requests, fetching.completed_requests) == (
+        1,
+        1,
+        0,
+    )
     audit = node.worker.audit()
     assert (audit["requests"], audit["blocks"]["leased"]) == (1, 10)
     await request.finished()
@@ -105,7 +109,12 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(
     assert (after["requests"], after["running"], after["open_handoffs"]) == (0, 0, 0)
     assert (after["worker_id"], after["role"]) == ("decode-0", "decode")
     over = node.worker.load()
-    assert (over.free_blocks, over.requests, over.at_once, over.served) == (48, 0, 0, 1)
+    assert (
+        over.free_blocks,
+        over.open_requests,
+        over.active_requests,
+        over.completed_requests,
+    ) == (48, 0, 0, 1)
     prefill = cluster.prefill["prefill-0"].worker
     assert prefill.load().free_blocks == 32 and prefill.load().fetching == 0
 

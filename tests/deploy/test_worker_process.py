@@ -277,7 +277,7 @@ async def generate(address: str, max_tokens: int) -> tuple[str, list[int]]:
     tokens: list[int] = []
     try:
         await link.send(worker_pb2.RouterMessage(hello=hello))
-        role = (await link.receive()).welcome.role
+        role = (await link.receive()).hello.role
         if role == "decode":
             await link.send(worker_pb2.RouterMessage(submit=submit))
         while role == "decode" and len(tokens) < max_tokens:

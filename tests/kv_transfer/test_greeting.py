@@ -16,7 +16,7 @@ VERSIONS = {"nixl": "1.5.1", "ucx": "1.23.0"}
 POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSIONS)
 
 
-def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.Greeting:
+def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.HandshakeMessage:
     shape: dict[str, Any] = {"block_size": 16, "layers": 4, "kv_heads": 8, "head_dim": 64}
     common = greeting.compatibility("model-a", "bfloat16", **shape)
     for name, value in changes.items():
@@ -25,7 +25,7 @@ def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.Greeting:
 
 
 def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
-    theirs = handoff_pb2.Greeting.FromString(hello().SerializeToString())
+    theirs = handoff_pb2.HandshakeMessage.FromString(hello().SerializeToString())
     greeting.check(hello(), theirs)
     assert greeting.peer_pool(theirs) == POOL
 

@@ -33,7 +33,7 @@ def offer(first: int, blocks: list[int], partial: int = 0) -> pb.GranterMessage:
 
 
 def sums(first: int, count: int) -> pb.GranterMessage:
-    return pb.GranterMessage(sums=pb.Sums(first=first, sums=[0] * count))
+    return pb.GranterMessage(checksums=pb.Checksums(first=first, checksums=[0] * count))
 
 
 def first_tokens(*choices: int) -> pb.GranterMessage:

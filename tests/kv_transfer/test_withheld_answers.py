@@ -50,8 +50,8 @@ async def fetch_withheld(lab: Any, stage: Any, prompt: Any, *kinds: str) -> tupl
         (["opened"], HandoffError, 1.0),
         (["acknowledged"], LeaseLost, LEASE_S),
         (["offer"], HandoffError, 1.0),
-        (["offer", "sums"], AnswerOverdue, TIMEOUT_S + 1.5),
-        (["sums"], AnswerOverdue, TIMEOUT_S + 1.0),
+        (["offer", "checksums"], AnswerOverdue, TIMEOUT_S + 1.5),
+        (["checksums"], AnswerOverdue, TIMEOUT_S + 1.0),
         (["first_tokens"], AnswerOverdue, TIMEOUT_S + 1.5),
     ],
 )
@@ -108,7 +108,7 @@ def test_reader_reports_the_age_of_unverified_blocks(lab: Any) -> None:
     stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
 
     async def main() -> None:
-        fetch = asyncio.ensure_future(fetch_withheld(lab, stage, lab.chunked(), "sums"))
+        fetch = asyncio.ensure_future(fetch_withheld(lab, stage, lab.chunked(), "checksums"))
         await asyncio.sleep(2.0)
         assert 1.5 < stage.readers[0].unverified_s() < 2.0
         await fetch

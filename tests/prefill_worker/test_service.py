@@ -34,7 +34,7 @@ class Served:
     node: Node[Any]
     service: HandoffService
     stub: Any
-    mine: handoff_pb2.Greeting
+    mine: handoff_pb2.HandshakeMessage
 
     def open(self) -> Link:
         return ClientLink(self.stub.Open(metadata=credentials("token")))
@@ -96,7 +96,7 @@ async def answers(link: Link, blocks: int) -> list[handoff_pb2.GranterMessage]:
         ):
             heard.append(await link.receive())
             offered += len(heard[-1].offer.blocks)
-            summed += len(heard[-1].sums.sums)
+            summed += len(heard[-1].checksums.checksums)
     return heard
 
 
@@ -108,10 +108,10 @@ async def failure(link: Link) -> Exception:
 
 
 async def test_a_fitting_peer_gets_the_workers_own_greeting(served: Served) -> None:
-    theirs = handoff_pb2.Greeting()
+    theirs = handoff_pb2.HandshakeMessage()
     theirs.CopyFrom(served.mine)
     theirs.worker_id = "decode-0"
-    answer = await served.stub.Greet(theirs, metadata=credentials("token"), timeout=LIMIT_S)
+    answer = await served.stub.Handshake(theirs, metadata=credentials("token"), timeout=LIMIT_S)
     assert answer == served.mine
 
 
@@ -128,7 +128,7 @@ async def test_reads_are_served_promptly_for_a_while_after_a_handshake(
         held.set()
 
     monkeypatch.setattr(mover, "hold_progress", hold_progress)
-    await served.stub.Greet(served.mine, metadata=credentials("token"), timeout=LIMIT_S)
+    await served.stub.Handshake(served.mine, metadata=credentials("token"), timeout=LIMIT_S)
     assert held.is_set()
     async with asyncio.timeout(LIMIT_S):
         while mover.holds:
@@ -136,12 +136,12 @@ async def test_reads_are_served_promptly_for_a_while_after_a_handshake(
 
 
 async def test_a_peer_that_does_not_fit_is_told_every_difference(served: Served) -> None:
-    theirs = handoff_pb2.Greeting()
+    theirs = handoff_pb2.HandshakeMessage()
     theirs.CopyFrom(served.mine)
     theirs.compatibility.kv_dtype = "float32"
     theirs.compatibility.block_size = 16
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await served.stub.Greet(theirs, metadata=credentials("token"), timeout=LIMIT_S)
+        await served.stub.Handshake(theirs, metadata=credentials("token"), timeout=LIMIT_S)
     error = translate(caught.value)
     assert isinstance(error, Incompatible)
     assert "kv_dtype" in str(error) and "block_size" in str(error)

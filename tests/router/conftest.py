@@ -279,7 +279,7 @@ def failed() -> Callable[..., worker_pb2.Output]:
 @pytest.fixture
 def fleet_scene(monkeypatch: pytest.MonkeyPatch) -> type[FleetScene]:
     """`fleet_scene()`: a fleet, and stubs of workers behind memory links."""
-    monkeypatch.setattr("baton.router.fleet.fleet.POLL_S", 0.02)
+    monkeypatch.setattr("baton.router.fleet.fleet.REGISTRY_POLL_S", 0.02)
     return FleetScene
 
 

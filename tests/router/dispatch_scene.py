@@ -74,13 +74,13 @@ class FakeFleet:
         self.vocab_size = 1000
         self.matched = 0
         self.known = True  # the index is rebuilt
-        self.absent: list[Size] = []
+        self.disconnected: list[Size] = []
 
     def rebuilt(self) -> bool:
         return self.known
 
-    def away(self) -> list[Size]:
-        return self.absent
+    def disconnected_sizes(self) -> list[Size]:
+        return self.disconnected
 
     def expected_s(self) -> float:
         return self.expected
@@ -88,7 +88,7 @@ class FakeFleet:
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)
 
-    def of_boot(self, boot_id: bytes) -> FakeLink | None:
+    def link_of_boot(self, boot_id: bytes) -> FakeLink | None:
         return self.links.get(boot_id.decode())
 
     def room(self) -> int:
@@ -161,8 +161,8 @@ class Scene:
 
     def tell(self, *outputs: worker_pb2.Output, number: int = 0, **asked: Any) -> None:
         """Of whom a request asks now; `outputs` travel in the same message."""
-        word = worker_pb2.Asked(**{"request_id": "r", "attempt": 1, **asked})
-        message = worker_pb2.StepOutputs(outputs=outputs, asked=[word])
+        word = worker_pb2.PrefillSwitch(**{"request_id": "r", "attempt": 1, **asked})
+        message = worker_pb2.StepOutputs(outputs=outputs, prefill_switches=[word])
         self.dispatcher.take(self.link(number), message)
 
     async def settle_down(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet import Fleet
-from baton.router.requests.validator import Limits
+from baton.router.requests.context_limits import ContextLimits
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import cluster_key
 from baton.runtime.links import LinkClosed, memory_link
@@ -21,10 +21,15 @@ CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.
 
 
 class Stub:
-    """A worker behind memory links: welcomes whoever connects, and keeps the far ends."""
+    """A worker behind memory links: answers each hello, and keeps the far ends."""
 
-    def __init__(self, name: str, role: Role, number: int, **welcome: Any) -> None:
-        self.name, self.role, self.boot_id, self.welcome = name, role, bytes([number]) * 16, welcome
+    def __init__(self, name: str, role: Role, number: int, **hello_fields: Any) -> None:
+        self.name, self.role, self.boot_id, self.hello_fields = (
+            name,
+            role,
+            bytes([number]) * 16,
+            hello_fields,
+        )
         self.ends: list[Any] = []
         self.reachable = True
         self.feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(9)
@@ -38,11 +43,11 @@ class Stub:
         ends: tuple[Any, Any] = memory_link()
         near, far = ends
         limits = ModelLimits(300, 1000, "f", "d", KEY)
-        welcome = limits.welcome(self.name, self.boot_id, self.role, 4, 9)
-        for name, value in self.welcome.items():
-            setattr(welcome, name, value)
+        hello = limits.hello(self.name, self.boot_id, self.role, 4, 9)
+        for name, value in self.hello_fields.items():
+            setattr(hello, name, value)
         self.ends.append(far)
-        self.greeting = asyncio.create_task(far.send(worker_pb2.WorkerMessage(welcome=welcome)))
+        self.answer = asyncio.create_task(far.send(worker_pb2.WorkerMessage(hello=hello)))
         return near
 
     async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
@@ -94,7 +99,7 @@ class FleetScene:
     def begin(self) -> None:
         """A fleet that knows nobody yet."""
         self.fleet = Fleet(
-            InlineRegistry(self.registry), self.dialer, CONFIG, KEY, Limits(1000, 300)
+            InlineRegistry(self.registry), self.dialer, CONFIG, KEY, ContextLimits(1000, 300)
         )
         self.task = asyncio.create_task(self.fleet.run(self.bearer))
 
@@ -102,15 +107,17 @@ class FleetScene:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    def put(self, address: str, role: Role, number: int, name: str = "", **welcome: Any) -> Stub:
+    def put(
+        self, address: str, role: Role, number: int, name: str = "", **hello_fields: Any
+    ) -> Stub:
         """A stub that the registry does not tell of."""
-        stub = self.dialer.stubs[address] = Stub(name or address, role, number, **welcome)
+        stub = self.dialer.stubs[address] = Stub(name or address, role, number, **hello_fields)
         return stub
 
-    def add(self, name: str, number: int = 1, address: str = "", **welcome: Any) -> Stub:
+    def add(self, name: str, number: int = 1, address: str = "", **hello_fields: Any) -> Stub:
         role: Role = "prefill" if name.startswith("prefill") else "decode"
         address = address or name
-        stub = self.put(address, role, number, name, **welcome)
+        stub = self.put(address, role, number, name, **hello_fields)
         self.registry.announce(WorkerRecord(name, stub.boot_id.hex(), role, address, "", "m", 1))
         return stub
 

@@ -18,7 +18,7 @@ from baton.runtime.wire import ModelLimits
 BOOT = b"b" * 16
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
 LIMITS = ModelLimits(300, 40, "f", "d", b"key")
-WELCOME = worker_pb2.WorkerMessage(welcome=LIMITS.welcome("decode-0", BOOT, "decode", 4, 10))
+HELLO = worker_pb2.WorkerMessage(hello=LIMITS.hello("decode-0", BOOT, "decode", 4, 10))
 
 
 class MemoryDialer:
@@ -91,14 +91,14 @@ class LinkScene:
         )
         self.task = asyncio.create_task(self.link.run())
 
-    async def accept(self, welcome: worker_pb2.WorkerMessage = WELCOME) -> Any:
+    async def accept(self, hello: worker_pb2.WorkerMessage = HELLO) -> Any:
         """The far end of the next link, after its hello was answered."""
         async with asyncio.timeout(20):
             far = await self.dialer.dialled.get()
             first = await far.receive()
             assert first.WhichOneof("kind") == "hello"
-            self.hello = first.hello
-            await far.send(welcome)
+            self.router_hello = first.hello
+            await far.send(hello)
             while not self.link.up:
                 await asyncio.sleep(0.005)
         return far
@@ -111,12 +111,12 @@ class LinkScene:
                     return getattr(message, kind)
 
     @staticmethod
-    def welcome(**fields: Any) -> worker_pb2.WorkerMessage:
+    def hello(**fields: Any) -> worker_pb2.WorkerMessage:
         """What `decode-0` says first, with these fields changed."""
         made = worker_pb2.WorkerMessage()
-        made.CopyFrom(WELCOME)
+        made.CopyFrom(HELLO)
         for name, value in fields.items():
-            setattr(made.welcome, name, value)
+            setattr(made.hello, name, value)
         return made
 
     @staticmethod

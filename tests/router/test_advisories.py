@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from baton.router.client_access.error_body import error_body
 from baton.router.http_frontend.auth_middleware import OPEN_PATHS
-from baton.router.http_frontend.http_error import error_body
 from baton.router.requests.openai_schema import Body, ChatRequest, CompletionRequest
 from baton.router.requests.request_parser import decoded, shaped
 from baton.router.templates.chat_template import ChatTemplate
@@ -144,7 +144,7 @@ async def test_a_web_page_on_this_host_is_not_its_user(router: Any, fast_config:
             reply = await running.http.post(**ask, headers=named)
             error = reply.json()["error"]
             assert (reply.status_code, error["param"]) == (403, header.title())
-            assert "router.api_keys" in error["message"] and error["code"] == "other_name"
+            assert "router.api_keys" in error["message"] and error["code"] == "host_not_allowed"
         assert len(running.workers["decode-0"].seen("submit")) == len(here)
     async with router(config=replace(fast_config, api_keys=("k1",))) as running:
         key = {

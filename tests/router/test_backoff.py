@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from baton.router.fleet.backoff import Backoff
+from baton.router.fleet.dialer import Backoff
 
 
 def test_waits_double_up_to_the_longest_and_begin_anew() -> None:

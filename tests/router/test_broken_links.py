@@ -20,15 +20,15 @@ async def test_a_break_parks_and_a_reconnect_resumes(link_scene: Any) -> None:
     far = await made.accept()
     made.notes.waiting = [worker_pb2.Resume(request_id="r", attempt=2)]
     await far.close()
-    again = made.welcome()
-    again.welcome.lost.append("r")
+    again = made.hello()
+    again.hello.unknown_requests.append("r")
     await made.accept(again)
-    assert [resume.request_id for resume in made.hello.resume] == ["r"]
-    assert made.notes.losses == [(["r"], "the worker does not hold it any more")]
+    assert [resume.request_id for resume in made.router_hello.resume] == ["r"]
+    assert made.notes.losses == [(["r"], "the worker no longer has the request")]
 
 
 @on_virtual_time
-async def test_what_ends_between_hello_and_welcome_is_cancelled(link_scene: Any) -> None:
+async def test_what_ends_between_hello_and_answer_is_cancelled(link_scene: Any) -> None:
     """The hello has named it, and while the link is down nobody can tell the worker."""
     made = link_scene(link_grace_s=20.0)
     far = await made.accept()
@@ -42,7 +42,7 @@ async def test_what_ends_between_hello_and_welcome_is_cancelled(link_scene: Any)
         later = worker_pb2.Resume(request_id="c", attempt=3)  # the named attempt has ended
         fewer = worker_pb2.Resume(request_id="d", attempt=2, next=open_choices[:1])
         made.notes.waiting = [named[1], later, fewer]
-        await far.send(made.welcome())
+        await far.send(made.hello())
         cancelled, settled, beats = [], [], 0
         while beats < 3:
             message = await far.receive()
@@ -103,8 +103,8 @@ async def test_another_boot_voids_the_old_one(link_scene: Any) -> None:
     made = link_scene(link_grace_s=20.0)
     far = await made.accept()
     await far.close()
-    await made.accept(made.welcome(boot_id=b"c" * 16))
-    assert made.notes.losses == [(None, "the worker was started anew")]
+    await made.accept(made.hello(boot_id=b"c" * 16))
+    assert made.notes.losses == [(None, "the worker was restarted")]
     assert made.link.boot_id == b"c" * 16
 
 
@@ -118,7 +118,7 @@ async def test_a_worker_of_another_role_voids_all_and_is_not_linked(link_scene: 
         async with asyncio.timeout(20):
             far = await made.dialer.dialled.get()
             await far.receive()
-            await far.send(made.welcome(boot_id=b"c" * 16, role="prefill"))
+            await far.send(made.hello(boot_id=b"c" * 16, role="prefill"))
             with pytest.raises(LinkClosed):
                 while True:
                     await far.receive()

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.request_parser import decoded, shaped
-from baton.router.templates.chat_prompt import ChatPrompt
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.tool_calls import FORMS, Calling
 from baton.runtime.config import ToolCalls

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from baton.router.fleet import circuits as circuits_module
 from baton.router.fleet.circuits import (
-    OPEN_MOST_S,
+    MAX_OPEN_S,
     OPEN_S,
-    PROBE_S,
+    PROBE_TIMEOUT_S,
     SLOW_FOR_S,
     STRIKES,
     Circuits,
@@ -31,16 +31,16 @@ A, B, C = boot(0), boot(1), boot(2)
 def opened(boot_id: bytes = A, now_s: float = 0.0) -> Circuits:
     circuits = Circuits(random.Random(1))
     for _ in range(int(STRIKES)):
-        circuits.failed(boot_id, now_s)
+        circuits.record_failure(boot_id, now_s)
     return circuits
 
 
 def test_five_failures_open_a_circuit_for_a_while() -> None:
     circuits = Circuits(random.Random(1))
     for _ in range(int(STRIKES) - 1):
-        circuits.failed(A, 0.0)
+        circuits.record_failure(A, 0.0)
     assert circuits.passed_over(FLEET, 0.0) == frozenset()
-    circuits.failed(A, 0.0)
+    circuits.record_failure(A, 0.0)
     assert circuits.passed_over(FLEET, 0.0) == {A}
     assert circuits.passed_over(FLEET, OPEN_S - 0.1) == {A}
     assert circuits.passed_over(FLEET, OPEN_S * 1.2) == frozenset()
@@ -49,26 +49,26 @@ def test_five_failures_open_a_circuit_for_a_while() -> None:
 def test_what_is_served_outweighs_few_failures_and_not_many() -> None:
     circuits = Circuits(random.Random(1))
     for _ in range(100):  # one in four fails
-        circuits.failed(A, 0.0)
+        circuits.record_failure(A, 0.0)
         for _ in range(3):
-            circuits.served(A, 0.0)
+            circuits.record_success(A, 0.0)
     assert circuits.passed_over(FLEET, 0.0) == frozenset()
     for _ in range(20):  # every other one does
-        circuits.failed(A, 0.0)
-        circuits.served(A, 0.0)
+        circuits.record_failure(A, 0.0)
+        circuits.record_success(A, 0.0)
     assert circuits.passed_over(FLEET, 0.0) == {A}
 
 
 def test_one_request_probes_and_one_success_closes() -> None:
     circuits = opened()
     half_open_s = OPEN_S * 1.2
-    circuits.placed(A, 1.0)  # a last resort: no probe
-    circuits.served(A, 1.0)  # placed before it opened
+    circuits.record_placement(A, 1.0)  # a last resort: no probe
+    circuits.record_success(A, 1.0)  # placed before it opened
     assert circuits.passed_over(FLEET, 1.0) == {A}
     assert circuits.counts(half_open_s) == {"closed": 0, "open": 0, "half_open": 1}
-    circuits.placed(A, half_open_s)
+    circuits.record_placement(A, half_open_s)
     assert circuits.passed_over(FLEET, half_open_s) == {A}  # not a second one
-    circuits.served(A, half_open_s + 1)
+    circuits.record_success(A, half_open_s + 1)
     assert circuits.passed_over(FLEET, half_open_s + 1) == frozenset()
     assert circuits.counts(half_open_s + 1)["closed"] == 1
 
@@ -76,53 +76,53 @@ def test_one_request_probes_and_one_success_closes() -> None:
 def test_a_probe_that_fails_opens_for_twice_as_long_up_to_a_longest() -> None:
     circuits, now_s = opened(), 0.0
     for opening in range(1, 12):
-        full_s = min(OPEN_S * 2 ** (opening - 1), OPEN_MOST_S)
+        full_s = min(OPEN_S * 2 ** (opening - 1), MAX_OPEN_S)
         assert circuits.passed_over(FLEET, now_s + full_s - 0.1) == {A}
         now_s += full_s * 1.2
         assert circuits.passed_over(FLEET, now_s) == frozenset()
-        circuits.placed(A, now_s)
-        circuits.failed(A, now_s)
+        circuits.record_placement(A, now_s)
+        circuits.record_failure(A, now_s)
 
 
 def test_on_probation_one_failure_is_enough_and_afterwards_all_is_forgiven() -> None:
     half_open_s = OPEN_S * 1.2
     circuits = opened()
-    circuits.placed(A, half_open_s)
-    circuits.served(A, half_open_s)
-    circuits.failed(A, half_open_s + 1)
+    circuits.record_placement(A, half_open_s)
+    circuits.record_success(A, half_open_s)
+    circuits.record_failure(A, half_open_s + 1)
     assert circuits.passed_over(FLEET, half_open_s + 1 + 2 * OPEN_S - 0.1) == {A}
     circuits = opened()
-    circuits.placed(A, half_open_s)
-    circuits.served(A, half_open_s)
+    circuits.record_placement(A, half_open_s)
+    circuits.record_success(A, half_open_s)
     later_s = half_open_s + OPEN_S * 1.2 + 0.1
     for _ in range(int(STRIKES) - 1):
-        circuits.failed(A, later_s)
+        circuits.record_failure(A, later_s)
     assert circuits.passed_over(FLEET, later_s) == frozenset()
-    circuits.failed(A, later_s)
+    circuits.record_failure(A, later_s)
     assert circuits.passed_over(FLEET, later_s + OPEN_S * 1.2) == frozenset()  # short again
 
 
 def test_a_probe_that_never_ends_makes_way_for_another() -> None:
     circuits = opened()
     half_open_s = OPEN_S * 1.2
-    circuits.placed(A, half_open_s)
-    assert circuits.passed_over(FLEET, half_open_s + PROBE_S - 0.1) == {A}
-    assert circuits.passed_over(FLEET, half_open_s + PROBE_S) == frozenset()
-    circuits.placed(A, half_open_s + PROBE_S)
-    assert circuits.passed_over(FLEET, half_open_s + PROBE_S + 1) == {A}
+    circuits.record_placement(A, half_open_s)
+    assert circuits.passed_over(FLEET, half_open_s + PROBE_TIMEOUT_S - 0.1) == {A}
+    assert circuits.passed_over(FLEET, half_open_s + PROBE_TIMEOUT_S) == frozenset()
+    circuits.record_placement(A, half_open_s + PROBE_TIMEOUT_S)
+    assert circuits.passed_over(FLEET, half_open_s + PROBE_TIMEOUT_S + 1) == {A}
 
 
 def test_a_hang_opens_at_once() -> None:
     circuits = Circuits(random.Random(1))
-    circuits.hung(A, 0.0)
-    circuits.hung(A, 1.0)  # it does so still: the time does not begin anew
+    circuits.record_hang(A, 0.0)
+    circuits.record_hang(A, 1.0)  # it does so still: the time does not begin anew
     assert circuits.passed_over(FLEET, OPEN_S - 0.1) == {A}
     assert circuits.passed_over(FLEET, OPEN_S * 1.2) == frozenset()
 
 
 def compare(circuits: Circuits, slow_ms: float, now_s: float, workers: int = 6) -> None:
     step_ms = {boot(number): 20.0 for number in range(workers)} | {A: slow_ms}
-    circuits.compare(step_ms, [A, B], now_s)
+    circuits.compare_steps(step_ms, [A, B], now_s)
 
 
 def test_who_is_slower_than_its_fellows_for_some_time_is_passed_over() -> None:
@@ -140,8 +140,8 @@ def test_a_slow_moment_short_steps_and_idle_workers_are_no_outliers() -> None:
     for now_s, slow_ms in enumerate((200.0, 200.0, 90.0, 200.0, 200.0, 200.0)):
         compare(circuits, slow_ms, float(now_s))
     for now_s in range(10, 20):
-        circuits.compare({A: 15.0, B: 1.0, C: 1.0}, [A, B, C], float(now_s))
-        circuits.compare({A: 900.0, B: 20.0, C: 20.0}, [B, C], float(now_s))  # of long ago
+        circuits.compare_steps({A: 15.0, B: 1.0, C: 1.0}, [A, B, C], float(now_s))
+        circuits.compare_steps({A: 900.0, B: 20.0, C: 20.0}, [B, C], float(now_s))  # of long ago
     for now_s in range(20, 30):  # two cannot tell who of them is the slow one
         compare(circuits, 900.0, float(now_s), workers=2)
     assert circuits.passed_over(FLEET, 30.0) == frozenset()
@@ -153,7 +153,7 @@ def test_at_most_a_third_is_passed_over_and_of_two_that_fail_one(workers: int, m
     fleet |= {boot(number): "prefill" for number in range(100, 103)}
     circuits = Circuits(random.Random(1))
     for now, boot_id in enumerate(fleet):
-        circuits.hung(boot_id, now / 1000)
+        circuits.record_hang(boot_id, now / 1000)
     found = circuits.passed_over(fleet, 1.0)
     assert found == {boot(number) for number in range(most)} | {boot(100)}
 
@@ -168,14 +168,14 @@ def test_of_two_the_slow_one_stays() -> None:
 
 def test_another_boot_begins_with_a_clean_record() -> None:
     circuits = opened()
-    circuits.keep([B])
+    circuits.forget_others([B])
     assert circuits.passed_over(FLEET, 0.0) == frozenset()
     assert sum(circuits.counts(0.0).values()) == 0
 
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["failed", "hung", "served", "placed"]),
+        st.sampled_from(["record_failure", "record_hang", "record_success", "record_placement"]),
         st.integers(0, 5),
         st.floats(0, 4),
     ),
@@ -192,7 +192,7 @@ def test_whatever_happens_two_thirds_stay_and_everyone_comes_back(
         now_s += passing_s
         getattr(circuits, event)(boot(number), now_s)
         assert len(circuits.passed_over(FLEET, now_s)) <= 2
-    assert circuits.passed_over(FLEET, now_s + OPEN_MOST_S * 1.2) == frozenset()
+    assert circuits.passed_over(FLEET, now_s + MAX_OPEN_S * 1.2) == frozenset()
 
 
 def test_a_worker_that_fails_for_ever_is_passed_over_for_ever() -> None:
@@ -200,7 +200,7 @@ def test_a_worker_that_fails_for_ever_is_passed_over_for_ever() -> None:
     for _ in range(1100):  # opened again at each end, as long as a power of two would grow
         circuits._open(circuits._circuits[A], now_s, "failing")
         assert circuits.passed_over(FLEET, now_s) == {A}
-        now_s += 1.2 * OPEN_MOST_S
+        now_s += 1.2 * MAX_OPEN_S
     assert circuits.passed_over(FLEET, now_s) == frozenset()
 
 

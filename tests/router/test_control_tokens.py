@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.control_tokens import MOST_BROKEN, ControlToken, ControlTokens, Guarded
 from baton.router.text.tokenizer import HfTokenizer
@@ -92,7 +93,7 @@ KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "metaspace_never": lambda: metaspace("never"),
     "prepending": prepending,
 }
-LIMITS = Limits(max_context=100_000, vocab_size=1000)
+LIMITS = ContextLimits(max_context=100_000, vocab_size=1000)
 TEXTS = st.text(alphabet=st.sampled_from("the a<|>_imé\n  X猫"), max_size=30)
 
 

@@ -209,13 +209,17 @@ async def test_what_no_worker_has_memory_for_takes_no_moves_from_others(
 @on_virtual_time
 async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, output: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
-    scene.fleet.circuits.failed(b"prefill-1", 0.0)
+    scene.fleet.circuits.record_failure(b"prefill-1", 0.0)
     for number in range(int(STRIKES)):
         name = f"r{number}"
         generation = await scene.start(name)
         (submit,) = [s for s in scene.link().submits() if s.request_id == name]
         assert submit.placement.candidates[0].boot_id == b"prefill-0"
-        turned = {"request_id": name, "prefill": b"prefill-1", "failed": [b"prefill-0"]}
+        turned = {
+            "request_id": name,
+            "prefill_boot_id": b"prefill-1",
+            "failed_boot_ids": [b"prefill-0"],
+        }
         scene.tell(**turned)
         assert strikes(scene, "prefill-0") == (number + 1) % STRIKES
         scene.tell(**turned)  # told again, after a break of the link
@@ -234,9 +238,11 @@ async def test_an_accusation_counts_though_the_end_comes_with_it(
 ) -> None:
     scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()
-    scene.fleet.circuits.failed(b"prefill-1", 0.0)
+    scene.fleet.circuits.record_failure(b"prefill-1", 0.0)
     end = output(0, 1, end=worker_pb2.STOP)
-    scene.tell(end, prefill=b"prefill-1", failed=[b"prefill-0"], answered=True)
+    scene.tell(
+        end, prefill_boot_id=b"prefill-1", failed_boot_ids=[b"prefill-0"], output_received=True
+    )
     assert generation.over
     assert strikes(scene, "prefill-0") == 1 and strikes(scene, "prefill-1") == 0.5  # who served
 
@@ -245,8 +251,8 @@ async def test_an_accusation_counts_though_the_end_comes_with_it(
 async def test_a_worker_accuses_none_but_those_that_it_was_to_ask(scene_of: Any) -> None:
     scene = scene_of("decode-0", "prefill-0", placement="disaggregated")
     generation = await scene.start()
-    scene.tell(prefill=b"elsewhere", failed=[b"elsewhere", b"decode-0"])
-    scene.tell(attempt=2, failed=[b"prefill-0"])  # nor of another attempt
+    scene.tell(prefill_boot_id=b"elsewhere", failed_boot_ids=[b"elsewhere", b"decode-0"])
+    scene.tell(attempt=2, failed_boot_ids=[b"prefill-0"])  # nor of another attempt
     (submission,) = scene.dispatcher._submissions.values()
     assert submission.prefill == b""
     assert [strikes(scene, name) for name in ("elsewhere", "decode-0", "prefill-0")] == [0, 0, 0]
@@ -259,7 +265,7 @@ async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again(
 ) -> None:
     scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()
-    scene.tell(prefill=b"", failed=[b"prefill-0"])
+    scene.tell(prefill_boot_id=b"", failed_boot_ids=[b"prefill-0"])
     scene.give(failed("EngineError", True))
     await scene.settle_down()
     names = [c.worker_id for c in scene.link().submits()[1].placement.candidates]
@@ -272,8 +278,8 @@ async def test_a_half_open_circuit_is_probed_by_who_turns_to_it(scene_of: Any, o
     scene = scene_of("decode-0", "prefill-0", "prefill-1", "prefill-2", placement="disaggregated")
     now_s, circuits = asyncio.get_running_loop().time(), scene.fleet.circuits
     generation = await scene.start()
-    circuits.hung(b"prefill-2", now_s - 100)  # its time is over
-    scene.tell(prefill=b"prefill-2", failed=[b"prefill-0"])
+    circuits.record_hang(b"prefill-2", now_s - 100)  # its time is over
+    scene.tell(prefill_boot_id=b"prefill-2", failed_boot_ids=[b"prefill-0"])
     assert circuits.counts(now_s) == {"closed": 1, "open": 0, "half_open": 1}
     assert b"prefill-2" in circuits.passed_over({b"prefill-2": "prefill"} | FELLOWS, now_s)
     scene.give(output(0, 1, end=worker_pb2.STOP))

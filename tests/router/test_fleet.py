@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
 from baton.router.fleet.worker_view import Size
-from baton.router.requests.validator import Limits
+from baton.router.requests.context_limits import ContextLimits
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
@@ -21,13 +21,13 @@ from baton.simulation.virtual.virtual_time import on_virtual_time
 @on_virtual_time
 async def test_workers_come_and_go(fleet_scene: Any, eventually: Any) -> None:
     scene = fleet_scene()
-    assert scene.fleet.linked() == {"prefill": 0, "decode": 0}
+    assert scene.fleet.linked_counts() == {"prefill": 0, "decode": 0}
     scene.add("prefill-0")
     await eventually(lambda: scene.names() == ["prefill-0"])
-    assert scene.fleet.linked() == {"prefill": 1, "decode": 0}
+    assert scene.fleet.linked_counts() == {"prefill": 1, "decode": 0}
     decode = scene.add("decode-0")
     await eventually(lambda: scene.names() == ["decode-0", "prefill-0"])
-    assert scene.fleet.linked() == {"prefill": 1, "decode": 1}
+    assert scene.fleet.linked_counts() == {"prefill": 1, "decode": 1}
     scene.registry.withdraw("decode-0", decode.boot_id.hex())
     await asyncio.sleep(0.1)
     assert "decode-0" in scene.names()  # its link is up: the registry is only a hint
@@ -49,7 +49,7 @@ async def test_a_prefill_worker_that_fits_no_decode_worker_is_named_and_not_coun
         await eventually(lambda: len(scene.names()) == 3)
         await eventually(lambda: any("not used" in entry["event"] for entry in logs))
         await asyncio.sleep(0.1)
-    assert scene.fleet.linked() == {"prefill": 1, "decode": 1}
+    assert scene.fleet.linked_counts() == {"prefill": 1, "decode": 1}
     (said,) = [entry for entry in logs if "not used" in entry["event"]]  # once
     assert said["workers"] == {"prefill-1": "KV dtype 'float32', decode workers have 'd'"}
 
@@ -75,15 +75,15 @@ async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_i
 ) -> None:
     scene = fleet_scene()
     old = scene.add("decode-0", 1)
-    await eventually(lambda: scene.fleet.linked() == {"prefill": 0, "decode": 1})
+    await eventually(lambda: scene.fleet.linked_counts() == {"prefill": 0, "decode": 1})
     new = scene.put("decode-0", "prefill", 2)  # before the registry tells of it
     await old.ends[-1].close()
     await eventually(lambda: len(new.ends) > 0)
-    assert scene.fleet.linked() == {"prefill": 0, "decode": 0}
+    assert scene.fleet.linked_counts() == {"prefill": 0, "decode": 0}
     scene.registry.announce(
         WorkerRecord("decode-0", new.boot_id.hex(), "prefill", "decode-0", "", "m", 1)
     )
-    await eventually(lambda: scene.fleet.linked() == {"prefill": 1, "decode": 0})
+    await eventually(lambda: scene.fleet.linked_counts() == {"prefill": 1, "decode": 0})
     assert "decode-0" in scene.bearer.lost_workers
 
 
@@ -104,8 +104,8 @@ async def test_a_registry_that_cannot_be_read_ends_no_router(
         scene.add("decode-1", 2)
         await asyncio.sleep(0.1)
         assert scene.names() == ["decode-0"] and not scene.task.done()
-    assert "cannot be read" in logs[0]["event"]
-    assert logs[0]["why"].endswith("Too many open files")
+    assert logs[0]["event"] == "registry unreadable"
+    assert logs[0]["reason"].endswith("Too many open files")
     await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 
 
@@ -163,9 +163,9 @@ async def test_room_is_what_the_lines_of_decode_workers_leave(
 
 @on_virtual_time
 async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any, eventually: Any) -> None:
-    """Where handoffs go, the registry says, whatever a worker puts into its welcome."""
+    """Where handoffs go, the registry says, whatever a worker puts into its hello."""
     scene = fleet_scene()
-    assert "handoff_address" not in worker_pb2.WorkerWelcome.DESCRIPTOR.fields_by_name
+    assert "handoff_address" not in worker_pb2.WorkerHello.DESCRIPTOR.fields_by_name
     scene.add("prefill-0", 1, address="there")
     await eventually(lambda: scene.names() == ["prefill-0"])
     assert [view.address for view in scene.fleet.views()] == ["there"]
@@ -188,7 +188,7 @@ async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
         await eventually(lambda: len(scene.names()) == 5)
         await asyncio.sleep(0.1)
     warnings = [line for line in told if line["log_level"] == "warning"]
-    assert all("different numbers" in line["event"] for line in warnings)
+    assert all(line["event"] == "decode workers differ" for line in warnings)
     assert warnings[-1]["workers"] == {
         "f d": ["decode-0", "decode-1"],
         "g d": ["decode-2"],
@@ -223,11 +223,11 @@ async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(
     fleet_scene: Any, eventually: Any
 ) -> None:
     scene = fleet_scene()
-    assert scene.fleet.limits() == Limits(1000, 300, 1000)
+    assert scene.fleet.limits() == ContextLimits(1000, 300, 1000)
     scene.add("decode-0", max_context=500)
     scene.add("decode-1", 2, max_context=800)
     await eventually(lambda: len(scene.names()) == 2)
-    assert scene.fleet.limits() == Limits(800, 300, 500)
+    assert scene.fleet.limits() == ContextLimits(800, 300, 500)
 
 
 @on_virtual_time
@@ -240,22 +240,22 @@ async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good
     scene.add("decode-0", max_context=500)
     large = scene.add("decode-1", 2, max_context=800)
     await eventually(lambda: len(scene.names()) == 2)
-    assert fleet.away() == []
+    assert fleet.disconnected_sizes() == []
     large.reachable = False
     await large.ends[-1].close()
     await eventually(lambda: scene.names() == ["decode-0"])
-    assert fleet.away() == [Size(4, 9, 800)]
-    assert fleet.limits() == Limits(800, 300, 500)
+    assert fleet.disconnected_sizes() == [Size(4, 9, 800)]
+    assert fleet.limits() == ContextLimits(800, 300, 500)
     scene.registry.withdraw("decode-1", large.boot_id.hex())
     await eventually(lambda: fleet.link("decode-1") is None)
-    assert fleet.away() == [Size(4, 9, 800)]
+    assert fleet.disconnected_sizes() == [Size(4, 9, 800)]
     anew = scene.add("decode-1", 3, max_context=700)
     anew.reachable = False
     await eventually(lambda: fleet.link("decode-1") is not None)
-    assert fleet.away() == [Size(4, 9, 800)]
+    assert fleet.disconnected_sizes() == [Size(4, 9, 800)]
     anew.reachable = True
     await eventually(lambda: len(scene.names()) == 2)
-    assert fleet.away() == [] and fleet.limits() == Limits(700, 300, 500)
+    assert fleet.disconnected_sizes() == [] and fleet.limits() == ContextLimits(700, 300, 500)
 
 
 @on_virtual_time
@@ -267,8 +267,8 @@ async def test_who_is_new_and_not_linked_yet_may_hold_anything(
     for number, name in ((2, "decode-1"), (3, "prefill-0")):
         scene.add(name, number).reachable = False
     await eventually(lambda: len(scene.fleet._links) == 3 and scene.names())
-    assert scene.fleet.away() == [Size()]
-    assert scene.fleet.limits() == Limits(1000, 300, 500)
+    assert scene.fleet.disconnected_sizes() == [Size()]
+    assert scene.fleet.limits() == ContextLimits(1000, 300, 500)
 
 
 @on_virtual_time
@@ -283,12 +283,12 @@ async def test_who_has_become_a_prefill_worker_holds_no_answer(
         WorkerRecord("decode-0", new.boot_id.hex(), "prefill", "decode-0", "", "m", 1)
     )
     await old.ends[-1].close()
-    await eventually(lambda: scene.fleet.linked() == {"prefill": 1, "decode": 0})
-    assert scene.fleet.away() == []
+    await eventually(lambda: scene.fleet.linked_counts() == {"prefill": 1, "decode": 0})
+    assert scene.fleet.disconnected_sizes() == []
 
 
 @on_virtual_time
-async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(
+async def test_a_worker_whose_hello_cannot_be_true_fails_no_ones_placement(
     fleet_scene: Any, eventually: Any
 ) -> None:
     scene = fleet_scene()
@@ -296,12 +296,14 @@ async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(
         scene.add("decode-0")
         bad = scene.add("decode-1", 2, block_size=0)
         await eventually(lambda: scene.names() == ["decode-0"] and len(bad.ends) > 2)
-    assert scene.names() == ["decode-0"] and scene.fleet.linked()["decode"] == 1
-    (said,) = [line for line in told if "welcome" in line["event"]]  # once, however often it tries
+    assert scene.names() == ["decode-0"] and scene.fleet.linked_counts()["decode"] == 1
+    (said,) = [
+        line for line in told if line["event"] == "worker refused"
+    ]  # once, however often it tries
     assert said["worker_id"] == "decode-1" and said["log_level"] == "error"
-    assert said["why"] == "block_size is 0, not from 1 to 256"
-    assert scene.fleet.away() == []  # nobody waits for it
-    bad.welcome = {}
+    assert said["reason"] == "block_size is 0, not from 1 to 256"
+    assert scene.fleet.disconnected_sizes() == []  # nobody waits for it
+    bad.hello_fields = {}
     await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 
 
@@ -309,9 +311,9 @@ async def test_a_worker_whose_welcome_cannot_be_true_fails_no_ones_placement(
 async def test_a_draining_worker_does_not_count(fleet_scene: Any, eventually: Any) -> None:
     scene = fleet_scene()
     stub = scene.add("decode-0")
-    await eventually(lambda: scene.fleet.linked()["decode"] == 1)
+    await eventually(lambda: scene.fleet.linked_counts()["decode"] == 1)
     await stub.ends[-1].send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
-    await eventually(lambda: scene.fleet.linked()["decode"] == 0)
+    await eventually(lambda: scene.fleet.linked_counts()["decode"] == 0)
 
 
 @on_virtual_time
@@ -325,9 +327,13 @@ async def test_a_new_request_is_expected_to_end_where_it_ends_first(
     await eventually(lambda: len(scene.names()) == 3)
     now_s = asyncio.get_running_loop().time()
     for name, waiting in (("decode-0", 1000), ("decode-1", 500), ("prefill-0", 1)):
-        pace = scene.fleet._links[name]._pace
-        pace.report(worker_pb2.Load(waiting=waiting, requests=waiting, served=1), now_s - 1)
-        pace.report(worker_pb2.Load(waiting=waiting, requests=waiting, served=11), now_s)
+        pace = scene.fleet._links[name]._wait_estimator
+        pace.report(
+            worker_pb2.Load(waiting=waiting, open_requests=waiting, completed_requests=1), now_s - 1
+        )
+        pace.report(
+            worker_pb2.Load(waiting=waiting, open_requests=waiting, completed_requests=11), now_s
+        )
         scene.fleet._links[name].note_change()
     assert 49 < scene.fleet.expected_s() < 50.2
     link = scene.fleet.link("decode-1")

@@ -19,6 +19,7 @@ from baton.router.grpc_frontend.request import (
     generation_of,
     tokenizing_of,
 )
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import (
     ChatRequest,
     CompletionRequest,
@@ -26,12 +27,12 @@ from baton.router.requests.openai_schema import (
     TokenizeRequest,
 )
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
-LIMITS = Limits(max_context=50, vocab_size=200)
+LIMITS = ContextLimits(max_context=50, vocab_size=200)
 TOOLS_TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}"
@@ -42,7 +43,7 @@ TOOLS_TEMPLATE = (
 
 
 VALIDATOR = Validator("m", ByteTokenizer(), ChatTemplate(TOOLS_TEMPLATE, {}), frozenset({7}), 4)
-ROOMY = Limits(max_context=5000, vocab_size=200)
+ROOMY = ContextLimits(max_context=5000, vocab_size=200)
 
 
 def tool(**fields: Any) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def message_of(body: dict[str, Any], shape: type[Any] = client_pb2.GenerateReque
     return ParseDict(sent, shape())
 
 
-async def by_http(body: dict[str, Any], limits: Limits = LIMITS) -> ValidatedRequest:
+async def by_http(body: dict[str, Any], limits: ContextLimits = LIMITS) -> ValidatedRequest:
     raw = orjson.dumps({"model": "m", **body})
     if "messages" in body:
         return await VALIDATOR.chat(await VALIDATOR.parsed(raw, ChatRequest), limits)
@@ -86,7 +87,7 @@ async def by_http(body: dict[str, Any], limits: Limits = LIMITS) -> ValidatedReq
     return await VALIDATOR.completion(asked, limits)
 
 
-async def by_grpc(body: dict[str, Any], limits: Limits = LIMITS) -> ValidatedRequest:
+async def by_grpc(body: dict[str, Any], limits: ContextLimits = LIMITS) -> ValidatedRequest:
     return await generation_of(message_of(body), VALIDATOR, limits)
 
 

@@ -200,9 +200,9 @@ async def test_a_prompt_does_not_wait_for_a_second_candidate_that_hangs(
             hung.overdue_ms = 60_000
             await eventually(lambda: hangs() == before + 1)
             assert len(decode.seen("submit")) == 1  # it waits for the other one
-        turned = {"request_id": submit.request_id, "attempt": 1, "prefill": second.boot_id}
-        asked = worker_pb2.Asked(**turned, failed=[first.boot_id])
-        decode._emit(worker_pb2.StepOutputs(asked=[asked]))
+        turned = {"request_id": submit.request_id, "attempt": 1, "prefill_boot_id": second.boot_id}
+        asked = worker_pb2.PrefillSwitch(**turned, failed_boot_ids=[first.boot_id])
+        decode._emit(worker_pb2.StepOutputs(prefill_switches=[asked]))
         hung.overdue_ms = 60_000
         await eventually(lambda: len(decode.seen("submit")) == 2)
         again = decode.seen("submit")[1]
@@ -219,11 +219,13 @@ async def test_whose_outputs_come_waits_for_no_prefill_worker(scene_of: Any, out
     (submission,) = scene.dispatcher._submissions.values()
     hung = scene.fleet.links["prefill-1"]
     hung.hung = True
-    scene.tell(prefill=b"prefill-1", answered=True)
+    scene.tell(prefill_boot_id=b"prefill-1", output_received=True)
     assert submission.attempt == 1 and submission.link is not None
     scene.dispatcher.hung(hung)
     assert submission.link is not None
-    scene.tell(output(0, 10), prefill=b"prefill-1")  # its handoff failed after the first token
+    scene.tell(
+        output(0, 10), prefill_boot_id=b"prefill-1"
+    )  # its handoff failed after the first token
     assert submission.link is None
     await scene.settle_down()
     (one, two) = scene.link().submits()

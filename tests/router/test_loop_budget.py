@@ -10,8 +10,9 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router.grpc_frontend.request import detokenizing_of, generation_of, tokenizing_of
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import SHARE_S, LoopBudget
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
@@ -131,7 +132,7 @@ async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
     sent = client_pb2.GenerateRequest(
         model="m", messages=[client_pb2.Message(role="user", content="a")]
     )
-    await generation_of(sent, validator, Limits(max_context=50, vocab_size=200))
+    await generation_of(sent, validator, ContextLimits(max_context=50, vocab_size=200))
     await tokenizing_of(client_pb2.TokenizeRequest(prompt="a"), validator.turns)
     await detokenizing_of(client_pb2.DetokenizeRequest(), validator.turns)
     assert steps == [

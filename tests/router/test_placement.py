@@ -19,7 +19,7 @@ from baton.router.fleet.placement import (
     FleetView,
     Need,
     Placement,
-    open_kinds,
+    open_groups,
 )
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
@@ -57,7 +57,7 @@ def place(
         if worker.held_blocks:
             groups[worker.held_blocks] = groups.get(worker.held_blocks, 0) | bit
     fleet = FleetView(roster, frozenset(e.boot_id for e in workers if e.passed_over))
-    kinds = open_kinds(need, fleet)
+    kinds = open_groups(need, fleet)
     if isinstance(kinds, BatonError):
         return kinds
     holders = Holders([(groups[blocks], blocks) for blocks in sorted(groups, reverse=True)])
@@ -435,7 +435,7 @@ def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
         roster.put(replace(worker, bit=1 << number))
     bits = sum(1 << number for number, worker in enumerate(workers) if worker.held_blocks)
     fleet, holders = FleetView(roster), Holders([(bits, 30)])
-    kinds = open_kinds(NEED, fleet)
+    kinds = open_groups(NEED, fleet)
     assert not isinstance(kinds, BatonError)
     monkeypatch.setattr(WorkerView, "batch_cost", property(counted))
     found = place_on(NEED, fleet, kinds, lambda shape: holders, "auto", 64)

@@ -17,13 +17,14 @@ from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.decode_worker.waiting_line import WaitingLine
 from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import worker_pb2
-from baton.router.fleet.placement import FleetView, Need, Placement, open_kinds
+from baton.router.fleet.placement import FleetView, Need, Placement, open_groups
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import Size, WorkerView
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
@@ -50,7 +51,7 @@ def fleet_of(workers: list[WorkerView]) -> FleetView:
 def open_decoders(
     wanted: Need, workers: list[WorkerView], away: tuple[Size, ...] | list[Size] = ()
 ) -> list[WorkerView] | BatonError:
-    found = open_kinds(wanted, fleet_of(workers), lambda: away)
+    found = open_groups(wanted, fleet_of(workers), lambda: away)
     if isinstance(found, BatonError):
         return found
     return [worker for worker in workers if any(worker.worker_id in kind.open for kind in found)]
@@ -58,7 +59,7 @@ def open_decoders(
 
 def place(wanted: Need, workers: list[WorkerView]) -> Placement:
     fleet = fleet_of(workers)
-    kinds = open_kinds(wanted, fleet)
+    kinds = open_groups(wanted, fleet)
     assert not isinstance(kinds, BatonError)
     return place_on(wanted, fleet, kinds, lambda shape: Holders(), "disaggregated", 0)
 
@@ -173,7 +174,7 @@ def test_who_fits_one_that_is_away_alone_is_not_too_large() -> None:
     for none in ([], [Size(SIZE, 26, 4096)], [Size(SIZE, 27, 107)]):
         assert isinstance(open_decoders(wanted, [SMALL], away=none), InvalidRequest)
     found = open_decoders(wanted, [SMALL], away=away)
-    assert isinstance(found, Unavailable) and "large enough takes work just now" in str(found)
+    assert isinstance(found, Unavailable) and "large enough takes work now" in str(found)
     assert isinstance(open_decoders(wanted, [SMALL], away=[Size()]), Unavailable)
     assert open_decoders(wanted, [SMALL, LARGE], away=away) == [LARGE]
     larger = open_decoders(need(8, 101), [SMALL], away=away)
@@ -220,7 +221,7 @@ async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it(scene_
     large.up = False
     with pytest.raises(InvalidRequest):  # nobody knows of it
         await scene.start("long", max_tokens=30)
-    scene.fleet.absent = [Size(16, 100, 4096)]
+    scene.fleet.disconnected = [Size(16, 100, 4096)]
     with pytest.raises(Unavailable, match="large enough"):
         await scene.start("long", max_tokens=30)
     with pytest.raises(InvalidRequest):
@@ -262,7 +263,7 @@ TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}
 VALIDATOR = Validator("m", ByteTokenizer(), TEMPLATE, frozenset({7}), max_choices=4)
 
 
-async def length(limits: Limits, **fields: Any) -> int:
+async def length(limits: ContextLimits, **fields: Any) -> int:
     """Of the output of a completion of 20 tokens."""
     body = orjson.dumps({"model": "m", "prompt": [1] * 20, **fields})
     made = await VALIDATOR.completion(await VALIDATOR.parsed(body, CompletionRequest), limits)
@@ -270,18 +271,18 @@ async def length(limits: Limits, **fields: Any) -> int:
 
 
 async def test_who_asks_for_a_number_may_use_the_largest_pool() -> None:
-    limits = Limits(max_context=200, vocab_size=300, common_context=30)
+    limits = ContextLimits(max_context=200, vocab_size=300, common_context=30)
     assert await length(limits, max_tokens=180) == 180
     with pytest.raises(InvalidRequest, match="room for 180"):
         await length(limits, max_tokens=181)
 
 
 async def test_who_asks_for_none_stays_where_any_worker_can_take_it() -> None:
-    assert await length(Limits(200, 300, common_context=30)) == 10
-    assert await length(Limits(200, 300, common_context=20)) == 16  # OpenAI's default
-    assert await length(Limits(30, 300)) == 10
+    assert await length(ContextLimits(200, 300, common_context=30)) == 10
+    assert await length(ContextLimits(200, 300, common_context=20)) == 16  # OpenAI's default
+    assert await length(ContextLimits(30, 300)) == 10
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     chat = await VALIDATOR.parsed(body, ChatRequest)
     for common, total in ((100, 100), (1, 500)):
-        made = await VALIDATOR.chat(chat, Limits(500, 300, common_context=common))
+        made = await VALIDATOR.chat(chat, ContextLimits(500, 300, common_context=common))
         assert len(made.prompt) + made.max_tokens == total

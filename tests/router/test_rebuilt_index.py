@@ -45,7 +45,7 @@ async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
     fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = fleet_scene()
-    monkeypatch.setattr("baton.router.fleet.fleet.LINK_S", 0.2)
+    monkeypatch.setattr("baton.router.fleet.fleet.REBUILD_LINK_TIMEOUT_S", 0.2)
     scene.add("decode-0").reachable = False
     await eventually(lambda: "decode-0" in scene.fleet._links)
     assert not scene.fleet.rebuilt()

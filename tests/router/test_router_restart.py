@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import client_pb2
-from baton.router.fleet.fleet import UNTOLD
+from baton.router.fleet.fleet import INDEX_NOT_REBUILT
 from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
 from baton.simulation.fleet.scripted_worker import ScriptedWorker
@@ -129,7 +129,7 @@ async def test_why_it_was_late_is_told(router: Any, fast_config: Any, eventually
             json={"model": "tiny", "prompt": "a"},
             headers={"x-request-deadline": "1"},
         )
-        assert reply.status_code == 504 and UNTOLD in reply.json()["error"]["message"]
+        assert reply.status_code == 504 and INDEX_NOT_REBUILT in reply.json()["error"]["message"]
 
 
 async def test_a_worker_that_comes_later_and_tells_nothing_delays_nothing(

@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import CompletionRequest
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.runtime.errors import ModelError
 
 
@@ -68,6 +69,6 @@ async def test_a_request_that_says_so_wins(
     )
     body = orjson.dumps({"model": "m", "prompt": "ab", **asked})
     made = await validator.completion(
-        await validator.parsed(body, CompletionRequest), Limits(100, 256)
+        await validator.parsed(body, CompletionRequest), ContextLimits(100, 256)
     )
     assert (made.sampling.temperature, made.sampling.top_k) == wanted

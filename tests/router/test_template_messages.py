@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.router.requests.openai_schema import Message, Tool
-from baton.router.templates.template_messages import plain_messages, plain_tools
+from baton.router.requests.template_messages import plain_messages, plain_tools
 from baton.runtime.errors import InvalidRequest
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
+from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.request_parser import decoded, shaped
-from baton.router.templates.chat_prompt import ChatPrompt
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest
 

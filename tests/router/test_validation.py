@@ -7,15 +7,16 @@ from typing import Any
 import orjson
 import pytest
 
+from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.router.requests.validator import Limits, Validator
+from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.tool_calls import FORMS, Calling
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
-LIMITS = Limits(max_context=50, vocab_size=200)
+LIMITS = ContextLimits(max_context=50, vocab_size=200)
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
 
 
@@ -105,7 +106,7 @@ async def test_chat_logprobs(fields: Any, expected: int | None) -> None:
 
 
 async def test_a_stream_repeats_no_long_chat_in_each_choice() -> None:
-    limits, made = Limits(max_context=1 << 17, vocab_size=200), validator()
+    limits, made = ContextLimits(max_context=1 << 17, vocab_size=200), validator()
     message = {"role": "user", "content": "a" * 100_000}
     fields = {"model": "m", "messages": [message], "n": 3, "return_token_ids": True}
 
@@ -201,11 +202,11 @@ async def test_another_model_is_not_found() -> None:
 
 def test_only_a_token_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name for each token of a long prompt would hold up the loop."""
-    made, limits = validator(), Limits(max_context=9000, vocab_size=200)
+    made, limits = validator(), ContextLimits(max_context=9000, vocab_size=200)
     named: list[str] = []
     check = made._check_token
 
-    def note(token: int, field: str, limits: Limits) -> None:
+    def note(token: int, field: str, limits: ContextLimits) -> None:
         named.append(field)
         check(token, field, limits)
 

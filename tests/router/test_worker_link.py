@@ -14,12 +14,12 @@ from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
 @on_virtual_time
-async def test_nothing_is_sent_before_the_welcome(link_scene: Any) -> None:
+async def test_nothing_is_sent_before_the_handshake(link_scene: Any) -> None:
     made = link_scene()
     with pytest.raises(LinkClosed):
         made.link.send(made.submit("r"))
     far = await made.accept()
-    assert made.hello.router_id == (b"r" * 16).hex()
+    assert made.router_hello.router_id == (b"r" * 16).hex()
     made.link.send(made.submit("r"))
     assert (await made.next(far, "submit")).request_id == "r"
 
@@ -97,7 +97,7 @@ async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each(
 
 
 @on_virtual_time
-async def test_a_worker_that_never_welcomes_is_given_up(link_scene: Any) -> None:
+async def test_a_worker_that_never_answers_hello_is_given_up(link_scene: Any) -> None:
     made = link_scene(link_silence_s=0.1)
     async with asyncio.timeout(20):
         first = await made.dialer.dialled.get()
@@ -120,18 +120,21 @@ async def test_another_worker_at_the_address_is_not_taken_for_this_one(link_scen
     """Nor does it take this router's link of its own for one that came back."""
     made = link_scene()
     far = await made.accept()
-    mine = made.hello.boot_id
+    mine = made.router_hello.boot_id
     await far.close()
     async with asyncio.timeout(20):
         far = await made.dialer.dialled.get()
         assert (await far.receive()).hello.boot_id == mine  # it is the same link
-        await far.send(made.welcome(worker_id="decode-1"))
+        await far.send(made.hello(worker_id="decode-1"))
         await made.dialer.dialled.get()
     assert not made.link.up
     assert made.notes.losses == [(None, "another worker is at its address")]
     other = link_scene(worker_id="decode-1")
-    await other.accept(other.welcome(worker_id="decode-1"))
-    assert other.hello.router_id == made.hello.router_id and other.hello.boot_id != mine
+    await other.accept(other.hello(worker_id="decode-1"))
+    assert (
+        other.router_hello.router_id == made.router_hello.router_id
+        and other.router_hello.boot_id != mine
+    )
 
 
 @on_virtual_time
@@ -165,5 +168,5 @@ async def test_the_end_tells_the_bearer(link_scene: Any) -> None:
     await made.accept()
     made.task.cancel()
     await asyncio.gather(made.task, return_exceptions=True)
-    assert made.notes.losses == [(None, "the router let the worker go")]
+    assert made.notes.losses == [(None, "the router dropped the worker")]
     assert not made.link.up

@@ -95,9 +95,9 @@ def test_tokens_are_held_against_the_vocabulary() -> None:
     assert caught.value.field == "prompt"
 
 
-def test_a_welcome_tells_the_limits_and_whose_they_are() -> None:
+def test_a_hello_tells_the_limits_and_whose_they_are() -> None:
     limits = ModelLimits(VOCAB, 10, "fingerprint", "float32", b"key")
-    assert limits.welcome("decode-3", b"boot", "decode", 16, 40) == worker_pb2.WorkerWelcome(
+    assert limits.hello("decode-3", b"boot", "decode", 16, 40) == worker_pb2.WorkerHello(
         protocol_version=LINK_PROTOCOL_VERSION,
         worker_id="decode-3",
         boot_id=b"boot",

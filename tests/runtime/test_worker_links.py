@@ -27,9 +27,9 @@ class Handler:
         self.draining = asyncio.Event()
         self.ready: asyncio.Queue[worker_pb2.StepOutputs] = asyncio.Queue()
 
-    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerWelcome, Handler]:
+    def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerHello, Handler]:
         self.hellos.append(hello.router_id)
-        return worker_pb2.WorkerWelcome(worker_id="w"), self
+        return worker_pb2.WorkerHello(worker_id="w"), self
 
     def load(self) -> worker_pb2.Load:
         overdue_s = 0.0 if self.due_s is None else now_s() - self.due_s
@@ -80,11 +80,11 @@ async def overdue(link: Link[Any, Any], task: asyncio.Task[None], loads: int) ->
 
 
 @on_virtual_time
-async def test_welcome_then_load_then_outputs() -> None:
+async def test_hello_then_load_then_outputs() -> None:
     handler = Handler()
     link, task = start(handler)
     await link.send(HELLO)
-    assert (await link.receive()).welcome.worker_id == "w"
+    assert (await link.receive()).hello.worker_id == "w"
     assert (await link.receive()).load.running == 7
     outputs = [worker_pb2.Output(request_id="a", token=1)]
     handler.ready.put_nowait(worker_pb2.StepOutputs(outputs=outputs))
@@ -112,9 +112,9 @@ async def test_router_of_another_protocol_version_is_refused_by_name() -> None:
     link, task = start(handler)
     await link.send(worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(protocol_version=99)))
     with structlog.testing.capture_logs() as logs:
-        welcome = (await link.receive()).welcome
+        answer = (await link.receive()).hello
         await asyncio.wait_for(task, 5)
-    assert welcome == worker_pb2.WorkerWelcome(protocol_version=LINK_PROTOCOL_VERSION)
+    assert answer == worker_pb2.WorkerHello(protocol_version=LINK_PROTOCOL_VERSION)
     assert handler.hellos == [] and handler.detached == 0
     refused = [entry for entry in logs if entry["event"] == "router refused"]
     assert "protocol_version is 99, this worker's is 1" in refused[0]["why"]
@@ -178,7 +178,7 @@ async def test_a_drain_is_told_at_once_and_before_what_it_refuses() -> None:
     handler = Handler()
     link, task = start(handler, silence_s=600, heartbeat_s=500)
     await link.send(HELLO)
-    assert (await link.receive()).WhichOneof("kind") == "welcome"
+    assert (await link.receive()).WhichOneof("kind") == "hello"
     assert not (await link.receive()).load.draining
     handler.draining.set()
     refusal = worker_pb2.Output(request_id="a", end=worker_pb2.FAILED)
@@ -200,7 +200,7 @@ async def test_a_router_that_comes_during_a_drain_is_told_first() -> None:
     handler.draining.set()
     link, task = start(handler)
     await link.send(HELLO)
-    assert (await link.receive()).WhichOneof("kind") == "welcome"
+    assert (await link.receive()).WhichOneof("kind") == "hello"
     assert (await link.receive()).load.draining
     await link.close()
     await asyncio.wait_for(task, 5)

@@ -40,7 +40,7 @@ class Place:
         self.world.start_router("r0")
 
     def linked(self) -> dict[str, int]:
-        return self.world.routers["r0"].fleet.linked()
+        return self.world.routers["r0"].fleet.linked_counts()
 
     def attempt(self, blocks: int = 2) -> Attempt:
         workers = self.world.workers

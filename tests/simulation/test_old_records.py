@@ -26,7 +26,7 @@ def test_a_record_that_leads_to_another_worker_costs_its_requests_nothing() -> N
             world.registry.announce(WorkerRecord(name, "9" * 32, role, "d0", "", "hash", 1))
         router = world.start_router("r0")
         await asyncio.sleep(1)
-        assert router.fleet.linked() == {"prefill": 1, "decode": 1}
+        assert router.fleet.linked_counts() == {"prefill": 1, "decode": 1}
         asks = [Ask("r0", tuple(range(20)), 60, seed=number) for number in range(3)]
         histories = [History(ask, number) for number, ask in enumerate(asks)]
         serving = [serve(router, history, lambda: loop.world_s) for history in histories]

@@ -98,7 +98,7 @@ def took_s(fault: Fault) -> list[float]:
     "fault",
     [
         Fault("checksums", ("p0",), SILENCE_S),
-        Fault("withhold", ("p0", "d0"), SILENCE_S, "sums"),
+        Fault("withhold", ("p0", "d0"), SILENCE_S, "checksums"),
         Fault("withhold", ("p0", "d0"), SILENCE_S, "first_tokens"),
         Fault("withhold", ("p0", "d0"), SILENCE_S, "offer"),
     ],
@@ -111,7 +111,7 @@ def test_fleet_serves_all_when_one_granter_withholds(fault: Fault) -> None:
 def test_fleet_stands_still_without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HandoffReader, "_answers_due", lambda self: float("inf"))
     with pytest.raises(AssertionError, match="DeadlineExceeded"):
-        took_s(Fault("withhold", ("p0", "d0"), SILENCE_S, "sums"))
+        took_s(Fault("withhold", ("p0", "d0"), SILENCE_S, "checksums"))
 
 
 def test_every_kind_of_message_is_withheld_by_some_seed() -> None:
@@ -132,7 +132,7 @@ def test_every_kind_of_message_is_withheld_by_some_seed() -> None:
         )
         for field in message.DESCRIPTOR.fields
     }
-    assert drawn == fields | {"greeting", "snapshot", "delta"}
+    assert drawn == fields | {"handshake", "snapshot", "delta"}
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_every_kind_of_message_is_withheld_by_some_seed() -> None:
     [
         (worker_pb2.BlockEvents(snapshot=True), "snapshot"),
         (worker_pb2.BlockEvents(), "delta"),
-        (handoff_pb2.Greeting(), "greeting"),
-        (handoff_pb2.GranterMessage(sums=handoff_pb2.Sums()), "sums"),
+        (handoff_pb2.HandshakeMessage(), "handshake"),
+        (handoff_pb2.GranterMessage(checksums=handoff_pb2.Checksums()), "checksums"),
     ],
 )
 def test_kind_of_a_message_is_its_field(message: Any, kind: str) -> None:

@@ -61,10 +61,10 @@ async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
         async with asyncio.timeout(5):
             while node.engine.steps < 2:  # by then it is known how long a probe takes
                 await asyncio.sleep(0.01)
-        assert node.worker.health.trouble() == "" == node.worker.load().trouble
+        assert node.worker.health.trouble() == "" == node.worker.load().not_ready_reason
         node.engine.stall()
         assert await turns(node.worker, red=True) < RED_WITHIN_S
-        assert "overdue" in node.worker.load().trouble
+        assert "overdue" in node.worker.load().not_ready_reason
         node.engine.go_on()
         assert await turns(node.worker, red=False) < RED_WITHIN_S
     await cluster.quiet()
@@ -93,7 +93,7 @@ async def told(link: Any) -> float:
     clock = asyncio.get_running_loop().time
     began = clock()
     async with asyncio.timeout(20):
-        while not (await link.receive()).load.trouble:
+        while not (await link.receive()).load.not_ready_reason:
             pass
     return clock() - began
 
@@ -164,7 +164,7 @@ async def test_quarantine_of_all_and_a_dead_mover_are_red(
     node.pool.release(blocks, Hold.QUARANTINED)
     assert node.worker.health.trouble() == ""
     node.mover.failure = "a thread has died"
-    assert node.worker.load().trouble == "a thread has died"
+    assert node.worker.load().not_ready_reason == "a thread has died"
 
 
 @on_virtual_time

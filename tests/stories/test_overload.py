@@ -20,7 +20,8 @@ import structlog
 
 from baton.models.embedded import embedded_model
 from baton.router.answers.request_handler import RequestServices
-from baton.router.http_frontend.app import Router, build_app
+from baton.router.client_access.router import Router
+from baton.router.http_frontend.app import build_app
 from baton.router.http_frontend.auth_middleware import Gate
 from baton.router.requests.body_budget import body_budget
 from baton.router.requests.loop_budget import LoopBudget
@@ -57,7 +58,7 @@ def quiet_logs() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Answer:
+class HttpResponder:
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -83,7 +84,7 @@ class Site:
         self.process = world.start_router("r0")
         tokenizer = HfTokenizer(embedded_model() / "tokenizer.json")
         self.app = Gate(build_app(self._router(config.router, tokenizer)), ())
-        self.answers: list[Answer] = []
+        self.answers: list[HttpResponder] = []
         self._numbers = itertools.count()
 
     def _router(self, config: RouterConfig, tokenizer: HfTokenizer) -> Router:
@@ -104,9 +105,9 @@ class Site:
             key=KEY,
         )
 
-    async def ask(self, deadline_s: float) -> Answer:
+    async def ask(self, deadline_s: float) -> HttpResponder:
         began_s = self.loop.world_s
-        answer = Answer(asked_s=began_s)
+        answer = HttpResponder(asked_s=began_s)
         asking = self.process.machine.spawn(self._ask(answer, deadline_s), "ask")
         await asyncio.wait({asking})
         asking.result()
@@ -114,7 +115,7 @@ class Site:
         self.answers.append(answer)
         return answer
 
-    async def _ask(self, answer: Answer, deadline_s: float) -> None:
+    async def _ask(self, answer: HttpResponder, deadline_s: float) -> None:
         number = next(self._numbers)
         prompt = [5 + (7 * number + 13 * place) % 900 for place in range(PROMPT)]
         content = {"model": "hash", "prompt": prompt, "seed": number, "ignore_eos": True}
@@ -163,7 +164,7 @@ async def most(asked: dict[str, Any], for_s: float) -> float:
     return len(site.answers) / for_s
 
 
-async def offered(asked: dict[str, Any], per_s: float, for_s: float) -> list[Answer]:
+async def offered(asked: dict[str, Any], per_s: float, for_s: float) -> list[HttpResponder]:
     """At random moments, whether or not anybody has been answered yet."""
     site, dice = Site(asked), random.Random(2)
     await asyncio.sleep(1.0)
@@ -175,7 +176,7 @@ async def offered(asked: dict[str, Any], per_s: float, for_s: float) -> list[Ans
     return site.answers
 
 
-def good(answers: list[Answer]) -> int:
+def good(answers: list[HttpResponder]) -> int:
     return sum(answer.status == 200 and answer.took_s <= DEADLINE_S for answer in answers)
 
 

@@ -58,7 +58,7 @@ class Fleet:
             while self.world.workers[name].boot_id == before:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)
-            assert self.world.routers["r0"].fleet.linked()["prefill"] == len(PREFILLS)
+            assert self.world.routers["r0"].fleet.linked_counts()["prefill"] == len(PREFILLS)
 
     async def all_answered(self, within_s: float = 120) -> None:
         async with asyncio.timeout(within_s):

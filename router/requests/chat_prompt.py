@@ -12,8 +12,8 @@ from typing import Any
 
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest, Message, Tool
+from baton.router.requests.template_messages import plain_messages, plain_tools
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.templates.template_messages import plain_messages, plain_tools
 from baton.router.templates.tool_support import support_of
 from baton.router.text.control_tokens import ControlTokens, Guarded
 from baton.router.text.tokenizer import Text

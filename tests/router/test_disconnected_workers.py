@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.router.fleet.disconnected_workers import Absent
+from baton.router.fleet.disconnected_workers import DisconnectedWorkers
 from baton.router.fleet.worker_view import Size
 from baton.simulation.fleet.scripted_worker import ScriptedWorker
 
@@ -14,29 +14,29 @@ SMALL, LARGE = Size(16, 8, 4096), Size(16, 20, 4096)
 
 
 def test_who_has_left_is_remembered_for_a_while() -> None:
-    absent = Absent(keep_s=10)
-    absent.left("decode-0", SMALL, 100.0)
-    absent.left("decode-1", LARGE, 105.0)
-    assert absent.sizes(109.9) == {"decode-0": SMALL, "decode-1": LARGE}
-    assert absent.sizes(110.0) == {"decode-1": LARGE}
-    assert absent.sizes(115.0) == {}
+    workers = DisconnectedWorkers(keep_s=10)
+    workers.add_lost("decode-0", SMALL, 100.0)
+    workers.add_lost("decode-1", LARGE, 105.0)
+    assert workers.sizes(109.9) == {"decode-0": SMALL, "decode-1": LARGE}
+    assert workers.sizes(110.0) == {"decode-1": LARGE}
+    assert workers.sizes(115.0) == {}
 
 
 def test_who_comes_back_is_taken_for_what_it_was_and_who_is_new_for_anything() -> None:
-    absent = Absent(keep_s=10)
-    absent.left("decode-0", SMALL, 100.0)
-    absent.announced("decode-0", "decode", 108.0)
-    absent.announced("decode-1", "decode", 108.0)
-    assert absent.sizes(117.0) == {"decode-0": SMALL, "decode-1": Size()}
-    assert absent.sizes(118.0) == {}  # it was announced and never came
+    workers = DisconnectedWorkers(keep_s=10)
+    workers.add_lost("decode-0", SMALL, 100.0)
+    workers.add_registered("decode-0", "decode", 108.0)
+    workers.add_registered("decode-1", "decode", 108.0)
+    assert workers.sizes(117.0) == {"decode-0": SMALL, "decode-1": Size()}
+    assert workers.sizes(118.0) == {}  # it was announced and never came
 
 
 def test_a_decode_worker_that_comes_back_as_another_is_none() -> None:
-    absent = Absent(keep_s=10)
-    absent.left("decode-0", LARGE, 100.0)
-    absent.announced("decode-0", "prefill", 101.0)
-    absent.announced("prefill-0", "prefill", 101.0)
-    assert absent.sizes(101.0) == {}
+    workers = DisconnectedWorkers(keep_s=10)
+    workers.add_lost("decode-0", LARGE, 100.0)
+    workers.add_registered("decode-0", "prefill", 101.0)
+    workers.add_registered("prefill-0", "prefill", 101.0)
+    assert workers.sizes(101.0) == {}
 
 
 async def test_what_only_a_dead_worker_could_hold_may_be_asked_again(

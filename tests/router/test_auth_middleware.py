@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 
 from baton.proto import client_pb2
+from baton.router.client_access.upload import awaiting_upload
 from baton.router.http_frontend import auth_middleware
-from baton.router.http_frontend.auth_middleware import awaiting
 from baton.router.requests.body_budget import PROGRESS_BYTES, BodyBudget
 from baton.runtime.errors import InvalidRequest
 
@@ -132,11 +132,11 @@ async def test_messages_that_never_come_keep_nobody_out_either(
 async def test_what_does_not_come_in_time_is_named() -> None:
     late = pytest.raises(InvalidRequest, match=r"the message did not arrive within 0\.05 s")
     with BodyBudget(1, 1, lambda: 0.0).account(b"") as body, late:
-        async with awaiting("the message", 0.05, body, None):
+        async with awaiting_upload("the message", 0.05, body, None):
             await asyncio.sleep(60)
 
 
 async def test_a_body_ends_after_its_time(router: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth_middleware, "BODY_S", 0.2)
+    monkeypatch.setattr(auth_middleware, "UPLOAD_TIMEOUT_S", 0.2)
     async with router() as running, uploads(running.url, 1) as (silent,):
         assert await silent.status() == 400

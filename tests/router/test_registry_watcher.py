@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from baton.router.fleet.registry_watcher import ANSWER_WAIT_S, Announced
+from baton.router.fleet.registry_watcher import ANSWER_WAIT_S, RegistryWatcher
 from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from baton.simulation.virtual.virtual_time import on_virtual_time
@@ -20,79 +20,75 @@ ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2",
 LOOKS = 5
 
 
-async def looked(announced: Announced, times: int = LOOKS) -> list[Any]:
+async def looked(watcher: RegistryWatcher, times: int = LOOKS) -> list[Any]:
     """What the log was told meanwhile."""
     with capture_logs() as logs:
         for _ in range(times):
-            await announced.workers()
+            await watcher.workers()
     return logs
 
 
-async def test_an_announcement_of_no_use_is_told_once_when_it_changes_and_when_it_is_gone() -> None:
+async def test_a_bad_entry_is_logged_when_it_changes_and_when_it_is_gone() -> None:
     registry = MemoryRegistry()
-    announced = Announced(InlineRegistry(registry))
+    watcher = RegistryWatcher(InlineRegistry(registry))
     registry.announce(ONE)
     registry.announce(replace(ONE, worker_id="decode-1", boot_id="xyz"))
-    (said,) = await looked(announced)
+    (said,) = await looked(watcher)
     assert (said["worker_id"], said["log_level"]) == ("decode-1", "warning")
-    assert "boot id" in said["why"] and list(await announced.workers()) == [ONE]
+    assert "boot id" in said["reason"] and list(await watcher.workers()) == [ONE]
     registry.announce(replace(ONE, worker_id="decode-1", role="router"))  # type: ignore[arg-type]
-    (said,) = await looked(announced)
-    assert "no role 'router'" in said["why"]
+    (said,) = await looked(watcher)
+    assert "no role 'router'" in said["reason"]
     registry.announce(replace(ONE, worker_id="decode-1"))
-    (said,) = await looked(announced)
+    (said,) = await looked(watcher)
     assert (said["worker_id"], said["log_level"]) == ("decode-1", "info")
-    assert "gone" in said["event"] and await looked(announced) == []
+    assert said["event"] == "registry entry recovered" and await looked(watcher) == []
 
 
 async def test_a_worker_with_another_token_is_told_and_each_renewal_is_not(tmp_path: Path) -> None:
-    announced = Announced(InlineRegistry(DirectoryRegistry(tmp_path, secret="ours")))
+    watcher = RegistryWatcher(InlineRegistry(DirectoryRegistry(tmp_path, secret="ours")))
     theirs = DirectoryRegistry(tmp_path, secret="theirs")
     said = []
     for _ in range(LOOKS):
         theirs.announce(ONE)
-        said += await looked(announced)
+        said += await looked(watcher)
     assert [entry["worker_id"] for entry in said] == ["decode-0"]
-    assert "token" in said[0]["why"]
+    assert "token" in said[0]["reason"]
     theirs.withdraw(ONE.worker_id, ONE.boot_id)
-    assert [entry["log_level"] for entry in await looked(announced)] == ["info"]
+    assert [entry["log_level"] for entry in await looked(watcher)] == ["info"]
 
 
 async def test_a_registry_that_cannot_be_read_says_what_it_said_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registry = MemoryRegistry()
-    announced = Announced(InlineRegistry(registry))
+    watcher = RegistryWatcher(InlineRegistry(registry))
     with monkeypatch.context() as broken:
         broken.setattr(registry, "workers", unreadable)
-        assert await announced.workers() == () and announced.since_s is None  # it is no empty one
+        assert await watcher.workers() == () and watcher.first_read_s is None  # it is no empty one
     registry.announce(ONE)
-    assert [entry["event"] for entry in await looked(announced)] == [
-        "the registry can be read again"
-    ]
-    since_s = announced.since_s
-    assert since_s is not None
+    assert [entry["event"] for entry in await looked(watcher)] == ["registry readable again"]
+    first_read_s = watcher.first_read_s
+    assert first_read_s is not None
     with monkeypatch.context() as broken:
         broken.setattr(registry, "workers", unreadable)
-        (said,) = await looked(announced)
-        assert said["log_level"] == "error" and said["why"].endswith("Too many open files")
-        assert list(await announced.workers()) == [ONE]
-    assert len(await looked(announced)) == 1 and announced.since_s == since_s
+        (said,) = await looked(watcher)
+        assert said["log_level"] == "error" and said["reason"].endswith("Too many open files")
+        assert list(await watcher.workers()) == [ONE]
+    assert len(await looked(watcher)) == 1 and watcher.first_read_s == first_read_s
 
 
-async def test_what_was_wrong_with_an_announcement_outlasts_a_look_that_failed(
+async def test_an_entrys_fault_outlasts_a_failed_poll(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registry = MemoryRegistry()
-    announced = Announced(InlineRegistry(registry))
+    watcher = RegistryWatcher(InlineRegistry(registry))
     registry.announce(replace(ONE, boot_id=""))
-    assert len(await looked(announced)) == 1
+    assert len(await looked(watcher)) == 1
     with monkeypatch.context() as broken:
         broken.setattr(registry, "workers", unreadable)
-        assert len(await looked(announced)) == 1  # that it cannot be read
-    assert [entry["event"] for entry in await looked(announced)] == [
-        "the registry can be read again"
-    ]
+        assert len(await looked(watcher)) == 1  # that it cannot be read
+    assert [entry["event"] for entry in await looked(watcher)] == ["registry readable again"]
 
 
 def unreadable() -> list[WorkerRecord]:
@@ -118,35 +114,35 @@ class Slow(InlineRegistry):
 async def test_a_hung_registry_costs_a_moment_and_says_what_it_said_last() -> None:
     memory = MemoryRegistry()
     registry = Slow(memory)
-    announced, clock = Announced(registry), asyncio.get_running_loop().time
+    watcher, clock = RegistryWatcher(registry), asyncio.get_running_loop().time
     memory.announce(ONE)
-    assert list(await announced.workers()) == [ONE]
+    assert list(await watcher.workers()) == [ONE]
     registry.hangs = True
     began_s = clock()
     with capture_logs() as logs:
         for _ in range(20):
-            assert list(await announced.workers()) == [ONE]
+            assert list(await watcher.workers()) == [ONE]
     assert clock() - began_s <= 20.5 * ANSWER_WAIT_S and len(registry.begun) == 1
     (said,) = logs
-    assert said["log_level"] == "error" and "file system" in said["why"]
+    assert said["log_level"] == "error" and "file system" in said["reason"]
     two = replace(ONE, worker_id="decode-1")
     registry.begun[0].set_result([ONE, two])  # late is not lost
-    (said,) = await looked(announced, 1)
-    assert said["event"] == "the registry can be read again"
+    (said,) = await looked(watcher, 1)
+    assert said["event"] == "registry readable again"
     registry.hangs = False
     memory.announce(two)
-    assert list(await announced.workers()) == [ONE, two]
+    assert list(await watcher.workers()) == [ONE, two]
 
 
 @on_virtual_time
 async def test_a_registry_that_always_answers_late_is_read_all_the_same() -> None:
     registry = Slow(MemoryRegistry())
-    registry.hangs, announced = True, Announced(registry)
+    registry.hangs, watcher = True, RegistryWatcher(registry)
     for _ in range(3):
-        assert list(await announced.workers()) == []
+        assert list(await watcher.workers()) == []
         registry.begun[-1].set_result([ONE])
-        assert list(await announced.workers()) == [ONE]
+        assert list(await watcher.workers()) == [ONE]
         registry.begun[-1:] = []
-        assert list(await announced.workers()) == [ONE]
+        assert list(await watcher.workers()) == [ONE]
         registry.begun[-1].set_result([])
-        assert list(await announced.workers()) == []
+        assert list(await watcher.workers()) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.fleet.worker_handshake import MOST, fault
+from baton.router.fleet.worker_handshake import MAX_VALUES, handshake_fault
 from baton.runtime.config import Config, PoolConfig, StepConfig, WorkerConfig, validate
 from baton.runtime.errors import ConfigError
 from baton.runtime.wire import ModelLimits
@@ -16,18 +16,18 @@ from baton.runtime.wire import ModelLimits
 VOCABULARY = 300
 
 
-def welcome(**fields: Any) -> worker_pb2.WorkerWelcome:
+def hello(**fields: Any) -> worker_pb2.WorkerHello:
     limits = ModelLimits(VOCABULARY, 4096, "f" * 32, "float32", b"key")
-    made = limits.welcome("decode-0", b"b" * 16, "decode", block_size=16, total_blocks=10)
+    made = limits.hello("decode-0", b"b" * 16, "decode", block_size=16, total_blocks=10)
     for name, value in fields.items():
         setattr(made, name, value)
     return made
 
 
 def test_what_a_worker_says_of_itself_is_sound() -> None:
-    assert fault(welcome(), VOCABULARY) == ""
-    assert fault(welcome(**MOST), VOCABULARY) == ""
-    assert fault(welcome(**dict.fromkeys(MOST, 1)), VOCABULARY) == ""
+    assert handshake_fault(hello(), VOCABULARY) is None
+    assert handshake_fault(hello(**MAX_VALUES), VOCABULARY) is None
+    assert handshake_fault(hello(**dict.fromkeys(MAX_VALUES, 1)), VOCABULARY) is None
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ def test_what_a_worker_says_of_itself_is_sound() -> None:
     ],
 )
 def test_what_cannot_be_true_is_named(name: str, value: Any, said: str) -> None:
-    assert said in fault(welcome(**{name: value}), VOCABULARY)
+    assert said in handshake_fault(hello(**{name: value}), VOCABULARY)
 
 
 def test_every_worker_that_may_be_started_may_be_linked() -> None:
     def with_sizes(more: int) -> list[Config]:
-        size = MOST["block_size"] + more
+        size = MAX_VALUES["block_size"] + more
         pool, step = PoolConfig(block_size=size), StepConfig(chunk_tokens=size)
         return [
             replace(Config(), pool=pool, step=step),
-            replace(Config(), pool=PoolConfig(blocks=MOST["total_blocks"] + more)),
-            replace(Config(), worker=WorkerConfig(max_context=MOST["max_context"] + more)),
+            replace(Config(), pool=PoolConfig(blocks=MAX_VALUES["total_blocks"] + more)),
+            replace(Config(), worker=WorkerConfig(max_context=MAX_VALUES["max_context"] + more)),
         ]
 
     for config in with_sizes(0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.fleet.kv_compatibility import misfits
+from baton.router.fleet.kv_compatibility import incompatible_prefill_workers
 from baton.router.fleet.worker_view import Shape
 
 DECODE: Shape = ("f", "bfloat16", 16)
@@ -24,14 +24,14 @@ DECODE: Shape = ("f", "bfloat16", 16)
     ],
 )
 def test_what_differs_is_named(shape: Shape, said: str) -> None:
-    assert misfits({"p": shape, "fits": DECODE}, {"d": DECODE}) == {"p": said}
+    assert incompatible_prefill_workers({"p": shape, "fits": DECODE}, {"d": DECODE}) == {"p": said}
 
 
 def test_the_nearest_decode_worker_is_the_one_compared_with() -> None:
     decode = {"d": ("x", "y", 4), "e": DECODE}
-    found = misfits({"p": ("f", "bfloat16", 8)}, decode)
+    found = incompatible_prefill_workers({"p": ("f", "bfloat16", 8)}, decode)
     assert found == {"p": "block size 8, decode workers have 16"}
 
 
 def test_without_decode_workers_nothing_can_be_said() -> None:
-    assert misfits({"p": DECODE}, {}) == {}
+    assert incompatible_prefill_workers({"p": DECODE}, {}) == {}
