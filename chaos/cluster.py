@@ -176,7 +176,10 @@ class Cluster:
 
     def change_role(self, name: str, role: str) -> None:
         """By `baton role`, as a user does; returns once the worker has it. Raises ClusterError."""
+        certificate = self._authority.issue("client", host=None).settings()
         command = [*BATON, "role", name, role, "--registry", str(self.folder / "registry")]
+        settings = [*(f"{key}={value}" for key, value in certificate.items()), *self.settings]
+        command += [f"--set={setting}" for setting in settings]
         done = subprocess.run(
             command, env=self._environment, capture_output=True, text=True, timeout=END_S
         )

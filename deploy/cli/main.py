@@ -166,11 +166,10 @@ def _add_ordered(command: argparse.ArgumentParser) -> None:
     where = command.add_mutually_exclusive_group()
     where.add_argument("--instance", metavar="NAME", help="as `baton ps` shows it")
     where.add_argument(
-        "--registry",
-        type=Path,
-        metavar="DIR",
-        help="of a `baton worker` that was started alone, with its BATON_TOKEN",
-    )
+        "--registry", type=Path, metavar="DIR",
+        help="that of a worker started alone; needs BATON_TOKEN and the settings of [security]",
+    )  # fmt: skip
+    _add_settings(command)
 
 
 def _add_alone(command: argparse.ArgumentParser) -> None:
@@ -374,7 +373,7 @@ def _clusters(options: argparse.Namespace) -> list[Cluster]:
     from baton.deploy.cli.orders import cluster_at, live_clusters
 
     if options.registry is not None:
-        return [cluster_at(options.registry, _token())]
+        return [cluster_at(options.registry, _token(), _config(options).security)]
     return live_clusters(options.instance)
 
 

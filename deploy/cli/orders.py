@@ -1,38 +1,51 @@
-"""Orders to a worker through its admin port: `baton drain`, `baton role`.
+"""Orders to a worker over its gRPC port: `baton drain`, `baton role`.
 
-The worker is found where it announces itself: in the registry of a live instance of this host,
-whose private files hold the cluster's token, or in one that is named, beside a token. An order
-carries a proof that is made of the token, never the token itself. Owns nothing; the worker does
-what it is told, and its keeper starts it again, in the role of its start, once it has ended.
+The worker is found in a registry: that of a live instance of this host, whose private files hold
+the cluster's token and a certificate for this command, or one that the user names, with token and
+certificate from the settings. An order names the boot that it is for. Owns nothing. Once a drained
+worker has ended, its keeper starts it again in the role of its first start.
 """
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.deploy.host.instance import TOKEN_KEY, live_instances, read_environment
-from baton.deploy.processes.admin import ANSWER_S, TAKEN
-from baton.deploy.processes.order_proof import order_proof
-from baton.runtime.errors import ConfigError, Unavailable
+import grpc
+import grpc.aio
+
+from baton.deploy.host.instance import (
+    TOKEN_KEY,
+    live_instances,
+    read_client_settings,
+    read_environment,
+)
+from baton.proto import control_pb2, control_pb2_grpc
+from baton.runtime.config import SecurityConfig
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from baton.runtime.grpc_links import ERROR_KEY, credentials, open_channel, translate
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import answer_within
+from baton.runtime.settings import load
+from baton.runtime.tls import Tls
 
-ORDER_TIMEOUT_S = ANSWER_S + 10.0  # a worker that is busy answers late
-LOOK_S = 0.1
-END_WITHIN_S = 3900.0  # the longest drain, and what follows it
+CONNECT_TIMEOUT_S = 15.0
+REPORT_AFTER_S = 5.0  # before it is printed that the worker has not accepted the order
+POLL_S = 0.1
+END_TIMEOUT_S = 3900.0  # the longest drain, and what follows it
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where workers announce themselves, and the secret that they share."""
+    """A registry, the token that its processes share, and how to call them."""
 
     name: str
     registry: DirectoryRegistry
     token: str
+    security: SecurityConfig
 
     def workers(self) -> list[WorkerRecord]:
         """Raises Unavailable if the registry cannot be read."""
@@ -43,99 +56,82 @@ class Cluster:
 
 
 def live_clusters(instance: str | None = None) -> list[Cluster]:
-    """Of the instances of this host, or of the one of that name. Raises ConfigError if none has
-    it."""
+    """Return the clusters of the instances of this host, or of the named one. Raises ConfigError
+    if there is no such instance."""
     folders = live_instances()
     if instance is not None and instance not in [folder.name for folder in folders]:
         known = ", ".join(folder.name for folder in folders) or "none"
         raise ConfigError(f"no instance {instance} runs here; there are: {known}")
     return [
-        cluster_at(folder / "registry", read_environment(folder)[TOKEN_KEY], folder.name)
+        cluster_at(
+            folder / "registry",
+            read_environment(folder)[TOKEN_KEY],
+            load(None, {}, settings).security,
+            folder.name,
+        )
         for folder in folders
-        if instance in (None, folder.name) and (folder / "registry").is_dir()
+        if instance in (None, folder.name)
+        if (settings := read_client_settings(folder)) is not None  # else it has no worker yet
     ]
 
 
-def cluster_at(folder: Path, token: str, name: str = "") -> Cluster:
-    """That of processes which were started alone. Raises ConfigError if there is no such folder,
-    or if others can write it."""
+def cluster_at(folder: Path, token: str, security: SecurityConfig, name: str = "") -> Cluster:
+    """Return the cluster of workers that were started alone. Raises ConfigError if the folder does
+    not exist or if others can write it."""
     if not folder.is_dir():
         raise ConfigError(f"there is no registry {folder}: give the folder that workers were given")
-    return Cluster(name or str(folder), DirectoryRegistry(folder, secret=token), token)
+    return Cluster(name or str(folder), DirectoryRegistry(folder, secret=token), token, security)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A worker of a cluster."""
+class Target:
+    """One boot of a worker of a cluster: what an order is for."""
 
     cluster: Cluster
     record: WorkerRecord
 
-    def proof(self, path: str) -> str:
-        """That an order to this start of the worker is its cluster's."""
-        return order_proof(self.cluster.token, self.record.worker_id, self.record.boot_id, path)
+    def boot(self) -> control_pb2.WorkerBoot:
+        boot_id = bytes.fromhex(self.record.boot_id)
+        return control_pb2.WorkerBoot(worker_id=self.record.worker_id, boot_id=boot_id)
 
-    def there(self) -> list[WorkerRecord]:
-        """All workers of its cluster. Raises Unavailable if its registry cannot be read."""
+    def peers(self) -> list[WorkerRecord]:
+        """Return all workers of its cluster. Raises Unavailable if the registry cannot be read."""
         return self.cluster.workers()
 
     def ended(self) -> bool:
-        """Whether this start of the worker, or this role of it, has left the registry."""
-        return self.record.boot_id not in {record.boot_id for record in self.there()}
+        """Whether this boot of the worker has left the registry."""
+        return self.record.boot_id not in {record.boot_id for record in self.peers()}
 
     def successor(self) -> WorkerRecord | None:
-        """The worker's next start or role, once it is there."""
-        for record in self.there():
+        """Return the worker's next boot, once it is announced."""
+        for record in self.peers():
             if record.worker_id == self.record.worker_id and record.boot_id != self.record.boot_id:
                 return record
         return None
 
 
-def find(worker_id: str, clusters: Sequence[Cluster]) -> Found:
-    """The worker of that id. Raises ConfigError if there is none, or one in several clusters."""
-    known = [Found(cluster, record) for cluster in clusters for record in cluster.workers()]
+def find(worker_id: str, clusters: Sequence[Cluster]) -> Target:
+    """Return the worker of that id. Raises ConfigError if there is none, or one in several
+    clusters."""
+    known = [Target(cluster, record) for cluster in clusters for record in cluster.workers()]
     found = [each for each in known if each.record.worker_id == worker_id]
     if len(found) > 1:
         names = ", ".join(each.cluster.name for each in found)
-        raise ConfigError(f"{worker_id} runs in {names}: give one of them with --instance")
+        raise ConfigError(f"{worker_id} runs in {names}: choose one with --instance")
     if not found:
         ids = ", ".join(sorted(each.record.worker_id for each in known)) or "none"
         raise ConfigError(f"no worker {worker_id} runs here; there are: {ids}")
     return found[0]
 
 
-def order(worker: Found, path: str, say: Callable[[str], None]) -> None:
-    """POST to the worker's admin port, and say how the worker has it. Raises Unavailable if it
-    refuses, or does not answer: then it says whether it may have the order all the same."""
-    worker_id, sent = worker.record.worker_id, False
-    headers = {"Authorization": f"Bearer {worker.proof(path)}"}
-    connection = http.client.HTTPConnection(worker.record.admin_address, timeout=ORDER_TIMEOUT_S)
-    try:
-        connection.request("POST", path, headers=headers)
-        sent = True
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace").strip()
-    except (OSError, http.client.HTTPException) as error:
-        perhaps = "; it may take the order all the same: see `baton ps`" if sent else ""
-        raise Unavailable(f"{worker_id} does not answer: {error}{perhaps}") from error
-    finally:
-        connection.close()
-    if answer.status != 202:
-        raise Unavailable(f"{worker_id} refused {path}: {answer.status} {text}")
-    if text == TAKEN.decode().strip():
-        say(f"{worker_id} takes nothing new and finishes what it has")
-    else:
-        say(f"{worker_id} has the order and has not taken it yet: {text}")
-
-
 def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None] = print) -> None:
     """Drain the worker and wait until it has ended.
 
-    Raises ConfigError if it is not there, Unavailable if it refuses or does not end.
+    Raises ConfigError if there is no such worker, Unavailable if it refuses or does not end.
     """
-    worker = find(worker_id, clusters)
-    order(worker, "/drain", say)
-    _wait(worker, worker.ended, "ended")
+    target = find(worker_id, clusters)
+    _send(target, None, say)
+    _wait(target, target.ended, "ended")
     say(f"{worker_id} has ended; its keeper (`baton serve`) starts it again")
 
 
@@ -144,27 +140,85 @@ def change_role(
 ) -> None:
     """Drain the worker and wait until it has the other role.
 
-    Raises ConfigError if it is not there or is the last to emit tokens, Unavailable if it
-    refuses, or comes back as what it was.
+    Raises ConfigError if there is no such worker or if it is the last decode worker, Unavailable
+    if it refuses, or restarts in its old role.
     """
-    worker = find(worker_id, clusters)
-    if worker.record.role == role:
+    target = find(worker_id, clusters)
+    if target.record.role == role:
         say(f"{worker_id} is a {role} worker already")
         return
-    if [record for record in worker.there() if record.role == "decode"] == [worker.record]:
+    if [record for record in target.peers() if record.role == "decode"] == [target.record]:
         raise ConfigError(f"{worker_id} is the only decode worker, and only they emit tokens")
-    order(worker, f"/role/{role}", say)
-    _wait(worker, lambda: worker.successor() is not None, "come back")
-    successor = worker.successor()
+    _send(target, role, say)
+    _wait(target, lambda: target.successor() is not None, "announced its new role")
+    successor = target.successor()
     if successor is None or successor.role != role:
         raise Unavailable(f"{worker_id} did not become a {role} worker: see its log")
     say(f"{worker_id} is a {role} worker now, at {successor.address}")
 
 
-def _wait(worker: Found, happens: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + END_WITHIN_S
-    while not happens():
+def _send(target: Target, role: Role | None, say: Callable[[str], None]) -> None:
+    """Order a drain, or a change to `role`, and print when the worker has accepted it. Raises as
+    `_call`."""
+    asyncio.run(_call(target, role, say))
+    say(f"{target.record.worker_id} takes nothing new and finishes what it has")
+
+
+async def _call(target: Target, role: Role | None, say: Callable[[str], None]) -> None:
+    """Send the order and wait until the worker has accepted it: at once, or, if its event loop is
+    blocked, as soon as it runs. Raises ConfigError if the certificate cannot be used, Unavailable
+    if the worker refuses the order or cannot be reached, and says whether it may have received it.
+    """
+    worker_id, security = target.record.worker_id, target.cluster.security
+    tls = Tls(security) if security.tls == "on" else None
+    async with open_channel(target.record.address, tls) as channel:
+        connected = await _connected(channel)
+        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        terms = {"metadata": credentials(target.cluster.token), "timeout": END_TIMEOUT_S}
+        boot = target.boot()
+        call = (
+            stub.Drain(control_pb2.DrainRequest(worker=boot), **terms)
+            if role is None
+            else stub.ChangeRole(control_pb2.ChangeRoleRequest(worker=boot, role=role), **terms)
+        )
+        answered = asyncio.ensure_future(call)
+        await asyncio.wait({answered}, timeout=REPORT_AFTER_S)
+        if connected and not answered.done():
+            say(
+                f"{worker_id} has the order and has not accepted it: it does so once its event "
+                "loop runs; until then its /readyz reports that it is not ready"
+            )
+        try:
+            await answered
+        except grpc.aio.AioRpcError as error:
+            raise _failure(worker_id, error, connected=connected) from error
+
+
+def _failure(worker_id: str, error: grpc.aio.AioRpcError, *, connected: bool) -> BatonError:
+    lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if not lost or ERROR_KEY in dict(error.trailing_metadata() or ()):
+        return Unavailable(f"{worker_id} refused the order: {translate(error)}")
+    perhaps = "; it may accept the order all the same: see `baton ps`" if connected else ""
+    return Unavailable(f"{worker_id} does not answer: {translate(error)}{perhaps}")
+
+
+async def _connected(channel: grpc.aio.Channel) -> bool:
+    """Whether a connection stands, waiting CONNECT_TIMEOUT_S at most for the first attempt."""
+    state = channel.get_state(try_to_connect=True)
+    waiting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            while state in waiting:
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        pass
+    return state is grpc.ChannelConnectivity.READY
+
+
+def _wait(target: Target, happened: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while not happened():
         if time.monotonic() > deadline:
-            name = worker.record.worker_id
-            raise Unavailable(f"{name} has not {what}: see its log")
-        time.sleep(LOOK_S)
+            raise Unavailable(f"{target.record.worker_id} has not {what}: see its log")
+        time.sleep(POLL_S)

@@ -3,6 +3,7 @@
     <runtime folder>/port-8000/          mode 0700, removed at the end
       lifeline           flocked by `baton serve` while it lives; holds the instance's id
       environment.json   what every child adds to its environment, the cluster token included
+      client.json        with which settings this user's commands call the workers
       registry/          the workers' announcements
       <job>.json         what to run          <job>.status   how it fares
       <job>.progress     what it does before it is ready
@@ -26,7 +27,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,6 +38,7 @@ INSTANCE_KEY = "BATON_INSTANCE"  # in the environment of every process of the in
 TOKEN_KEY = "BATON_TOKEN"  # the cluster token
 ERROR_KEY = "BATON_ERROR_FILE"  # where a child leaves its one clear message
 PROGRESS_KEY = "BATON_PROGRESS_FILE"  # where it says what it does before it is ready
+CLIENT_SETTINGS = "client.json"
 STOP_DEADLINE_S = 30.0
 NAMED_S = 1.0  # for a keeper that has just begun to write its pid
 KILL_S = 5.0  # for a keeper to kill a child after its grace, and to end
@@ -137,6 +139,10 @@ class Instance:
             self.folder / "environment.json",
             json.dumps(environment | {INSTANCE_KEY: self.instance_id}),
         )
+
+    def write_client_settings(self, settings: Mapping[str, str]) -> None:
+        """Store with which settings ("section.key": text) this user's commands call workers."""
+        write_private(self.folder / CLIENT_SETTINGS, json.dumps(dict(settings)))
 
     def write_job(self, job: Job) -> None:
         write_private(self.folder / f"{job.name}.json", json.dumps(asdict(job)))
@@ -266,6 +272,15 @@ def processes_of(instance_id: str) -> list[int]:
 
 def read_environment(folder: Path) -> dict[str, str]:
     found: dict[str, str] = json.loads((folder / "environment.json").read_text())
+    return found
+
+
+def read_client_settings(folder: Path) -> dict[str, str] | None:
+    """Return what `write_client_settings` stored; None before it did."""
+    try:
+        found: dict[str, str] = json.loads((folder / CLIENT_SETTINGS).read_text())
+    except FileNotFoundError:
+        return None
     return found
 
 

@@ -1,12 +1,10 @@
-"""The admin port of a worker: audit, metrics, health and orders over plain HTTP.
+"""The admin port of a worker: audit, metrics and health over plain HTTP.
 
     GET /audit    JSON from the worker's own books (blocks, leases, pins, quarantine), which are
                   added up once a second at most
     GET /metrics  Prometheus text
     GET /healthz  200 while the process lives, however busy its loop is
     GET /readyz   200 while a generation could end here; else 503 and why not
-    POST /drain   an order, given with its proof (order_proof.py) as Bearer, answered 202: taken,
-                  or by its body still to be taken; also /role/prefill and /role/decode
 
 Meant for loopback or a private network: what it shows needs no login, so nobody who asks may
 cost the worker much, or keep out who asks whether it lives. It reads no body and closes every
@@ -17,10 +15,9 @@ a worker's loop that does not turn; the callables it is given run on that loop.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,14 +38,11 @@ HEAD_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 64
 BACKLOG = 100  # that the system keeps until they are taken
 READY_S = 1.0  # in which a ready worker's loop turns
-ANSWER_S = 5.0  # in which one does that is asked for its books, or given an order
+ANSWER_S = 5.0  # in which one does that is asked for its books
 TAKE_S = 5.0  # for the client to take the answer
 STOP_S = 5.0
 CHECK_S = 1.0  # between two times that the books are added up
 CHECK_SHARE = 0.05  # of the worker's time, where they are long
-
-TAKEN = b"taken\n"
-TO_BE_TAKEN = b"it takes the order once its loop turns: until then /readyz says that it does not\n"
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -68,8 +62,6 @@ class AdminServer:
     `audit` returns a dict that JSON can hold, and is told whether to add up the books first; an
     exception from it is logged and answered 500, and never ends the worker. `trouble` says why
     the worker is not ready, empty if it is.
-    `orders` by path: callables that return at once. `proof` says what an order by that path has to
-    bring, and is asked in the server's own thread; without it no order is taken.
     """
 
     def __init__(
@@ -79,15 +71,11 @@ class AdminServer:
         audit: Callable[[bool], dict[str, Any]],
         *,
         trouble: Callable[[], str] = str,
-        orders: Mapping[str, Callable[[], None]] | None = None,
-        proof: Callable[[str], str] = lambda _: "",
     ) -> None:
         self._host = host
         self._port = port
         self._audit = audit
         self._trouble = trouble
-        self._orders = orders or {}
-        self._proof = proof
         self._thread: threading.Thread | None = None
         self._connections: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._asked: dict[Callable[[], Any], asyncio.Future[Any]] = {}
@@ -181,8 +169,6 @@ class AdminServer:
             return "GET", _Answer("400 Bad Request", TEXT, b"not an HTTP/1.x request\n")
         method, path = parts[0], parts[1].split("?", 1)[0]
         try:
-            if path in self._orders:
-                return method, await self._ordered(method, path, head)
             return method, await self._shown(method, path)
         except TimeoutError:
             return method, _Answer("503 Service Unavailable", TEXT, b"the loop does not turn\n")
@@ -201,21 +187,6 @@ class AdminServer:
                 return _Answer("503 Service Unavailable", TEXT, f"{trouble}\n".encode())
             return _Answer("200 OK", TEXT, b"ready\n")
         return _Answer("404 Not Found", TEXT, b"routes: /audit /metrics /healthz /readyz\n")
-
-    async def _ordered(self, method: str, path: str, head: bytes) -> _Answer:
-        if method != "POST":
-            return _Answer("405 Method Not Allowed", TEXT, b"use POST\n")
-        proof = self._proof(path).encode()
-        if not proof or not hmac.compare_digest(_bearer(head), proof):
-            said = b"give the proof of this order to this start of the worker as Bearer\n"
-            return _Answer("401 Unauthorized", TEXT, said)
-        log.info("an order came through the admin port", order=path)
-        try:
-            await self._on_worker(self._orders[path], ANSWER_S)
-        except TimeoutError:  # it stands in the loop's queue, and nobody takes it back
-            log.warning("an order waits until the worker's loop turns", order=path)
-            return _Answer("202 Accepted", TEXT, TO_BE_TAKEN)
-        return _Answer("202 Accepted", TEXT, TAKEN)
 
     async def _audited(self) -> _Answer:
         try:
@@ -267,16 +238,6 @@ class AdminServer:
         finally:
             took_s = time.monotonic() - began_s
             self._next_check_s = began_s + max(CHECK_S, took_s / CHECK_SHARE)
-
-
-def _bearer(head: bytes) -> bytes:
-    """What the Authorization header gives; empty where there is none."""
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        scheme, _, given = value.strip().partition(b" ")
-        if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
-            return given.strip()
-    return b""
 
 
 def _encode(answer: _Answer, *, with_body: bool) -> bytes:

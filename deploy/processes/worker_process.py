@@ -28,8 +28,8 @@ from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.deploy.processes.admin import AdminServer
-from baton.deploy.processes.order_proof import order_proof
 from baton.deploy.processes.pool_memory import local_pool
+from baton.deploy.processes.worker_control import WorkerControl
 from baton.deploy.processes.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
 from baton.engine.execution.device_choice import device_label
 from baton.engine.execution.loading import build_engine
@@ -41,6 +41,7 @@ from baton.engine.scheduling.step_health import StepHealth
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.worker import PrefillWorker
+from baton.proto import control_pb2_grpc
 from baton.runtime import garbage, logs, metrics, tracing, waits, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
@@ -149,12 +150,6 @@ class WorkerProcess:
             settings.admin_port,
             self._audit,
             trouble=self._trouble,
-            orders={
-                "/drain": self._course.drain,
-                "/role/prefill": partial(self._course.change, "prefill"),
-                "/role/decode": partial(self._course.change, "decode"),
-            },
-            proof=self._proof,
         )
 
     async def run(self) -> None:
@@ -189,6 +184,13 @@ class WorkerProcess:
         mover = NixlMover(blocks, boot.boot_id, read_threads, handoff.piece_queue)
         below = Below(boot, engine, pool, mover, model_limits(boot, engine))
         served = decode_role(below) if boot.role == "decode" else prefill_role(below)
+        orders = WorkerControl(
+            boot.worker_id,
+            boot.boot_id,
+            drain=self._course.drain,
+            change_role=self._course.change,
+        )
+        control_pb2_grpc.add_WorkerControlServicer_to_server(orders, served.server)  # type: ignore[no-untyped-call]
         garbage.set_apart()
         record = await _listen(boot, served.server, admin_address, patience_s)
         record = replace(record, memory=_memory_line(engine))
@@ -228,11 +230,6 @@ class WorkerProcess:
                 f"READs of {unsettled} blocks have not ended: the role cannot change, and the "
                 "worker restarts; look for peers that stall"
             )
-
-    def _proof(self, path: str) -> str:
-        """Of an order to the role that there is now: one that was meant for another has ended."""
-        boot = self._boot
-        return order_proof(boot.token, boot.worker_id, boot.boot_id.hex(), path)
 
     def _audit(self, check: bool) -> dict[str, Any]:
         if self._worker is None:

@@ -23,6 +23,7 @@ from baton.runtime.settings import given_names
 LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
 CERTIFICATES = "tls"  # in the instance's folder
+CLIENT = "client"  # the certificate of `baton drain` and `baton role`
 EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
 END_S = 10.0  # of a worker's loop, server and threads
 MEMORY_FRACTION_LEAST = 0.01  # the setting's own bound
@@ -128,6 +129,21 @@ def _certificate(options: ServeOptions, folder: Path, name: str) -> list[str]:
         return []
     settings = files_of(folder / CERTIFICATES, name).settings()
     return [part for setting in settings.items() for part in ("--set", "=".join(setting))]
+
+
+def client_settings(options: ServeOptions, folder: Path) -> dict[str, str]:
+    """Return the settings with which a command of this user calls the instance's workers from any
+    working directory."""
+    security = options.config.security
+    settings = {"security.tls": security.tls, "security.server_name": security.server_name}
+    if makes_certificates(options):
+        return settings | files_of(folder / CERTIFICATES, CLIENT).settings()
+    files = {
+        "security.authority": security.authority,
+        "security.certificate": security.certificate,
+        "security.key": security.key,
+    }
+    return settings | {name: str(Path(file).resolve()) for name, file in files.items() if file}
 
 
 SHORT_SPIN = "10000"  # iterations: 20 to 40 microseconds on the machines measured

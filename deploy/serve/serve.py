@@ -118,6 +118,7 @@ class Serving:
         instance.write_environment(plan.environment(options, token, cores, os.environ, gpus))
         if plan.makes_certificates(options):
             self._authority = self._certify(folder / plan.CERTIFICATES)
+        instance.write_client_settings(plan.client_settings(options, folder))
         for job in plan.jobs(options, model, folder, gpus):
             instance.write_job(job)
         logs = Path(options.config.telemetry.log_folder or folder).expanduser()
@@ -150,7 +151,8 @@ class Serving:
         authority = Authority(folder)
         for name in plan.worker_names(self._options):
             authority.issue(name, self._options.config.worker.host)
-        authority.issue(ROUTER_JOB, host=None)
+        for name in (ROUTER_JOB, plan.CLIENT):
+            authority.issue(name, host=None)
         return authority
 
     def _until_ready(self, instance: Instance, launcher: Launcher) -> str | None:

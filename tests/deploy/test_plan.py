@@ -10,6 +10,7 @@ from baton.deploy.serve.model_source import ModelSource
 from baton.deploy.serve.plan import (
     LauncherName,
     ServeOptions,
+    client_settings,
     devices,
     environment,
     grace_s,
@@ -27,6 +28,7 @@ from baton.runtime.config import (
     WorkerConfig,
 )
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings import load
 
 MODEL = ModelSource(Path("/m"), "name")
 
@@ -227,3 +229,22 @@ def test_none_is_made_where_tls_is_off_or_the_user_has_some(
     assert not any(
         "security." in word for job in jobs(options, MODEL, tmp_path) for word in job.argv
     )
+
+
+def test_commands_call_workers_with_a_certificate_of_their_own(tmp_path: Path) -> None:
+    found = load(None, {}, client_settings(ServeOptions(Config()), tmp_path)).security
+    tls = tmp_path / "tls"
+    expected = (tls / "authority.pem", tls / "client.pem", tls / "client.key")
+    assert (found.authority, found.certificate, found.key) == tuple(map(str, expected))
+
+
+def test_commands_use_the_users_files_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = SecurityConfig("on", "a.pem", "c.pem", "k.pem", "workers.example")
+    found = load(None, {}, client_settings(ServeOptions(Config(security=own)), tmp_path)).security
+    files = [str(tmp_path / name) for name in ("a.pem", "c.pem", "k.pem")]
+    assert found == SecurityConfig("on", *files, "workers.example")
+    off = ServeOptions(Config(security=SecurityConfig(tls="off")))
+    assert load(None, {}, client_settings(off, tmp_path)).security.tls == "off"

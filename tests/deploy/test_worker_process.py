@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import httpx
 import numpy as np
 import pytest
 
 from baton.deploy.processes import worker_process
-from baton.deploy.processes.order_proof import order_proof
 from baton.deploy.processes.worker_process import (
     WorkerProcess,
     _listen,
@@ -33,16 +34,18 @@ from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.models.embedded import embedded_model
 from baton.prefill_worker.service import HandoffService
-from baton.proto import worker_pb2
+from baton.proto import control_pb2, control_pb2_grpc, worker_pb2
 from baton.router.fleet.dialer import GrpcDialer
 from baton.runtime import logs, worker_lock
 from baton.runtime.config import Config, SecurityConfig, WorkerConfig
 from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError, by_code
-from baton.runtime.grpc_links import open_channel, open_server
+from baton.runtime.grpc_links import credentials, open_channel, open_server
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
+
+OK = grpc.StatusCode.OK
 
 
 class LostFolder(MemoryRegistry):
@@ -251,11 +254,22 @@ async def announced(
         await asyncio.sleep(0.01)
 
 
-async def ordered(client: httpx.AsyncClient, to: WorkerRecord, path: str) -> int:
-    """The status of an order that is meant for that start of the worker."""
-    proof = order_proof("secret", to.worker_id, to.boot_id, path)
-    headers = {"Authorization": f"Bearer {proof}"}
-    return (await client.post(f"http://{to.admin_address}{path}", headers=headers)).status_code
+async def ordered(to: WorkerRecord, role: str = "") -> grpc.StatusCode:
+    """Order that boot of the worker to change its role, or without one to drain."""
+    boot = control_pb2.WorkerBoot(worker_id=to.worker_id, boot_id=bytes.fromhex(to.boot_id))
+    async with open_channel(to.address) as channel:
+        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        metadata = credentials("secret")
+        try:
+            if role:
+                request = control_pb2.ChangeRoleRequest(worker=boot, role=role)
+                await stub.ChangeRole(request, metadata=metadata, timeout=30)
+            else:
+                request = control_pb2.DrainRequest(worker=boot)
+                await stub.Drain(request, metadata=metadata, timeout=30)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
 
 
 async def generate(address: str, max_tokens: int) -> tuple[str, list[int]]:
@@ -335,7 +349,7 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
         await red_while_its_device_hangs(client, url, engine, monkeypatch, fair_watch)
         monkeypatch.setattr(NixlAgent, "alive", False)
         assert "NIXL" in (await client.get(f"{url}/readyz")).text
-        assert await ordered(client, record, "/drain") == 202
+        assert await ordered(record) is OK
         await serving
     assert registry.workers() == []
     with pytest.raises(EngineError, match="closed"):
@@ -349,19 +363,20 @@ async def test_a_worker_changes_its_role_and_back_with_the_same_engine() -> None
         role, tokens = await generate(first.address, 6)
         assert (role, len(tokens)) == ("decode", 6)
         admin = f"http://{first.admin_address}"
-        assert await ordered(client, first, "/role/decode") == 202  # it is one
-        assert await ordered(client, first, "/role/prefill") == 202
+        assert await ordered(first, "decode") is OK  # it is one
+        assert await ordered(first, "prefill") is OK
         second = await announced(registry, serving, other_than=first.boot_id)
         assert (second.role, second.admin_address) == ("prefill", first.admin_address)
         assert (await client.get(f"{admin}/audit")).json()["role"] == "prefill"
         assert (await generate(second.address, 6))[0] == "prefill"
-        for stale in (first, replace(second, worker_id="decode-1")):  # meant for another
-            assert await ordered(client, stale, "/role/decode") == 401
-        assert await ordered(client, second, "/role/decode") == 202
+        before = replace(first, address=second.address)
+        for other in (before, replace(second, worker_id="decode-1")):  # not this boot, or worker
+            assert await ordered(other, "decode") is grpc.StatusCode.UNAVAILABLE
+        assert await ordered(second, "decode") is OK
         third = await announced(registry, serving, other_than=second.boot_id)
         assert len({first.boot_id, second.boot_id, third.boot_id}) == 3
         assert await generate(third.address, 6) == ("decode", tokens)
-        assert await ordered(client, third, "/drain") == 202
+        assert await ordered(third) is OK
         await serving
     assert registry.workers() == []
 

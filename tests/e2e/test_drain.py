@@ -10,11 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.deploy.processes.order_proof import order_proof
-
 pytestmark = pytest.mark.timeout(240)
-
-TOKEN = "a secret of this test"  # as the fixtures' clusters have it
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +41,10 @@ async def test_workers_that_end_and_change_their_role_under_load_lose_nothing(
         assert await asyncio.to_thread(cluster.terminate, name) == 0
         cluster.start_worker(name.split("-")[0], name)
         await asyncio.to_thread(cluster.wait_ready, 3)
-    async with httpx.AsyncClient(timeout=30) as client:
-        for role in ("prefill", "decode"):
-            await until(holding(cluster, "decode-1"))
-            record = cluster.records()["decode-1"]
-            proof = order_proof(TOKEN, record.worker_id, record.boot_id, f"/role/{role}")
-            answer = await client.post(
-                f"http://{record.admin_address}/role/{role}",
-                headers={"Authorization": f"Bearer {proof}"},
-            )
-            assert answer.status_code == 202
-            await until(is_a(cluster, "decode-1", role))
+    for role in ("prefill", "decode"):
+        await until(holding(cluster, "decode-1"))
+        await asyncio.to_thread(cluster.change_role, "decode-1", role)
+        await until(is_a(cluster, "decode-1", role))
     over.set()
     await asking
     assert answers and not [wrong for got in answers for wrong in compare(got, expected)]

@@ -1,0 +1,70 @@
+"""Orders to a worker over its gRPC port: drain and end, or change the role.
+
+The port asks every caller for a certificate of the cluster's authority, and every call for the
+cluster's token (runtime/grpc_links.py). An order names the boot that it is for, so that a late or
+repeated order has no effect on the next boot of the worker, or on another worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from baton.proto import control_pb2, control_pb2_grpc
+from baton.runtime import logs
+from baton.runtime.errors import InvalidRequest, Unavailable
+from baton.runtime.grpc_links import abort
+from baton.runtime.registry import Role
+
+log = logs.get(__name__)
+
+ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerControl(control_pb2_grpc.WorkerControlServicer):
+    """Accepts the orders for one boot of one worker. `drain` and `change_role` return at once."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        boot_id: bytes,
+        *,
+        drain: Callable[[], None],
+        change_role: Callable[[Role], None],
+    ) -> None:
+        self._boot = control_pb2.WorkerBoot(worker_id=worker_id, boot_id=boot_id)
+        self._drain = drain
+        self._change_role = change_role
+
+    async def Drain(
+        self, request: control_pb2.DrainRequest, context: Context
+    ) -> control_pb2.DrainReply:
+        await self._check_boot(request.worker, context)
+        log.info("order received", order="drain", caller=context.peer())
+        self._drain()
+        return control_pb2.DrainReply()
+
+    async def ChangeRole(
+        self, request: control_pb2.ChangeRoleRequest, context: Context
+    ) -> control_pb2.ChangeRoleReply:
+        await self._check_boot(request.worker, context)
+        role = ROLES.get(request.role)
+        if role is None:
+            await abort(context, InvalidRequest(f"no role {request.role!r}: prefill or decode"))
+        else:
+            log.info("order received", order="change role", role=role, caller=context.peer())
+            self._change_role(role)
+        return control_pb2.ChangeRoleReply()
+
+    async def _check_boot(self, named: control_pb2.WorkerBoot, context: Context) -> None:
+        """End the call if it is for another worker or another boot of this one."""
+        if named != self._boot:
+            error = Unavailable(
+                f"the order names boot {named.boot_id.hex()} of {named.worker_id}; this is boot "
+                f"{self._boot.boot_id.hex()} of {self._boot.worker_id}: the worker has restarted "
+                "or changed its role; repeat the command"
+            )
+            await abort(context, error)
