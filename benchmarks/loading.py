@@ -28,7 +28,8 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.model import weights
+from baton.engine.checkpoint import weights
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.spec.model_spec import read_spec
 from baton.models.embedded import embedded_model
 from benchmarks.cached_model import cached_model
@@ -44,10 +45,12 @@ def load(folder: Path, threads: int) -> dict[str, float]:
     """In this process, which should be fresh: seconds, and bytes at the peak."""
     torch.set_num_threads(threads)
     weights._THREADS = min(threads, weights._THREADS)
-    kept = weights.load_weights(embedded_model(), read_spec(embedded_model()), torch.bfloat16)
+    kept = weights.load_weights(
+        embedded_model(), read_spec(embedded_model()), torch.bfloat16, CpuMatrices()
+    )
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
     before, start = _highest_bytes(), time.perf_counter()
-    kept = weights.load_weights(folder, read_spec(folder), torch.bfloat16)
+    kept = weights.load_weights(folder, read_spec(folder), torch.bfloat16, CpuMatrices())
     seconds, peak = time.perf_counter() - start, _highest_bytes() - before
     assert len(kept.layers) > 0
     return {"seconds": seconds, "peak_bytes": peak}

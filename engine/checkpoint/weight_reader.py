@@ -15,8 +15,8 @@ from torch import Tensor
 from baton.engine.checkpoint.checkpoint_formats import read_quantized
 from baton.engine.checkpoint.shard_headers import StoredTensor
 from baton.engine.checkpoint.shards import KINDS, Shards
-from baton.engine.model.linear import Linear, Matrix, PlainMatrix
-from baton.engine.model.linear_quantized import JoinedMatrix, QuantizedMatrix
+from baton.engine.model.linear import JoinedMatrix, Linear
+from baton.engine.model.matrix_backend import MatrixBackend
 from baton.engine.model.quantized_weight import (
     GROUPS,
     QuantizedWeight,
@@ -41,20 +41,17 @@ class WeightReader:
         self,
         shards: Shards,
         dtype: torch.dtype,
+        matrices: MatrixBackend,
         form: StoredForm | None = None,
         made: Made = "none",
-        device: torch.device | None = None,
-        *,
-        batch_invariant: bool = False,
     ) -> None:
         """`form`: how the files keep their quantised matrices. `made`: what to make of those
-        that they keep plainly. `device` None: the host. `batch_invariant`: see `Matrix`."""
+        that they keep plainly."""
+        self.matrices = matrices
         self._shards = shards
         self._dtype = dtype
         self._form = form
         self._made = made
-        self.device = device
-        self._batch_invariant = batch_invariant
 
     def quantizes(self, parts: Parts, columns: int) -> bool:
         """Whether the modules' weights come as something other than plain numbers."""
@@ -75,13 +72,7 @@ class WeightReader:
 
     def as_kind(self, dtype: torch.dtype) -> WeightReader:
         """The same files, converted to `dtype`; nothing plain is quantised."""
-        return WeightReader(
-            self._shards,
-            dtype,
-            self._form,
-            device=self.device,
-            batch_invariant=self._batch_invariant,
-        )
+        return WeightReader(self._shards, dtype, self.matrices, self._form)
 
     def vector(self, name: str, size: int) -> Tensor:
         """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
@@ -99,7 +90,7 @@ class WeightReader:
         found = [self._quantized(name, rows, columns) for name, rows in parts]
         quantized = [weight for weight in found if weight is not None]
         if not quantized:
-            return self.plain(self.dense(parts, columns), added)
+            return self.matrices.plain(self.dense(parts, columns), added)
         whole = joined(quantized) if len(quantized) == len(parts) else None
         if whole is not None:
             return self._product(whole, added)
@@ -108,29 +99,19 @@ class WeightReader:
             biases = list(torch.split(added, [rows for _, rows in parts]))
         return JoinedMatrix(
             [
-                self.plain(self.dense([part], columns), own)
+                self.matrices.plain(self.dense([part], columns), own)
                 if weight is None
                 else self._product(weight, own)
                 for part, weight, own in zip(parts, found, biases, strict=True)
             ]
         )
 
-    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The product with `weight` [out, in] as it is, packed for the host's processor."""
-        if self.device is not None:
-            return PlainMatrix(weight, bias)
-        return Matrix(weight, bias, batch_invariant=self._batch_invariant)
-
     def _product(self, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-        if self.device is None:
-            return QuantizedMatrix(weight, bias, self._dtype)
-        from baton.engine.triton.quantized import TritonQuantized
-
-        return TritonQuantized(weight, bias, self.device)
+        return self.matrices.quantized(weight, bias, self._dtype)
 
     def dense(self, parts: Parts, columns: int) -> Tensor:
-        """The modules' weights as plain numbers [sum of rows, columns], for whoever does more
-        with them than multiply."""
+        """The modules' weights as plain numbers [sum of rows, columns], where more is done with
+        them than multiplying."""
         if self._form is None:
             return self._joined([(f"{name}.weight", rows) for name, rows in parts], (columns,))
         target = self._room((sum(rows for _, rows in parts), columns))
@@ -177,7 +158,7 @@ class WeightReader:
 
     def _room(self, shape: tuple[int, ...]) -> Tensor:
         try:
-            return torch.empty(shape, dtype=self._dtype, device=self.device)
+            return torch.empty(shape, dtype=self._dtype, device=self.matrices.device)
         except (RuntimeError, TypeError, OverflowError) as error:  # by kind of impossible size
             raise ModelError(
                 f"{self._shards.folder}: the system has no memory for a tensor {list(shape)}: "

@@ -24,11 +24,12 @@ from torch import Tensor
 from baton.engine.cpu.compiled import compiled, take_threads
 from baton.engine.cpu.decode_bf16 import attend_all, room
 from baton.engine.cpu.dot_bf16 import COLUMNS, LANES
+from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.cpu.linear_numba import Panels, multiply, times_panel
 from baton.engine.cpu.rotation_bf16 import turn_head
 from baton.engine.cpu.row_ir import copy_row, gate_row, scale, squares
 from baton.engine.cpu.row_kernels import add_norm_rows, norm_factor
-from baton.engine.model.linear import Linear, Matrix
+from baton.engine.model.linear import Linear
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.model.weights import LayerWeights, MlpWeights, Weights
 from baton.engine.spec.model_spec import ModelSpec
@@ -142,7 +143,7 @@ def _is_plain(layer: LayerWeights) -> bool:
 
 
 def _panels(linear: Any) -> Panels | None:
-    product: Linear | None = linear.product if isinstance(linear, Matrix) else None
+    product: Linear | None = linear.product if isinstance(linear, CpuMatrix) else None
     return product if isinstance(product, Panels) else None
 
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from baton.engine.deterministic.linear_invariant import replaced
-from baton.engine.model.linear import PlainMatrix
-from baton.engine.model.linear_quantized import JoinedMatrix
-from baton.engine.triton.experts_backend import StackedExperts
+from baton.engine.model.linear import JoinedMatrix, PlainMatrix
 from baton.engine.triton.linear import FixedLinear
+from baton.engine.triton.matrices import StackedExperts
 from baton.engine.triton.quantized import TritonQuantized
 from baton.runtime.errors import ModelError
 

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from baton.engine.model.linear import Linear, padded_rows
+from baton.engine.cpu.linear import padded_rows
+from baton.engine.model.linear import Linear
 from baton.runtime.errors import ConfigError
 
 _TILE_ROWS = 64

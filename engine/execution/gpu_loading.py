@@ -22,13 +22,13 @@ from typing import Protocol
 import torch
 
 from baton.engine.checkpoint.shards import Progress
+from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.divided_step import is_out_of_memory
 from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
 from baton.engine.memory.kv_quant import KvCodes
 from baton.engine.memory.memory_plan import MemoryPlan
-from baton.engine.model.weights import load_weights
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.quantization_config import Made
@@ -99,6 +99,7 @@ def gpu_runner(
     """Everything of the model on `device`. Raises ModelError and ConfigError."""
     try:
         from baton.engine.execution.device_runner import device_runner
+        from baton.engine.triton.matrices import TritonMatrices
     except ImportError as error:
         raise ConfigError(
             f"the kernels of {device} cannot be loaded ({error}): install triton "
@@ -109,7 +110,7 @@ def gpu_runner(
     with _room_for_weights(device), torch.cuda.device(device):
         memory = CudaMemory(device)
         before = memory.held()
-        weights = load_weights(folder, spec, dtype, progress, made, device)
+        weights = load_weights(folder, spec, dtype, TritonMatrices(device), progress, made)
         memory.release()
         weights_bytes = memory.held() - before
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from baton.engine.checkpoint.shards import Progress
+from baton.engine.checkpoint.weights import load_weights, source_dtype
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.execution.device_choice import chosen_device
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
@@ -23,7 +25,7 @@ from baton.engine.model.attention import Attention, TorchAttention
 from baton.engine.model.decoder import WholePass
 from baton.engine.model.mla import LatentAttention
 from baton.engine.model.row_ops import Gating, Norms
-from baton.engine.model.weights import Weights, load_weights, source_dtype
+from baton.engine.model.weights import Weights
 from baton.engine.sampling.draw_plan import Sampler
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.quantization_config import MADE, Made
@@ -126,9 +128,8 @@ def build_runner(
     each = block_bytes(spec, block_size, kind, codes)
     _check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
-    weights = load_weights(
-        folder, spec, kind, progress, _made(quantization), batch_invariant=deterministic
-    )
+    matrices = CpuMatrices(batch_invariant=deterministic)
+    weights = load_weights(folder, spec, kind, matrices, progress, _made(quantization))
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     _check_room(blocks, each, free, "beside the weights")
     fraction = 0.0 if blocks else memory_fraction

@@ -1,36 +1,18 @@
-"""A model's weights, read from the safetensors files of a Hugging Face folder.
+"""The weights of a decoder: which matrices and vectors a layer is made of.
 
-Says which tensors a decoder layer is made of: query, key and value in one matrix, gate and up
-in one. Whatever does not fit the spec is refused by name, and so is a tensor that the spec
-has no use for. The weights are immutable after loading and belong to the decoder.
+Query, key and value are one matrix, gate and up another. Immutable after loading; how they are
+stored in files is a reader's business.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from baton.engine.checkpoint.shards import Progress, Shards
-from baton.engine.checkpoint.weight_reader import Parts, WeightReader, float_dtype
-from baton.engine.memory.host_memory import freed_at_once
 from baton.engine.model.experts import ExpertWeights
 from baton.engine.model.linear import Linear
 from baton.engine.model.mla import LatentWeights
-from baton.engine.model.moe_weights import read_expert_weights, read_latent_weights
-from baton.engine.spec.model_spec import ModelSpec
-from baton.engine.spec.quantization_config import Made
-from baton.runtime.errors import ConfigError
-
-_THREADS = 4  # each holds one matrix twice for a moment, while it is packed
-# What checkpoints carry along and no computation of ours reads: angles that we compute, and
-# scales for activations and KV, which we do not quantise by them.
-_SPARE = re.compile(r"\.(rotary_emb\.inv_freq|masked_bias|input_scale|[kv]_scale)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,137 +41,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
+    """All weights of a decoder."""
+
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; where tied, of the embedding's values
-
-
-@freed_at_once()
-def load_weights(
-    folder: Path,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-    quantization: Made = "none",
-    device: torch.device | None = None,
-    *,
-    batch_invariant: bool = False,
-) -> Weights:
-    """Read all tensors that `spec` needs, converted to `dtype`, several layers at once.
-
-    They lie on `device`; None: on the host, packed for its processor, with `batch_invariant` for
-    products whose rows do not depend on each other (see `Matrix`).
-    `quantization` is made of matrices that are stored plainly, the head apart. `progress` is
-    called from several threads, one at a time. Raises ModelError naming file, tensor and
-    expected shape for a missing or cut shard, a missing tensor, one that `spec` has no use for,
-    a wrong shape or kind of number, codes that are none, and values that are not finite;
-    ConfigError for a `quantization` of weights that are quantised already.
-    """
-    if quantization != "none" and spec.quantization is not None:
-        raise ConfigError(
-            f"worker.quantization is {quantization!r}, but {folder} holds quantised weights "
-            f"({spec.quantization.layout}): give none"
-        )
-    shards = Shards(folder, progress)
-    reader = WeightReader(
-        shards, dtype, spec.quantization, quantization, device, batch_invariant=batch_invariant
-    )
-    # The largest first, while there is room: packing holds a matrix twice for a moment.
-    embedding = reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)
-    head = (
-        reader.plain(embedding)
-        if spec.tied_embeddings
-        else reader.as_kind(dtype).matrix([(_head(spec), spec.vocab_size)], spec.hidden_size)
-    )
-    final_norm = _norm(reader, spec, f"{spec.tensor_prefix}norm.weight", spec.hidden_size)
-    layers = _layers(reader, spec)
-    _refuse_unused(shards, spec)
-    shards.finish()
-    return Weights(embedding, layers, final_norm, head)
-
-
-def source_dtype(folder: Path, spec: ModelSpec) -> torch.dtype:
-    """The kind of number that the embedding is stored in. Raises ModelError."""
-    return float_dtype(Shards(folder), _embedding(spec))
-
-
-def _embedding(spec: ModelSpec) -> str:
-    return f"{spec.tensor_prefix}embed_tokens.weight"
-
-
-def _head(spec: ModelSpec) -> str:
-    return f"{spec.tensor_prefix.removesuffix('model.')}lm_head"
-
-
-def _layers(reader: WeightReader, spec: ModelSpec) -> tuple[LayerWeights, ...]:
-    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "load")
-    try:
-        return tuple(pool.map(lambda index: _layer(reader, spec, index), range(spec.layers)))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _layer(reader: WeightReader, spec: ModelSpec, index: int) -> LayerWeights:
-    base = f"{spec.tensor_prefix}layers.{index}."
-    hidden, ffn = spec.hidden_size, spec.ffn_size
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    values = spec.heads * (spec.latent.value_dim if spec.latent else spec.head_dim)
-    qkv = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
-    gate_up = [("mlp.gate_proj", ffn), ("mlp.up_proj", ffn)]
-    if spec.fused_tensors:
-        qkv = [("self_attn.qkv_proj", queries + 2 * keys)]
-        gate_up = [("mlp.gate_up_proj", 2 * ffn)]
-    after = "post_attention_layernorm"
-
-    def norm(name: str, size: int = hidden) -> Tensor:
-        return _norm(reader, spec, f"{base}{name}.weight", size)
-
-    def matrix(parts: Parts, columns: int, bias: bool) -> Linear:
-        named = [(f"{base}{name}", rows) for name, rows in parts]
-        return reader.matrix(named, columns, bias=bias)
-
-    return LayerWeights(
-        input_norm=norm("input_layernorm"),
-        qkv=read_latent_weights(reader, base, hidden, spec.heads, spec.latent)
-        if spec.latent
-        else matrix(qkv, hidden, spec.qkv_bias),
-        q_norm=norm("self_attn.q_norm", spec.head_dim) if spec.qk_norm else None,
-        k_norm=norm("self_attn.k_norm", spec.head_dim) if spec.qk_norm else None,
-        output=matrix([("self_attn.o_proj", hidden)], values, spec.output_bias),
-        attention_norm=norm(after) if spec.output_norms else None,
-        mlp_norm=norm("pre_feedforward_layernorm" if spec.output_norms else after),
-        mlp=read_expert_weights(reader, base, spec.family, hidden, spec.experts)
-        if spec.experts and spec.experts.sparse[index]
-        else MlpWeights(
-            gate_up=matrix(gate_up, hidden, spec.mlp_bias),
-            down=matrix([("mlp.down_proj", hidden)], ffn, spec.mlp_bias),
-        ),
-        output_norm=norm("post_feedforward_layernorm") if spec.output_norms else None,
-    )
-
-
-def _norm(reader: WeightReader, spec: ModelSpec, name: str, size: int) -> Tensor:
-    weight = reader.vector(name, size)
-    return weight.to(torch.float32) + 1.0 if spec.norm_adds_one else weight
-
-
-def _refuse_unused(shards: Shards, spec: ModelSpec) -> None:
-    """A layer, a bias or a norm that config.json says nothing of would change every answer."""
-    ours = (
-        (spec.tensor_prefix,) if spec.tied_embeddings else (spec.tensor_prefix, f"{_head(spec)}.")
-    )
-    last = spec.layers + spec.further_layers
-    further = tuple(f"{spec.tensor_prefix}layers.{n}." for n in range(spec.layers, last))
-    for stored in shards.unused():
-        if stored.name.startswith(further):
-            continue
-        if not stored.name.startswith(ours) or _SPARE.search(stored.name):
-            continue
-        with shards.open(stored.name) as values:
-            nothing = stored.name.endswith(".bias") and not values.any()  # as GPTQ writes them
-        if not nothing:
-            raise stored.error(
-                f"is not part of a {spec.family} model of {spec.layers} layers as config.json "
-                "describes it; use the config.json that belongs to these weights"
-            )

@@ -1,6 +1,6 @@
 """Grouped product with quantised experts for a GPU: rows sorted by expert, all in one launch.
 
-As `triton_experts`, of matrices that are read as codes and become numbers in registers, by the
+Same as `experts`, for matrices that are read as codes and become numbers in registers, by the
 arithmetic of `triton_quantized`. Holds the codes of a layer's experts; immutable. Unproven: not
 yet run on a GPU.
 """
@@ -88,7 +88,7 @@ def quantized_expert_matmul(
     source: Tensor | None = None,
     tile_rows: int = 0,
 ) -> Tensor:
-    """As `triton_experts.expert_matmul`, with the matrices that `weights` stand for."""
+    """Same as `experts.expert_matmul`, with the matrices that `weights` stand for."""
     rows = x.shape[0] if source is None else source.shape[0]
     experts, width, groups = weights.scales.shape
     depth = x.shape[1]

@@ -21,12 +21,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution import device_runner as device_runners
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import CODES
-from baton.engine.model.weights import load_weights
 from baton.engine.spec.model_spec import read_spec
+from baton.engine.triton.matrices import TritonMatrices
 
 META = torch.device("meta")
 
@@ -71,7 +72,9 @@ def main() -> None:
         _plant_host_read()
     spec = read_spec(given.folder)
     made = given.quantization
-    loaded = load_weights(given.folder, spec, torch.bfloat16, None, made, torch.device("cpu"))
+    loaded = load_weights(
+        given.folder, spec, torch.bfloat16, TritonMatrices(torch.device("cpu")), None, made
+    )
     weights = on_meta(loaded)
     found = {}
     for kv_dtype in ("auto", "int8"):

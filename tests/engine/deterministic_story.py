@@ -17,17 +17,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.deterministic import determinism_proof
+from baton.engine.checkpoint.weights import load_weights
+from baton.engine.execution import determinism_proof
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.device_runner import device_runner
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import CODES
-from baton.engine.model.weights import load_weights
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
 from baton.engine.spec.quantization_config import MADE
+from baton.engine.triton.matrices import TritonMatrices
 from baton.runtime.errors import ConfigError
 
 sys.path.append(str(Path(__file__).parent))
@@ -77,7 +78,9 @@ def main() -> int:
         determinism_proof._GRAPH_TOKENS = SIZE
         determinism_proof._SIZES = ((3,),)
     spec, codes = read_spec(given.folder), CODES.get(given.kv_dtype)
-    weights = load_weights(given.folder, spec, torch.float32, None, given.quantization, device)
+    weights = load_weights(
+        given.folder, spec, torch.float32, TritonMatrices(device), None, given.quantization
+    )
     build = partial(device_runner, spec, weights, most_rows=8, max_context=128)
     new_pool = partial(KvPool, spec, BLOCKS, SIZE, torch.float32, device, codes)
     ours = build(new_pool(), buckets=(4,) if tiny else (1, 2, 8), deterministic=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.device_runner import device_runner
 from baton.engine.execution.gpu_loading import Build, CudaMemory, GpuOptions, sized_runner
@@ -24,10 +25,10 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import CODES
-from baton.engine.model.weights import load_weights
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.spec.model_spec import ModelSpec, read_spec
+from baton.engine.triton.matrices import TritonMatrices
 
 sys.path.append(str(Path(__file__).parent))
 from interpreter import patch_once_a_launch
@@ -141,7 +142,7 @@ def main() -> int:
     patch_once_a_launch()
     device = torch.device(given.device)
     spec = read_spec(given.folder)
-    weights = load_weights(given.folder, spec, torch.float32, device=device)
+    weights = load_weights(given.folder, spec, torch.float32, TritonMatrices(device))
     buckets = (4,) if given.device == "cpu" else (1, 2, 8)
     build = partial(device_runner, spec, weights, most_rows=8, buckets=buckets, max_context=128)
     if given.sized:

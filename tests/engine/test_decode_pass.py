@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import baton.engine.cpu.decode_pass as module
+from baton.engine.checkpoint.weights import load_weights
 from baton.engine.cpu import dot_bf16
 from baton.engine.cpu.decode_pass import DecodePass, decode_pass
+from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.cpu.linear_numba import can_pack
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.execution.loading import build_runner
-from baton.engine.model.linear import Matrix
-from baton.engine.model.weights import load_weights
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
 from baton.models.random_model import make_shaped_model
@@ -134,7 +135,7 @@ def test_it_is_what_decode_steps_run(runner, monkeypatch):
 @pytest.fixture(scope="module")
 def loaded(folder):
     spec = read_spec(folder)
-    return spec, load_weights(folder, spec, torch.bfloat16)
+    return spec, load_weights(folder, spec, torch.bfloat16, CpuMatrices())
 
 
 def with_layer(weights, **changed):
@@ -194,7 +195,7 @@ def test_other_models_go_layer_by_layer(references, monkeypatch, name):
 
 def with_biases(layer):
     def biased(out, inputs):
-        return Matrix(torch.randn(out, inputs).div(8).bfloat16(), torch.randn(out).bfloat16())
+        return CpuMatrix(torch.randn(out, inputs).div(8).bfloat16(), torch.randn(out).bfloat16())
 
     mlp = replace(layer.mlp, gate_up=biased(640, 192), down=biased(192, 320))
     return replace(layer, qkv=biased(640, 192), output=biased(192, 384), mlp=mlp)

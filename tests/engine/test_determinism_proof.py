@@ -6,6 +6,8 @@ from functools import partial
 import pytest
 import torch
 
+from baton.engine.checkpoint.weights import load_weights
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.execution import determinism_proof
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import DecodeGraphs
@@ -13,7 +15,6 @@ from baton.engine.execution.determinism_proof import prove, prove_graphs
 from baton.engine.execution.deterministic_runner import deterministic_runner
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.model.weights import load_weights
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError
 
@@ -48,7 +49,7 @@ def told(qwen3, monkeypatch, torch_kernels):
     monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
     monkeypatch.setattr(determinism_proof, "_GRAPH_TOKENS", 40)
     spec = read_spec(qwen3.folder)
-    weights = load_weights(qwen3.folder, spec, torch.float32)
+    weights = load_weights(qwen3.folder, spec, torch.float32, CpuMatrices())
     pool = KvPool(spec, 60, 8, torch.float32, CPU)
     eager = deterministic_runner(spec, weights, pool, 0)
 

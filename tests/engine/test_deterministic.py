@@ -9,7 +9,7 @@ import torch
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.dot_bf16 import supported
-from baton.engine.deterministic import determinism_proof, deterministic_runner
+from baton.engine.execution import determinism_proof, deterministic_runner
 from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch

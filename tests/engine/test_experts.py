@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.model.experts import ExpertWeights, ListedExperts, mix, route
-from baton.engine.model.linear import Matrix
 from baton.engine.spec.moe_spec import ExpertsSpec
 
 HIDDEN, FFN, SHARED = 24, 16, 40
@@ -31,13 +31,13 @@ def weights_of(spec, dtype=torch.float32, shared=False):
     gate, gate_up, down = plain_matrices(spec)
     both = (torch.randn(2 * SHARED, HIDDEN), torch.randn(HIDDEN, SHARED))
     return ExpertWeights(
-        gate=Matrix(gate),
+        gate=CpuMatrix(gate),
         correction=None,
         experts=ListedExperts(
-            tuple(Matrix(matrix.to(dtype)) for matrix in gate_up),
-            tuple(Matrix(matrix.to(dtype)) for matrix in down),
+            tuple(CpuMatrix(matrix.to(dtype)) for matrix in gate_up),
+            tuple(CpuMatrix(matrix.to(dtype)) for matrix in down),
         ),
-        shared=tuple(Matrix(matrix.to(dtype)) for matrix in both) if shared else None,
+        shared=tuple(CpuMatrix(matrix.to(dtype)) for matrix in both) if shared else None,
     )
 
 

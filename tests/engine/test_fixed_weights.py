@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from baton.engine.deterministic.batch_invariant_weights import with_fixed_products
-from baton.engine.model.linear import PlainMatrix
-from baton.engine.model.linear_quantized import JoinedMatrix
+from baton.engine.model.linear import JoinedMatrix, PlainMatrix
 from baton.engine.model.quantized_weight import quantize_int8
-from baton.engine.triton.experts_backend import StackedExperts
 from baton.engine.triton.linear import FixedLinear
+from baton.engine.triton.matrices import StackedExperts
 from baton.engine.triton.quantized import TritonQuantized
 from baton.runtime.errors import ModelError
 

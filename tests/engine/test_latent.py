@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import FP8_E4M3, INT8
 from baton.engine.model import mla as latent
-from baton.engine.model.linear import Matrix
 from baton.engine.model.mla import (
     LatentAttention,
     LatentWeights,
@@ -171,9 +171,9 @@ def plain_weights(query_rank=None):
     torch.manual_seed(2)
     queries = HEADS * SPEC.query_dim
     return LatentWeights(
-        inputs=Matrix(torch.randn((query_rank or queries) + SPEC.width, HIDDEN) / 8),
+        inputs=CpuMatrix(torch.randn((query_rank or queries) + SPEC.width, HIDDEN) / 8),
         query_norm=torch.rand(query_rank) + 0.5 if query_rank else None,
-        query_up=Matrix(torch.randn(queries, query_rank) / 5) if query_rank else None,
+        query_up=CpuMatrix(torch.randn(queries, query_rank) / 5) if query_rank else None,
         latent_norm=torch.rand(32) + 0.5,
         up=torch.randn(HEADS, 28, 32) / 6,
     )
@@ -211,7 +211,7 @@ def test_neighbours_and_halves_turn_by_the_same_angles(references):
     angles = Rotary(RopeSpec("default", 1e4), 8).angles(torch.arange(9), torch.float32)
     outputs = []
     for matrix, interleaved in ((rows, True), (sorted_rows, False)):
-        weights = LatentWeights(Matrix(matrix), None, None, torch.ones(32), plain_weights().up)
+        weights = LatentWeights(CpuMatrix(matrix), None, None, torch.ones(32), plain_weights().up)
         spec = LatentSpec(32, 8, 12, 16, None, interleaved)
         outputs.append(attention(pool, spec)(LAYER, weights, x, angles, layout))
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)

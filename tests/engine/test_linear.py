@@ -1,18 +1,18 @@
 import pytest
 import torch
 
-import baton.engine.model.linear as linear
-from baton.engine.model.linear import Matrix, padded_rows
+import baton.engine.cpu.linear as linear
+from baton.engine.cpu.linear import CpuMatrix, padded_rows
 from baton.runtime import heap
 
 # It tells the memory that all numbers of rows take, once those to which they are filled up are met.
 ROWS = """
 import torch
-from baton.engine.model.linear import Matrix
+from baton.engine.cpu.linear import CpuMatrix
 from baton.runtime import heap
 
 torch.set_num_threads(1)
-matrix, x = Matrix(torch.randn(176, 208)), torch.randn(128, 208)
+matrix, x = CpuMatrix(torch.randn(176, 208)), torch.randn(128, 208)
 for rows in range(72, 129, 8):
     matrix(x[:rows])
 before = heap.allocated_bytes()
@@ -58,7 +58,7 @@ def test_product(packing, dtype, rows, biased, outputs):
     bias = torch.randn(outputs).to(dtype) if biased else None
     exact, allowed = product(weight, x, bias)
     with torch.inference_mode():
-        out = Matrix(weight, bias)(x)
+        out = CpuMatrix(weight, bias)(x)
     assert out.dtype == dtype
     assert ((out.double() - exact).abs() <= allowed).all()
 
@@ -81,7 +81,7 @@ def test_a_new_number_of_rows_costs_no_memory(own_process):
 @pytest.mark.parametrize("outputs", [48, 64])
 def test_a_row_among_others(packing, dtype, outputs):
     weight, x = torch.randn(outputs, 256).to(dtype), torch.randn(40, 256).to(dtype)
-    matrix = Matrix(weight)
+    matrix = CpuMatrix(weight)
     exact, allowed = product(weight, x)
     assert ((matrix(x).double() - exact).abs() <= allowed).all()
     for row in (0, 17, 39):
@@ -106,7 +106,7 @@ def test_weight_may_change_afterwards_or_not_as_packed(dtype, outputs):
     weight = torch.randn(outputs, 16).to(dtype)
     if not linear._can_pack(weight) and not linear._compiled(weight, None, False):
         pytest.skip("this machine does not pack")
-    matrix, x = Matrix(weight), torch.randn(3, 16).to(dtype)
+    matrix, x = CpuMatrix(weight), torch.randn(3, 16).to(dtype)
     before = matrix(x)
     weight.zero_()
     assert torch.equal(matrix(x), before)

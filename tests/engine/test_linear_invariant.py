@@ -4,24 +4,24 @@ import pytest
 import torch
 
 import baton.engine.deterministic.linear_invariant as linear_invariant
+from baton.engine.cpu.linear import CpuMatrix, _can_pack
 from baton.engine.deterministic.linear_invariant import (
     InvariantLinear,
     Ways,
     with_invariant_linears,
 )
-from baton.engine.model.linear import Matrix, _can_pack
 from baton.runtime import heap
 from baton.runtime.errors import ConfigError
 
 # It tells the memory that all numbers of rows take, once they are measured.
 ROWS = """
 import torch
-from baton.engine.model.linear import Matrix
+from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.deterministic.linear_invariant import InvariantLinear, Ways
 from baton.runtime import heap
 
 torch.set_num_threads(1)
-linear = InvariantLinear(Matrix(torch.randn(112, 144)), Ways())
+linear = InvariantLinear(CpuMatrix(torch.randn(112, 144)), Ways())
 x = torch.randn(576, 144)
 linear(x)
 before = heap.allocated_bytes()
@@ -56,7 +56,7 @@ def rows(count, inputs=160, dtype=torch.float32):
 @pytest.mark.parametrize("shape", [(48, 256), (64, 160), (40, 3072)])
 def test_a_row_does_not_depend_on_the_others(dtype, shape):
     torch.manual_seed(0)
-    linear = InvariantLinear(Matrix(torch.randn(shape).to(dtype)), Ways())
+    linear = InvariantLinear(CpuMatrix(torch.randn(shape).to(dtype)), Ways())
     x = rows(130, shape[1], dtype)
     whole = linear(x)
     assert whole.shape == (130, shape[0])
@@ -69,7 +69,7 @@ def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
     """oneDNN on AMX splits such sums among threads, also of a fixed number of rows."""
     monkeypatch.setattr(linear_invariant, "_ROWS", 128)  # measured in a tenth of the time
     weight = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(5))
-    matrix = Matrix(weight.to(torch.bfloat16), batch_invariant=True)
+    matrix = CpuMatrix(weight.to(torch.bfloat16), batch_invariant=True)
     linear, x = InvariantLinear(matrix, Ways()), rows(128, 2048, torch.bfloat16)
     whole = linear(x)
     torch.set_num_threads(2)

@@ -6,8 +6,8 @@ import torch.nn.functional as functional
 
 import baton.engine.cpu.dot_bf16 as dot_bf16
 import baton.engine.cpu.linear_numba as linear_numba
+from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.cpu.linear_numba import Panels, can_pack
-from baton.engine.model.linear import Matrix
 
 pytestmark = pytest.mark.skipif(not linear_numba.supported(), reason="this processor has no AVX2")
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 18, 19, 24, 25, 64]  # around the borders of tiles
@@ -127,9 +127,9 @@ def test_a_matrix_unit_is_left_alone_for_rows_that_must_not_depend(monkeypatch):
     """oneDNN's sums on AMX follow the number of rows and of threads."""
     features = {"avx512bf16": True, "amx-bf16": True}
     monkeypatch.setattr(dot_bf16, "_features", lambda: features)
-    assert isinstance(Matrix(random(64, 32), batch_invariant=True).product, Panels)
-    assert isinstance(Matrix(random(93, 32), batch_invariant=True).product, Panels)
-    assert not isinstance(Matrix(random(64, 32)).product, Panels)
+    assert isinstance(CpuMatrix(random(64, 32), batch_invariant=True).product, Panels)
+    assert isinstance(CpuMatrix(random(93, 32), batch_invariant=True).product, Panels)
+    assert not isinstance(CpuMatrix(random(64, 32)).product, Panels)
     assert not can_pack(random(64, 33), batch_invariant=True)
     assert not can_pack(torch.randn(64, 32), batch_invariant=True)
     features["amx-bf16"] = False

@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import baton.engine.model.linear_quantized as linear_quantized
-from baton.engine.model.linear_quantized import JoinedMatrix, QuantizedMatrix
+import baton.engine.cpu.linear_quantized as linear_quantized
+from baton.engine.cpu.linear_quantized import QuantizedMatrix
+from baton.engine.model.linear import JoinedMatrix
 from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 
 ROWS = [1, 5, 100]  # few and many, for every form

@@ -17,8 +17,9 @@ import sys, threading, time
 from pathlib import Path
 import torch
 from baton.engine.memory.host_memory import resident_bytes
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.spec.model_spec import read_spec
-from baton.engine.model.weights import load_weights
+from baton.engine.checkpoint.weights import load_weights
 
 def highest():
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -26,7 +27,7 @@ def highest():
             return int(line.split()[1]) * 1024
 
 def load(folder, made):
-    return load_weights(folder, read_spec(folder), torch.bfloat16, None, made)
+    return load_weights(folder, read_spec(folder), torch.bfloat16, CpuMatrices(), None, made)
 
 torch.set_num_threads(2)
 small, large, made = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

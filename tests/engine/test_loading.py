@@ -2,10 +2,10 @@ import sys
 
 import pytest
 
+from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.memory.host_memory import freed_at_once
 from baton.engine.model.attention import TorchAttention
-from baton.engine.model.weights import load_weights
 from baton.runtime.errors import ConfigError
 
 

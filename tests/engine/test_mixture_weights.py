@@ -8,17 +8,19 @@ import torch
 import torch.nn.functional as functional
 from safetensors.torch import load_file, save_file
 
+from baton.engine.checkpoint.weights import load_weights
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.model.experts import ExpertWeights, ListedExperts
 from baton.engine.model.mla import LatentWeights
 from baton.engine.model.quantized_weight import quantize_int4, quantize_int8
-from baton.engine.model.weights import MlpWeights, load_weights
+from baton.engine.model.weights import MlpWeights
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ModelError
 
 
 def load(folder, dtype=torch.float32):
-    return load_weights(folder, read_spec(folder), dtype)
+    return load_weights(folder, read_spec(folder), dtype, CpuMatrices())
 
 
 @pytest.fixture
@@ -70,10 +72,14 @@ def test_experts_are_those_of_the_file(references):
 
 def test_on_a_device_experts_are_stacked(references):
     pytest.importorskip("triton")
+    from baton.engine.triton.matrices import TritonMatrices
+
     folder = references("mixtral").folder
     tensors = load_file(folder / "model.safetensors")
     spec, device = read_spec(folder), torch.device("cpu")
-    experts = load_weights(folder, spec, torch.float32, device=device).layers[1].mlp.experts
+    experts = (
+        load_weights(folder, spec, torch.float32, TritonMatrices(device)).layers[1].mlp.experts
+    )
     base = "model.layers.1.block_sparse_moe.experts."
     for expert in range(4):
         both = torch.cat([tensors[f"{base}{expert}.{name}.weight"] for name in ("w1", "w3")])
@@ -84,9 +90,11 @@ def test_on_a_device_experts_are_stacked(references):
 @pytest.mark.parametrize("made", ["int8", "int4"])
 def test_on_a_device_quantised_experts_are_stacked(references, made):
     pytest.importorskip("triton")
+    from baton.engine.triton.matrices import TritonMatrices
+
     folder = references("mixtral").folder
-    how = {"quantization": made, "device": torch.device("cpu")}
-    experts = load_weights(folder, read_spec(folder), torch.float32, **how).layers[1].mlp.experts
+    how = TritonMatrices(torch.device("cpu")), None, made
+    experts = load_weights(folder, read_spec(folder), torch.float32, *how).layers[1].mlp.experts
     tensors = load_file(folder / "model.safetensors")
     base = "model.layers.1.block_sparse_moe.experts."
     for expert in range(4):
@@ -105,7 +113,9 @@ def test_quantised_experts_compute_nearly_the_same(references, made):
     folder = references("mixtral").folder
     x = torch.randn(9, 64)
     plain = load(folder).layers[0].mlp
-    made_so = load_weights(folder, read_spec(folder), torch.float32, quantization=made)
+    made_so = load_weights(
+        folder, read_spec(folder), torch.float32, CpuMatrices(), quantization=made
+    )
     smaller = made_so.layers[0].mlp
     torch.testing.assert_close(smaller.gate(x), plain.gate(x))  # the choice stays exact
     for one, two in zip(plain.experts.down, smaller.experts.down, strict=True):

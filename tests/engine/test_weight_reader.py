@@ -4,6 +4,7 @@ from safetensors.torch import save_file
 
 from baton.engine.checkpoint.shards import Shards
 from baton.engine.checkpoint.weight_reader import WeightReader
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.runtime.errors import ModelError
 
 STORED = {
@@ -17,7 +18,7 @@ STORED = {
 @pytest.fixture
 def reader(tmp_path):
     save_file(STORED, tmp_path / "model.safetensors")
-    return WeightReader(Shards(tmp_path), torch.float32)
+    return WeightReader(Shards(tmp_path), torch.float32, CpuMatrices())
 
 
 def test_a_fused_matrix_multiplies_as_its_parts(reader):

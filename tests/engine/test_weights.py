@@ -5,7 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.model.weights import load_weights, source_dtype
+from baton.engine.checkpoint.weights import load_weights, source_dtype
+from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError, ModelError
@@ -17,7 +18,7 @@ def folder(qwen3, tmp_path):
 
 
 def load(folder, dtype=torch.float32):
-    return load_weights(folder, read_spec(folder), dtype)
+    return load_weights(folder, read_spec(folder), dtype, CpuMatrices())
 
 
 def edit(folder, change):
@@ -185,7 +186,9 @@ def test_config_that_contradicts_the_weights_is_refused(folder, changes, tensor)
 
 def test_progress_ends_with_all_bytes(folder):
     told = []
-    load_weights(folder, read_spec(folder), torch.float32, lambda *step: told.append(step))
+    load_weights(
+        folder, read_spec(folder), torch.float32, CpuMatrices(), lambda *step: told.append(step)
+    )
     total = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
     assert told[-1] == (total, total)
     assert all(a < b for (a, _), (b, _) in zip(told, told[1:], strict=False))
@@ -226,9 +229,9 @@ def test_columns_that_no_group_divides_are_refused_for_int4(folder):
             tensors[name] = tensors[name].narrow(axis, 0, 80).contiguous()
 
     edit(folder, narrow)
-    load_weights(folder, read_spec(folder), torch.float32, None, "int8")
+    load_weights(folder, read_spec(folder), torch.float32, CpuMatrices(), None, "int8")
     with pytest.raises(ModelError, match=r"down_proj\.weight \[64, 80\] has 80 columns"):
-        load_weights(folder, read_spec(folder), torch.float32, None, "int4")
+        load_weights(folder, read_spec(folder), torch.float32, CpuMatrices(), None, "int4")
 
 
 @pytest.mark.parametrize("made", ["int8", "int4"])
@@ -236,7 +239,7 @@ def test_columns_that_no_group_divides_are_refused_for_int4(folder):
 def test_a_value_that_is_not_finite_cannot_be_quantised(folder, made, bad):
     edit(folder, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][5].fill_(bad))
     with pytest.raises(ModelError, match=r"up_proj\.weight \[96, 64\] has values that are not"):
-        load_weights(folder, read_spec(folder), torch.float32, None, made)
+        load_weights(folder, read_spec(folder), torch.float32, CpuMatrices(), None, made)
 
 
 def test_quantised_weights_are_not_quantised_again(folder):
@@ -244,7 +247,7 @@ def test_quantised_weights_are_not_quantised_again(folder):
     config = {"quant_method": "fp8"}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
     with pytest.raises(ConfigError, match=r"worker\.quantization is 'int8'.*quantised weights"):
-        load_weights(folder, read_spec(folder), torch.float32, None, "int8")
+        load_weights(folder, read_spec(folder), torch.float32, CpuMatrices(), None, "int8")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The weights of mixtures of experts and of latent attention, by the names in released files.
+"""Reads the weights of mixtures of experts and of latent attention, by their names in files.
 
 transformers 5 holds experts as stacked tensors in memory, but saves them one by one under
 these names too. Knows how tensors are named, not how they are stored; keeps no state.
@@ -6,13 +6,16 @@ these names too. Knows how tensors are named, not how they are stored; keeps no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from baton.engine.checkpoint.weight_reader import Parts, WeightReader
-from baton.engine.model.experts import Experts, ExpertWeights, ListedExperts
+from baton.engine.model.experts import ExpertWeights, ListedExperts
 from baton.engine.model.mla import LatentWeights
+from baton.engine.model.quantized_weight import QuantizedWeight
 from baton.engine.spec.moe_spec import ExpertsSpec, LatentSpec
 
 _NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # family: place, gate, up, down
@@ -22,8 +25,10 @@ _USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 def read_expert_weights(
     reader: WeightReader, layer: str, family: str, hidden: int, spec: ExpertsSpec
 ) -> ExpertWeights:
-    """Of `layer` ("model.layers.3."). The gate decides by small differences: it is kept and
-    computed in float32. Raises ModelError as `WeightReader` does."""
+    """Read the mixture of `layer` ("model.layers.3."). Raises ModelError as `WeightReader` does.
+
+    The gate decides by small differences: it is kept and computed in float32.
+    """
     place, gate, up, down = _NAMES.get(family, _USUAL)
     base, exact = f"{layer}{place}.", reader.as_kind(torch.float32)
     ffn, shared, shared_ffn = spec.ffn_size, None, spec.shared_ffn_size
@@ -40,41 +45,55 @@ def read_expert_weights(
     return ExpertWeights(
         gate=exact.matrix([(f"{base}gate", spec.count)], hidden),
         correction=exact.vector(correction, spec.count) if spec.correction else None,
-        experts=_experts(reader, pairs, downs, hidden, ffn),
+        experts=reader.matrices.experts(_StoredExperts(reader, pairs, downs, hidden, ffn)),
         shared=shared,
     )
 
 
-def _experts(
-    reader: WeightReader, pairs: Sequence[Parts], downs: Sequence[Parts], hidden: int, ffn: int
-) -> Experts:
-    """One matrix each of `pairs` and `downs` for every expert."""
-    if reader.device is None:
-        return ListedExperts(
-            tuple(reader.matrix(pair, hidden) for pair in pairs),
-            tuple(reader.matrix(part, ffn) for part in downs),
-        )
-    from baton.engine.triton.experts_backend import StackedExperts
-    from baton.engine.triton.quantized_experts import stacked_codes
+@dataclass(frozen=True, slots=True)
+class _StoredExperts:
+    """The `ExpertSource` of one layer: a matrix each of `gate_ups` and `downs` for every expert."""
 
-    count = len(downs)
-    if reader.quantizes(downs[0], ffn):
-        gate_ups = (reader.quantized(pair, hidden) for pair in pairs)
-        shrinks = (reader.quantized(part, ffn) for part in downs)
-        return StackedExperts(
-            stacked_codes(gate_ups, count, reader.device),
-            stacked_codes(shrinks, count, reader.device),
+    reader: WeightReader
+    gate_ups: Sequence[Parts]
+    downs: Sequence[Parts]
+    hidden: int
+    ffn: int
+
+    @property
+    def count(self) -> int:
+        return len(self.downs)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.reader.quantizes(self.downs[0], self.ffn)
+
+    def listed(self) -> ListedExperts:
+        return ListedExperts(
+            tuple(self.reader.matrix(parts, self.hidden) for parts in self.gate_ups),
+            tuple(self.reader.matrix(parts, self.ffn) for parts in self.downs),
         )
-    return StackedExperts(
-        reader.dense([part for pair in pairs for part in pair], hidden).view(count, -1, hidden),
-        reader.dense([part for parts in downs for part in parts], ffn).view(count, -1, ffn),
-    )
+
+    def stacked(self) -> tuple[Tensor, Tensor]:
+        gate_ups = [part for parts in self.gate_ups for part in parts]
+        downs = [part for parts in self.downs for part in parts]
+        return (
+            self.reader.dense(gate_ups, self.hidden).view(self.count, -1, self.hidden),
+            self.reader.dense(downs, self.ffn).view(self.count, -1, self.ffn),
+        )
+
+    def quantized(self) -> tuple[Iterator[QuantizedWeight], Iterator[QuantizedWeight]]:
+        return (
+            (self.reader.quantized(parts, self.hidden) for parts in self.gate_ups),
+            (self.reader.quantized(parts, self.ffn) for parts in self.downs),
+        )
 
 
 def read_latent_weights(
     reader: WeightReader, layer: str, hidden: int, heads: int, spec: LatentSpec
 ) -> LatentWeights:
-    """Of `layer`, without its output matrix. Raises ModelError as `WeightReader` does."""
+    """Read the attention of `layer`, without its output matrix. Raises ModelError as
+    `WeightReader` does."""
     base, query_size = f"{layer}self_attn.", heads * spec.query_dim
     latent = (f"{base}kv_a_proj_with_mqa", spec.width)
     query_norm, query_up, first = None, None, (f"{base}q_proj", query_size)

@@ -31,7 +31,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class QuantizedMatrix:
-    """Called as `linear.Matrix`; `bias` [out]. For rows of `dtype`."""
+    """The `Linear` of a quantised weight and an optional `bias` [out], for rows of `dtype`."""
 
     def __init__(
         self, weight: QuantizedWeight, bias: Tensor | None = None, dtype: torch.dtype | None = None
@@ -48,16 +48,6 @@ class QuantizedMatrix:
             x = x.index_select(1, self._order)
         out = self._product(x.contiguous())[:, : self._rows]
         return out.contiguous() if self._bias is None else out + self._bias
-
-
-class JoinedMatrix:
-    """Matrices of different forms, one below the other."""
-
-    def __init__(self, parts: list[Product]) -> None:
-        self.parts = parts
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self.parts], dim=1)
 
 
 def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:

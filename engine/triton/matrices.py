@@ -1,0 +1,76 @@
+"""The GPU's `MatrixBackend`, and the experts of one layer in two launches for all of them.
+
+The host does not learn how many rows an expert has, so a step with a mixture can be captured
+in a graph. Immutable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.model.linear import Linear, PlainMatrix
+from baton.engine.model.matrix_backend import ExpertSource
+from baton.engine.model.quantized_weight import QuantizedWeight
+from baton.engine.model.row_ops import Gating
+from baton.engine.triton.experts import expert_matmul, sort_by_expert
+from baton.engine.triton.quantized import TritonQuantized
+from baton.engine.triton.quantized_experts import (
+    StackedCodes,
+    quantized_expert_matmul,
+    stacked_codes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMatrices:
+    """Makes products of weights on `device`: a GPU, or the CPU under triton's interpreter."""
+
+    device: torch.device
+
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return PlainMatrix(weight, bias)
+
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """Raises ModelError where the kernel does not take the weight; it serves every dtype."""
+        return TritonQuantized(weight, bias, self.device)
+
+    def experts(self, source: ExpertSource) -> StackedExperts:
+        """Raises ModelError where the kernel does not take the matrices."""
+        if not source.is_quantized:
+            return StackedExperts(*source.stacked())
+        gate_up, down = source.quantized()
+        return StackedExperts(
+            stacked_codes(gate_up, source.count, self.device),
+            stacked_codes(down, source.count, self.device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """`Experts` as two tensors."""
+
+    gate_up: Tensor | StackedCodes  # [experts, 2 ffn, hidden]
+    down: Tensor | StackedCodes  # [experts, hidden, ffn]
+    tile_rows: int = 0  # of `expert_matmul`
+
+    def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
+        by_expert, offsets = sort_by_expert(chosen, len(self.down))
+        rows = by_expert // chosen.shape[1]
+        given = (self.gate_up, offsets, rows, self.tile_rows)
+        inner = gating(_product(x.contiguous(), *given))
+        return _product(inner, self.down, offsets, None, self.tile_rows), by_expert
+
+
+def _product(
+    x: Tensor,
+    weights: Tensor | StackedCodes,
+    offsets: Tensor,
+    source: Tensor | None,
+    tile_rows: int,
+) -> Tensor:
+    if isinstance(weights, Tensor):
+        return expert_matmul(x, weights, offsets, source, tile_rows)
+    return quantized_expert_matmul(x, weights, offsets, source, tile_rows)
