@@ -111,7 +111,7 @@ nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and 
 check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks
+	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support
 	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_dangerous_calls.py
 
 format: $(STAMP) ## put the code into its format

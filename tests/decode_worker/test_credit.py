@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group, Sequence
-from baton.simulation.fleet.scripted_request import scripted_request
+from tests.support.scripted_request import scripted_request
 
 SIZE = 4
 

@@ -15,7 +15,7 @@ from baton.decode_worker.sequences import Request, Sequence
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.runtime.config import StepConfig
-from baton.simulation.fleet.scripted_request import scripted_request
+from tests.support.scripted_request import scripted_request
 
 SIZE = 4
 GROWTH = 8  # tokens that a sequence is expected to grow by

@@ -19,7 +19,7 @@ from baton.runtime.errors import (
     OutOfMemory,
     Overloaded,
 )
-from baton.simulation.fleet.scripted_request import scripted_request
+from tests.support.scripted_request import scripted_request
 
 SIZE = 4
 KEY = b"key"

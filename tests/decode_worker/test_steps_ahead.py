@@ -14,7 +14,7 @@ from baton.runtime import identity
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.fleet.scripted_request import scripted_request
+from tests.support.scripted_request import scripted_request
 
 SIZE = 4
 KEY = b"key"

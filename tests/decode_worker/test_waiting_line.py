@@ -10,7 +10,7 @@ from baton.decode_worker.waiting_line import SHUT_OUT_S, WaitingLine
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
-from baton.simulation.fleet.scripted_request import scripted_request
+from tests.support.scripted_request import scripted_request
 
 SIZE = 4
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,13 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.execution.loading import build_runner
-from baton.engine.execution.runner import ModelRunner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
+from tests.support import small_models
+from tests.support.small_models import Reference
 
 HERE = Path(__file__).parent
-GREEDY = SamplingParams(temperature=0.0)
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 64,
@@ -48,9 +45,6 @@ def neighbour(name: str) -> ModuleType:
     return module
 
 
-models = neighbour("small_models")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -63,91 +57,25 @@ def seeded() -> None:
 
 
 @pytest.fixture(scope="session")
-def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    made: dict[str, Any] = {}
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    made: dict[str, Reference] = {}
 
-    def get(name: str) -> Any:
+    def get(name: str) -> Reference:
         if name not in made:
-            made[name] = models.make_model(name, tmp_path_factory.mktemp(name))
+            made[name] = small_models.make_model(name, tmp_path_factory.mktemp(name))
         return made[name]
 
     return get
 
 
-@pytest.fixture(scope="session", params=list(models.MODELS))
-def reference(request: pytest.FixtureRequest, references: Callable[[str], Any]) -> Any:
+@pytest.fixture(scope="session", params=list(small_models.MODELS))
+def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
     return references(request.param)
 
 
 @pytest.fixture(scope="session")
-def qwen3(references: Callable[[str], Any]) -> Any:
+def qwen3(references: Callable[[str], Reference]) -> Reference:
     return references("qwen3")
-
-
-class Story:
-    """Runs sequences on a runner, with blocks taken from the pool at random."""
-
-    def __init__(self, folder: Path, *, seed: int = 0, block_size: int = 8, **how: Any) -> None:
-        self.runner: ModelRunner = build_runner(
-            folder, blocks=160, block_size=block_size, dtype=how.pop("dtype", "float32"), **how
-        )
-        pool = self.runner.pool  # whoever reads an unwritten token shows it
-        (pool.tensor if pool.scales is None else pool.scales).fill_(float("nan"))
-        self.block_size = block_size
-        self._free = list(range(160))
-        random.Random(seed).shuffle(self._free)
-
-    def blocks(self, tokens: int) -> list[int]:
-        return [self._free.pop() for _ in range(-(-tokens // self.block_size))]
-
-    def give_back(self, *slices: Slice) -> None:
-        """The blocks of `slices` may be taken again, once the step to come is over."""
-        for item in slices:
-            self._free[:0] = item.blocks
-
-    def logits(self, *slices: Slice) -> list[torch.Tensor]:
-        return self.runner.all_logits(StepBatch(slices))
-
-    def draw(self, *slices: Slice) -> list[int]:
-        """The first drawn token of every slice that draws."""
-        result = self.runner.run(StepBatch(slices))
-        assert not result.broken
-        return [drawn[0].token for drawn in result.drawn if drawn]
-
-    def greedy(
-        self, tokens: Sequence[int], blocks: Sequence[int], steps: int, start: int = 0
-    ) -> list[int]:
-        """Compute `tokens` from `start` in one slice, then decode alone."""
-        known, out = len(tokens), []
-        todo = list(tokens[start:])
-        for _ in range(steps):
-            out += self.draw(greedy_slice(todo, start, blocks))
-            start, todo = known, [out[-1]]
-            known += 1
-        return out
-
-
-def greedy_slice(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Slice:
-    return Slice(tokens, start, blocks, (Draw(0, start + len(tokens), GREEDY),))
-
-
-@pytest.fixture
-def story() -> type[Story]:
-    return Story
-
-
-@pytest.fixture
-def as_greedy() -> Callable[[Sequence[int], int, Sequence[int]], Slice]:
-    return greedy_slice
-
-
-@pytest.fixture
-def prompts() -> Callable[..., list[int]]:
-    def make(length: int, seed: int = 0, vocab: int = 199) -> list[int]:
-        chooser = random.Random(seed)
-        return [chooser.randrange(vocab) for _ in range(length)]
-
-    return make
 
 
 @pytest.fixture(scope="session")
@@ -157,22 +85,9 @@ def parity() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def torch_kernels() -> ModuleType:
-    """The kernels of a graph's draws in torch."""
-    return neighbour("torch_kernels")
-
-
-@pytest.fixture(scope="session")
 def triton_parity(parity: ModuleType) -> ModuleType:
     """The module of that name, in this process: its checks, not its kernels, can be tested."""
     return neighbour("triton_parity")
-
-
-@pytest.fixture(scope="session")
-def pipeline_scene() -> type[Any]:
-    """`pipeline_scene(compiles=False)`: a step pipeline, and the device that a test plays."""
-    scene: type[Any] = neighbour("step_pipeline_scene").PipelineScene
-    return scene
 
 
 def checked_by_interpreter(name: str, file: Path) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.scheduling.batch import Slice
+from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 STEPS = 64
 TOLERANCE = 1e-4
@@ -35,18 +36,18 @@ def expected(reference):
 
 
 @pytest.fixture
-def told(reference, story):
-    return story(reference.folder)
+def told(reference):
+    return ModelStory(reference.folder)
 
 
-def test_logits_of_a_whole_prompt(reference, told, prompts):
-    tokens = prompts(90)
+def test_logits_of_a_whole_prompt(reference, told):
+    tokens = random_prompt(90)
     (ours,) = told.logits(Slice(tokens, 0, told.blocks(90)))
     assert_close(ours, reference.logits(tokens))
 
 
-def test_logits_of_chunks_of_odd_lengths(reference, told, prompts):
-    tokens, blocks = prompts(90, seed=1), told.blocks(90)
+def test_logits_of_chunks_of_odd_lengths(reference, told):
+    tokens, blocks = random_prompt(90, seed=1), told.blocks(90)
     parts, start = [], 0
     for length in (1, 16, 9, 1, 1, 40, 22):
         parts += told.logits(Slice(tokens[start : start + length], start, blocks))
@@ -70,7 +71,7 @@ def test_prefix_computed_by_another_sequence(expected, told):
     assert told.greedy(prompt, blocks, STEPS, start=64) == tokens
 
 
-def test_batch_of_chunks_and_decodes(expected, told, as_greedy):
+def test_batch_of_chunks_and_decodes(expected, told):
     """Three sequences; each step mixes decode tokens with a chunk of whoever is prefilling."""
     state = {n: [0, told.blocks(n + STEPS), list(expected[n][0]), []] for n in (1, 13, 70)}
     chunk = {1: 1, 13: 5, 70: 9}
@@ -81,7 +82,7 @@ def test_batch_of_chunks_and_decodes(expected, told, as_greedy):
                 continue
             part = tokens[start : start + chunk[n]]
             if start + len(part) == len(tokens):
-                slices.append(as_greedy(part, start, blocks))
+                slices.append(greedy_slice(part, start, blocks))
                 drawing.append(n)
             else:
                 slices.append(Slice(part, start, blocks))
@@ -93,29 +94,29 @@ def test_batch_of_chunks_and_decodes(expected, told, as_greedy):
         assert out == expected[n][1], f"prompt of {n}"
 
 
-def test_a_wrong_block_changes_the_tokens(expected, told, prompts):
+def test_a_wrong_block_changes_the_tokens(expected, told):
     """The models depend on their KV: with another prefix's blocks the tokens differ."""
     prompt, tokens = expected[70]
     other = told.blocks(70)
-    told.logits(Slice(prompts(70, seed=99), 0, other))
+    told.logits(Slice(random_prompt(70, seed=99), 0, other))
     blocks = [*other[:8], *told.blocks(70 + STEPS - 64)]
     assert told.greedy(prompt, blocks, STEPS, start=64) != tokens
 
 
-def test_dynamic_rope_grows_token_by_token_as_transformers_does(references, story, prompts):
+def test_dynamic_rope_grows_token_by_token_as_transformers_does(references):
     """Across `max_position_embeddings` (512), with transformers' own cache growing."""
-    reference, prompt = references("llama-dynamic-rope"), prompts(500)
-    told = story(reference.folder, block_size=16)
+    reference, prompt = references("llama-dynamic-rope"), random_prompt(500)
+    told = ModelStory(reference.folder, block_size=16)
     assert told.greedy(prompt, told.blocks(530), 30) == reference.greedy(prompt, 30)
 
 
 @pytest.mark.parametrize(
     ("context", "length"), [(128, 40), (0, 150)], ids=["short-factors", "long-factors"]
 )
-def test_longrope_is_decided_by_the_context_served(references, story, prompts, context, length):
+def test_longrope_is_decided_by_the_context_served(references, context, length):
     """Up to the original context (128), and for prompts beyond it, as transformers does."""
-    reference, tokens = references("phi3-longrope"), prompts(length)
-    told = story(reference.folder, max_context=context)
+    reference, tokens = references("phi3-longrope"), random_prompt(length)
+    told = ModelStory(reference.folder, max_context=context)
     (ours,) = told.logits(Slice(tokens, 0, told.blocks(length)))
     assert_close(ours, reference.logits(tokens))
     blocks = told.blocks(length + STEPS)
@@ -123,20 +124,20 @@ def test_longrope_is_decided_by_the_context_served(references, story, prompts, c
     assert told.greedy(tokens, blocks, STEPS, start=length // 2) == reference.greedy(tokens, STEPS)
 
 
-def test_longrope_of_another_context_is_not_the_same_model(references, story, prompts):
-    reference, tokens = references("phi3-longrope"), prompts(40)
-    told = story(reference.folder)
+def test_longrope_of_another_context_is_not_the_same_model(references):
+    reference, tokens = references("phi3-longrope"), random_prompt(40)
+    told = ModelStory(reference.folder)
     (ours,) = told.logits(Slice(tokens, 0, told.blocks(40)))
     assert (ours - reference.logits(tokens)).abs().max() > 0.1
     assert model_fingerprint(reference.folder) != model_fingerprint(reference.folder, 128)
     assert model_fingerprint(reference.folder, 127) == model_fingerprint(reference.folder, 128)
 
 
-def test_text_part_of_a_model_for_images(references, story, prompts, tmp_path):
+def test_text_part_of_a_model_for_images(references, tmp_path):
     """Gemma 3 with a vision tower: its files, under other names, hold the same decoder."""
     import transformers
 
-    reference, tokens = references("gemma3"), prompts(40)
+    reference, tokens = references("gemma3"), random_prompt(40)
     vision = {"model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8}
     vision |= {"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
     config = transformers.Gemma3Config(
@@ -149,6 +150,6 @@ def test_text_part_of_a_model_for_images(references, story, prompts, tmp_path):
     whole.model.language_model.load_state_dict(reference.model.model.state_dict())
     whole.lm_head.load_state_dict(reference.model.lm_head.state_dict())
     whole.save_pretrained(tmp_path)
-    told = story(tmp_path)
+    told = ModelStory(tmp_path)
     (ours,) = told.logits(Slice(tokens, 0, told.blocks(40)))
     assert_close(ours, reference.logits(tokens))

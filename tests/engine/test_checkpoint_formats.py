@@ -14,6 +14,7 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.quantization_config import StoredForm
 from baton.runtime.errors import ModelError
+from tests.support.model_story import ModelStory, random_prompt
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ: which column lies at the i-th four bits
 
@@ -291,28 +292,26 @@ def test_values_are_those_that_were_packed(tmp_path, name, shape):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_model_computes_with_the_values_of_its_codes(qwen3, tmp_path, story, prompts, name):
+def test_a_model_computes_with_the_values_of_its_codes(qwen3, tmp_path, name):
     quantized, plain = quantized_model(tmp_path, qwen3.folder, name)
-    tokens = prompts(30)
-    ours, theirs = story(quantized), story(plain)
+    tokens = random_prompt(30)
+    ours, theirs = ModelStory(quantized), ModelStory(plain)
     (found,) = ours.logits(Slice(tokens, 0, ours.blocks(30)))
     (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(30)))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-moe"])
-def test_experts_and_latents_are_read_in_fp8_blocks(references, tmp_path, story, prompts, family):
+def test_experts_and_latents_are_read_in_fp8_blocks(references, tmp_path, family):
     quantized, plain = quantized_model(tmp_path, references(family).folder, "fp8-blocks")
-    tokens = prompts(20)
-    ours, theirs = story(quantized), story(plain)
+    tokens = random_prompt(20)
+    ours, theirs = ModelStory(quantized), ModelStory(plain)
     (found,) = ours.logits(Slice(tokens, 0, ours.blocks(20)))
     (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(20)))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_modules_that_are_left_plain_or_differ_are_multiplied_one_by_one(
-    qwen3, tmp_path, story, prompts
-):
+def test_modules_that_are_left_plain_or_differ_are_multiplied_one_by_one(qwen3, tmp_path):
     quantized, plain = quantized_model(tmp_path, qwen3.folder, "gptq-act-order")
     tensors = load_file(quantized / "model.safetensors")
     base = "model.layers.1.self_attn."
@@ -321,8 +320,8 @@ def test_modules_that_are_left_plain_or_differ_are_multiplied_one_by_one(
     tensors[f"{base}k_proj.weight"] = load_file(plain / "model.safetensors")[f"{base}k_proj.weight"]
     tensors[f"{base}q_proj.bias"] = torch.zeros(128)  # as GPTQ's writers leave them
     save_file(tensors, quantized / "model.safetensors")
-    tokens = prompts(12)
-    ours, theirs = story(quantized), story(plain)
+    tokens = random_prompt(12)
+    ours, theirs = ModelStory(quantized), ModelStory(plain)
     (found,) = ours.logits(Slice(tokens, 0, ours.blocks(12)))
     (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(12)))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

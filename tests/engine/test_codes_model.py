@@ -12,6 +12,7 @@ from baton.engine.model.attention import TorchAttention
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError
+from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 STEPS = 12
 
@@ -50,13 +51,11 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize("how", list(HOWS))
-def test_whole_chunked_cached_and_scattered_give_the_same_tokens(
-    story, prompts, as_greedy, folder, kv_dtype, how
-):
+def test_whole_chunked_cached_and_scattered_give_the_same_tokens(folder, kv_dtype, how):
     # In bfloat16 a row may be rounded to the next code where its chunk is cut elsewhere: of eight
     # prompts one has two tokens so nearly alike that this decides (seed 4, over FP8 codes).
-    prompt = prompts(70, seed=5, vocab=4000)
-    told = story(folder, block_size=16, kv_dtype=kv_dtype, **HOWS[how])
+    prompt = random_prompt(70, seed=5, vocab=4000)
+    told = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, **HOWS[how])
     whole = told.blocks(90)
     expected = told.greedy(prompt, whole, STEPS)
     chunked = told.blocks(90)  # elsewhere in the pool, in pieces, beside another sequence
@@ -68,24 +67,22 @@ def test_whole_chunked_cached_and_scattered_give_the_same_tokens(
     assert told.greedy(prompt, cached, STEPS, start=64) == expected
 
 
-def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(story, prompts, folder, kv_dtype):
-    prompt = prompts(70, seed=4, vocab=4000)
-    told = story(folder, kv_dtype=kv_dtype, **HOWS["deterministic"])
+def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(folder, kv_dtype):
+    prompt = random_prompt(70, seed=4, vocab=4000)
+    told = ModelStory(folder, kv_dtype=kv_dtype, **HOWS["deterministic"])
     (whole,) = told.logits(Slice(prompt, 0, told.blocks(70)))
     table, parts = told.blocks(70), []
     for first, end in ((0, 33), (33, 64), (64, 65), (65, 66), (66, 70)):
         parts.append(told.logits(Slice(prompt[first:end], first, table))[0])
     assert torch.equal(torch.cat(parts), whole)
-    plain = story(folder, **HOWS["deterministic"])
+    plain = ModelStory(folder, **HOWS["deterministic"])
     assert told.runner.numerics != plain.runner.numerics  # no block is taken for another's
 
 
-def test_latents_in_eight_bits_give_the_same_tokens_however_computed(
-    references, story, prompts, as_greedy, kv_dtype
-):
+def test_latents_in_eight_bits_give_the_same_tokens_however_computed(references, kv_dtype):
     """Chunks that are expanded and chunks that are not, and rows that decode, over one pool."""
-    prompt, folder = prompts(70, seed=5), references("deepseek-v3").folder
-    told = story(folder, kv_dtype=kv_dtype)
+    prompt, folder = random_prompt(70, seed=5), references("deepseek-v3").folder
+    told = ModelStory(folder, kv_dtype=kv_dtype)
     whole = told.blocks(90)
     expected = told.greedy(prompt, whole, STEPS)
     chunked = told.blocks(90)
@@ -100,12 +97,12 @@ SEEN = {"qwen3": (0.015, 0.067), "gemma2": (0.0057, 0.027), "mistral": (0.032, 0
 
 
 @pytest.mark.parametrize("name", list(SEEN))
-def test_logits_are_close_to_those_of_plain_kv(references, story, prompts, kv_dtype, name):
+def test_logits_are_close_to_those_of_plain_kv(references, kv_dtype, name):
     """Windows, soft caps and groups of a whole model; the bounds are half and twice of what
     was seen, of int8 and of FP8."""
-    prompt, found = prompts(60, seed=2), []
+    prompt, found = random_prompt(60, seed=2), []
     for kind in ("auto", kv_dtype):
-        told = story(references(name).folder, kv_dtype=kind)
+        told = ModelStory(references(name).folder, kv_dtype=kind)
         found.append(torch.cat(told.logits(Slice(prompt, 0, told.blocks(60)))))
     seen = SEEN[name][kv_dtype == "fp8_e4m3"]
     assert seen / 2 < error(found[1], found[0]) < 2 * seen
@@ -141,16 +138,14 @@ def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
     assert runner.all_logits(StepBatch((Slice([1, 2, 3], 0, [0]),)))[0].isfinite().all()
 
 
-def test_kv_that_is_no_number_breaks_its_sequence_alone(
-    story, prompts, as_greedy, folder, kv_dtype
-):
-    told = story(folder, block_size=16, kv_dtype=kv_dtype, dtype="bfloat16")
+def test_kv_that_is_no_number_breaks_its_sequence_alone(folder, kv_dtype):
+    told = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, dtype="bfloat16")
     good, bad = told.blocks(40), told.blocks(40)
-    prompt = prompts(30, seed=1, vocab=4000)
+    prompt = random_prompt(30, seed=1, vocab=4000)
     for table in (good, bad):
         told.logits(Slice(prompt, 0, table))
     told.runner.pool.scales[bad[1], 0, 1, 1, 3] = float("nan")
-    batch = StepBatch((as_greedy([1], 30, bad), as_greedy([1], 30, good)))
+    batch = StepBatch((greedy_slice([1], 30, bad), greedy_slice([1], 30, good)))
     result = told.runner.run(batch)
     assert result.broken == {0} and [len(drawn) for drawn in result.drawn] == [0, 1]
 

@@ -23,6 +23,7 @@ from baton.engine.scheduling.batch import (
 )
 from baton.engine.scheduling.token_history import PromptTokens, Text, history_of
 from baton.runtime.errors import EngineError
+from tests.support import torch_kernels
 
 GREEDY = SamplingParams(temperature=0.0)
 BLOCKS, SIZE = 60, 8
@@ -128,7 +129,7 @@ def same(ours, theirs):
 
 
 @pytest.fixture
-def told(qwen3, torch_kernels):
+def told(qwen3):
     return Told(qwen3.folder, torch_kernels)
 
 

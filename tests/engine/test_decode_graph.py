@@ -9,6 +9,7 @@ from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from tests.support import torch_kernels
 
 SPARE, WIDTH, VOCAB = 50, 6, 9
 
@@ -44,7 +45,7 @@ def rules():
 
 
 @pytest.fixture
-def graphs(decoder, rules, torch_kernels):
+def graphs(decoder, rules):
     made = DecodeGraphs(
         decoder,
         HostDevice(),
@@ -121,7 +122,7 @@ def test_tables_are_sent_only_when_they_changed(graphs, monkeypatch):
     assert np.array_equal(graphs._sent, graphs._tables[:2, :3].numpy())
 
 
-def test_a_change_of_tables_takes_no_memory_of_the_device(torch_kernels):
+def test_a_change_of_tables_takes_no_memory_of_the_device():
     """A full device would fail every request of the step."""
     away = HostDevice()
     away.torch_device = torch.device("meta")  # where a copy cannot be the host's own memory

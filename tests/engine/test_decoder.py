@@ -11,6 +11,7 @@ import torch
 
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import AttentionSpec, read_spec
+from tests.support.model_story import ModelStory, random_prompt
 
 TOKENS = 60
 
@@ -75,12 +76,12 @@ def without(spec, feature):
         ),
     ],
 )
-def test_every_feature_counts(references, story, prompts, monkeypatch, name, features):
-    folder, tokens = references(name).folder, prompts(TOKENS, seed=5)
+def test_every_feature_counts(references, monkeypatch, name, features):
+    folder, tokens = references(name).folder, random_prompt(TOKENS, seed=5)
     spec = read_spec(folder)
 
     def logits():
-        told = story(folder)
+        told = ModelStory(folder)
         return told.logits(Slice(tokens, 0, told.blocks(TOKENS)))[0]
 
     right = logits()
@@ -93,13 +94,13 @@ def test_every_feature_counts(references, story, prompts, monkeypatch, name, fea
 
 
 @pytest.mark.parametrize("name", ["mistral-window", "phi3", "gemma3"])
-def test_float16_is_nearer_than_bfloat16(references, story, prompts, name):
+def test_float16_is_nearer_than_bfloat16(references, name):
     """Chunks and decodes; the pool holds the same kind of number."""
-    reference, tokens = references(name), prompts(30, seed=8)
+    reference, tokens = references(name), random_prompt(30, seed=8)
     exact = reference.logits(tokens)
     worst = {}
     for dtype in ("bfloat16", "float16"):
-        told = story(reference.folder, dtype=dtype)
+        told = ModelStory(reference.folder, dtype=dtype)
         blocks, found = told.blocks(30), []
         for first, end in ((0, 11), (11, 28), (28, 29), (29, 30)):
             found += told.logits(Slice(tokens[first:end], first, blocks))
@@ -109,7 +110,7 @@ def test_float16_is_nearer_than_bfloat16(references, story, prompts, name):
     assert worst["float16"] < 0.02 * exact.abs().max()
 
 
-def test_the_scale_of_the_embedding_is_rounded_as_the_weights_are(references, story, monkeypatch):
+def test_the_scale_of_the_embedding_is_rounded_as_the_weights_are(references, monkeypatch):
     """Gemma was trained so: in bfloat16 a scale of 8.03 is 8."""
     folder = references("gemma3").folder
     spec = read_spec(folder)
@@ -117,6 +118,6 @@ def test_the_scale_of_the_embedding_is_rounded_as_the_weights_are(references, st
     for scale in (8.0, 8.03):
         changed = replace(spec, embedding_scale=scale)
         monkeypatch.setattr("baton.engine.execution.loading.read_spec", lambda *_, it=changed: it)
-        told = story(folder, dtype="bfloat16")
+        told = ModelStory(folder, dtype="bfloat16")
         found += told.logits(Slice([5, 6, 7], 0, told.blocks(3)))
     assert torch.equal(found[0], found[1])

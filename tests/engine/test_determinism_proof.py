@@ -17,6 +17,7 @@ from baton.engine.execution.graph_device import HostDevice
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError
+from tests.support import torch_kernels
 
 CPU = torch.device("cpu")
 BUCKETS = (1, 4, 24)
@@ -45,7 +46,7 @@ class Device(HostDevice):
 
 
 @pytest.fixture
-def told(qwen3, monkeypatch, torch_kernels):
+def told(qwen3, monkeypatch):
     monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
     monkeypatch.setattr(determinism_proof, "_GRAPH_TOKENS", 40)
     spec = read_spec(qwen3.folder)

@@ -14,6 +14,7 @@ from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime.errors import ConfigError
+from tests.support.model_story import ModelStory, random_prompt
 
 FAMILIES = [
     "llama",
@@ -51,9 +52,9 @@ def whole_proof():
 
 
 @pytest.fixture
-def told(model, story):
+def told(model):
     folder, dtype = model
-    return story(folder, dtype=dtype, deterministic=True, block_size=16)
+    return ModelStory(folder, dtype=dtype, deterministic=True, block_size=16)
 
 
 def whole(told, tokens):
@@ -62,13 +63,13 @@ def whole(told, tokens):
     return told.logits(Slice(tokens, 0, blocks))[0], blocks
 
 
-def crowd(told, prompts, chooser):
+def crowd(told, chooser):
     """Up to four other slices, chunks and single tokens, with their prefixes in place."""
     slices = []
     for _ in range(chooser.randrange(4)):
         seed, count = chooser.randrange(1000), chooser.choice([1, 1, 3, 20])
         start = chooser.randrange(1, 12)
-        tokens, blocks = prompts(start + count, seed=seed), told.blocks(start + count)
+        tokens, blocks = random_prompt(start + count, seed=seed), told.blocks(start + count)
         told.logits(Slice(tokens[:start], 0, blocks))
         slices.append(Slice(tokens[start:], start, blocks))
     told.give_back(*slices)
@@ -76,22 +77,22 @@ def crowd(told, prompts, chooser):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_chunks_and_crowds_change_no_bit(told, prompts, seed):
-    tokens, chooser = prompts(LENGTH, seed=3), random.Random(seed)
+def test_chunks_and_crowds_change_no_bit(told, seed):
+    tokens, chooser = random_prompt(LENGTH, seed=3), random.Random(seed)
     expected, _ = whole(told, tokens)
     blocks, start = told.blocks(LENGTH), 0
     while start < LENGTH:
         end = min(LENGTH, start + chooser.choice([1, 1, 2, 8, 13, 40]))
-        slices = crowd(told, prompts, chooser)
+        slices = crowd(told, chooser)
         place = chooser.randrange(len(slices) + 1)
         slices.insert(place, Slice(tokens[start:end], start, blocks))
         assert torch.equal(told.logits(*slices)[place], expected[start:end])
         start = end
 
 
-def test_a_cached_prefix_changes_no_bit(told, prompts):
+def test_a_cached_prefix_changes_no_bit(told):
     """It was computed by another sequence, in other chunks, and lies in shared blocks."""
-    size, tokens = told.block_size, prompts(LENGTH, seed=3)
+    size, tokens = told.block_size, random_prompt(LENGTH, seed=3)
     expected, _ = whole(told, tokens)
     donor = told.blocks(64)
     for start in range(0, 64, 16):
@@ -104,11 +105,11 @@ def test_a_cached_prefix_changes_no_bit(told, prompts):
 
 @pytest.mark.parametrize("cuts", [range(1, 34), (511, 513), (512, 512), (1, 255, 257, 47, 463)])
 @pytest.mark.parametrize("name", WIDE)
-def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, story, prompts, name, cuts):
-    told = story(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
+def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, name, cuts):
+    told = ModelStory(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
     if supported():
         assert isinstance(told.runner.decoder._attention, InvariantBfloatAttention)
-    tokens = prompts(sum(cuts), seed=4)
+    tokens = random_prompt(sum(cuts), seed=4)
     expected, _ = whole(told, tokens)
     blocks, start = told.blocks(len(tokens)), 0
     for count in cuts:
@@ -118,27 +119,27 @@ def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, story, prompt
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_every_length_decodes_to_the_bits_of_a_chunk(references, story, prompts, name):
-    told = story(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
-    tokens = prompts(300, seed=5)
+def test_every_length_decodes_to_the_bits_of_a_chunk(references, name):
+    told = ModelStory(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
+    tokens = random_prompt(300, seed=5)
     expected, blocks = whole(told, tokens)
     rows = told.logits(*(Slice([token], at, blocks) for at, token in enumerate(tokens)))
     assert torch.equal(torch.cat(rows), expected)
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_the_bfloat16_numbers_are_those_of_transformers(references, story, prompts, name):
+def test_the_bfloat16_numbers_are_those_of_transformers(references, name):
     """Up to the rounding of bfloat16, by which a mixture now and then chooses another expert."""
-    reference, tokens = references(name), prompts(130, seed=7)
-    told = story(reference.folder, dtype="bfloat16", deterministic=True, block_size=16)
+    reference, tokens = references(name), random_prompt(130, seed=7)
+    told = ModelStory(reference.folder, dtype="bfloat16", deterministic=True, block_size=16)
     logits, _ = whole(told, tokens)
     wanted = reference.logits(tokens)
     errors = (logits - wanted).square().mean(dim=-1).sqrt() / wanted.std(dim=-1)  # [tokens]
     assert (errors.median() if "mixtral" in name else errors.max()) < 0.15
 
 
-def test_the_kv_is_the_same_too(told, prompts):
-    tokens = prompts(64, seed=3)
+def test_the_kv_is_the_same_too(told):
+    tokens = random_prompt(64, seed=3)
     _, once = whole(told, tokens)
     again = told.blocks(64)
     for place, token in enumerate(tokens):
@@ -147,26 +148,26 @@ def test_the_kv_is_the_same_too(told, prompts):
     assert (stored[once] == stored[again]).all()
 
 
-def test_a_preempted_sequence_goes_on_with_the_same_tokens(told, prompts):
+def test_a_preempted_sequence_goes_on_with_the_same_tokens(told):
     """Recomputed in one chunk, prompt and output alike, and drawn beside others."""
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=5)
 
     def go_on(tokens, steps, beside):
         known, blocks, todo, start = list(tokens), told.blocks(80), list(tokens), 0
         for _ in range(steps):
-            others = crowd(told, prompts, beside) if beside else []
+            others = crowd(told, beside) if beside else []
             draw = (Draw(0, len(known), params),)
             known += told.draw(*others, Slice(todo, start, blocks, draw))
             start, todo = len(known) - 1, known[-1:]
         return known
 
-    prompt = prompts(30)
+    prompt = random_prompt(30)
     alone = go_on(prompt, 24, None)
     assert go_on(alone[:41], 13, random.Random(4)) == alone
 
 
-def test_threads_change_no_bit(told, prompts):
-    tokens = prompts(LENGTH, seed=3)
+def test_threads_change_no_bit(told):
+    tokens = random_prompt(LENGTH, seed=3)
     expected, _ = whole(told, tokens)
     torch.set_num_threads(2)
     try:
@@ -176,9 +177,9 @@ def test_threads_change_no_bit(told, prompts):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_numbers_are_those_of_transformers(references, story, prompts, name):
-    reference, tokens = references(name), prompts(70, seed=7)
-    told = story(reference.folder, deterministic=True)
+def test_the_numbers_are_those_of_transformers(references, name):
+    reference, tokens = references(name), random_prompt(70, seed=7)
+    told = ModelStory(reference.folder, deterministic=True)
     logits, _ = whole(told, tokens)
     torch.testing.assert_close(logits, reference.logits(tokens), rtol=0, atol=1e-4)
 
@@ -282,9 +283,9 @@ async def test_the_engine_tells_the_numerics(qwen3):
     assert prove(engine._runner) == engine.numerics
 
 
-def test_one_broken_sequence_does_not_harm_the_others(qwen3, story, prompts):
-    told = story(qwen3.folder, deterministic=True)
-    tokens = prompts(20)
+def test_one_broken_sequence_does_not_harm_the_others(qwen3):
+    told = ModelStory(qwen3.folder, deterministic=True)
+    tokens = random_prompt(20)
     expected, good = whole(told, tokens)
     bad = told.blocks(20)
     told.logits(Slice(tokens, 0, bad))

@@ -11,6 +11,7 @@ from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.sampling.draw_plan import plan_draws
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
+from tests.support import torch_kernels
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0.0)
@@ -21,7 +22,7 @@ REPEATED = SamplingParams(temperature=0.0, frequency_penalty=2.0)
 
 
 @pytest.fixture
-def kernels(monkeypatch, torch_kernels):
+def kernels(monkeypatch):
     """Positions that were drawn; a draw is the highest logit."""
     seen = []
 

@@ -9,6 +9,7 @@ from baton.engine.execution.divided_step import is_out_of_memory, run_divided
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult
 from baton.runtime.errors import EngineError, OutOfMemory
+from tests.support.model_story import ModelStory, random_prompt
 
 GREEDY = SamplingParams(temperature=0.0)
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
@@ -35,9 +36,9 @@ class Allocator(TorchDispatchMode):
 class Bench:
     """Four slices on a fresh pool: two that decode, two chunks; one of them draws no token."""
 
-    def __init__(self, story, folder, prompts):
-        self.told = story(folder, deterministic=True)
-        tokens = [prompts(40, seed=n) for n in range(4)]
+    def __init__(self, folder):
+        self.told = ModelStory(folder, deterministic=True)
+        tokens = [random_prompt(40, seed=n) for n in range(4)]
         blocks = [self.told.blocks(40) for _ in range(4)]
         for n, length in ((0, 20), (1, 9), (3, 8)):
             self.told.logits(Slice(tokens[n][:length], 0, blocks[n]))
@@ -58,9 +59,9 @@ class Bench:
         return result, allocator.count, self.told.runner.pool.bytes_view().copy()
 
 
-def test_one_failure_at_any_allocation_changes_nothing(qwen3, story, prompts):
+def test_one_failure_at_any_allocation_changes_nothing(qwen3):
     """The step is run again in halves: the same tokens and, bit for bit, the same KV."""
-    bench = Bench(story, qwen3.folder, prompts)
+    bench = Bench(qwen3.folder)
     expected, count, pool = bench.run()
     assert count > 100 and not expected.failed and not expected.shortages
     for failing in range(1, count + 1):
@@ -70,18 +71,18 @@ def test_one_failure_at_any_allocation_changes_nothing(qwen3, story, prompts):
         assert (after == pool).all(), failing
 
 
-def test_two_failures_at_any_allocation_lose_nothing_either(qwen3, story, prompts):
+def test_two_failures_at_any_allocation_lose_nothing_either(qwen3):
     """The second one hits a half: it is halved again."""
-    bench = Bench(story, qwen3.folder, prompts)
+    bench = Bench(qwen3.folder)
     expected, count, _ = bench.run()
     for failing in range(1, count, 7):
         result, _, _ = bench.run(failing, failing + count // 3)
         assert result.drawn == expected.drawn and not result.failed
 
 
-def test_a_slice_that_never_fits_fails_alone_and_says_so(qwen3, story, prompts):
+def test_a_slice_that_never_fits_fails_alone_and_says_so(qwen3):
     """No tensor of more than 5,000 numbers: the longest chunk has one, nothing else alone."""
-    bench = Bench(story, qwen3.folder, prompts)
+    bench = Bench(qwen3.folder)
     expected, _, _ = bench.run()
     result, _, _ = bench.run(most=5000)
     assert set(result.failed) == {3}
@@ -91,8 +92,8 @@ def test_a_slice_that_never_fits_fails_alone_and_says_so(qwen3, story, prompts):
     assert "can't allocate memory" in str(result.failed[3])
 
 
-def test_when_nothing_fits_every_slice_says_so(qwen3, story, prompts):
-    bench = Bench(story, qwen3.folder, prompts)
+def test_when_nothing_fits_every_slice_says_so(qwen3):
+    bench = Bench(qwen3.folder)
     result, _, _ = bench.run(most=0)
     assert set(result.failed) == {0, 1, 2, 3}
     assert result.drawn == ((), (), (), ())
@@ -185,9 +186,9 @@ def test_other_errors_are_not_retried(error):
     assert len(calls) == 1
 
 
-def test_a_slice_that_failed_feeds_the_next_step_a_token_that_nobody_reads(qwen3, story, prompts):
+def test_a_slice_that_failed_feeds_the_next_step_a_token_that_nobody_reads(qwen3):
     """Its request is over; the others of the step that was submitted already go on."""
-    bench = Bench(story, qwen3.folder, prompts)
+    bench = Bench(qwen3.folder)
     first, second, chunk, _ = bench.batch.slices
     result, _, _ = bench.run(most=1500)
     assert set(result.failed) == {2, 3}
@@ -204,8 +205,8 @@ def test_a_slice_that_failed_feeds_the_next_step_a_token_that_nobody_reads(qwen3
     assert drawn[1] == again.drawn[0]
 
 
-async def test_the_engine_runs_the_parts(qwen3, story, prompts):
-    bench = Bench(story, qwen3.folder, prompts)
+async def test_the_engine_runs_the_parts(qwen3):
+    bench = Bench(qwen3.folder)
     runner, left = bench.told.runner, [1]
     whole = runner._compute
 

@@ -7,6 +7,7 @@ import pytest
 
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.draw_costs import FREE, DrawCosts, measure_draws
+from tests.support.model_story import ModelStory
 
 COSTS = DrawCosts(1.0, 10.0, 100.0, 1000.0, 10000.0)
 GREEDY = SamplingParams(temperature=0.0)
@@ -45,6 +46,6 @@ def test_dear_rules_are_measured_as_dear() -> None:
     assert max(found.random_s, found.adjusted_s, found.logprobs_s) < found.cut_s
 
 
-def test_a_runner_measures_its_own_draws(story, qwen3) -> None:  # type: ignore[no-untyped-def]
-    found = story(qwen3.folder).runner.measure_draws()
+def test_a_runner_measures_its_own_draws(qwen3) -> None:  # type: ignore[no-untyped-def]
+    found = ModelStory(qwen3.folder).runner.measure_draws()
     assert found.greedy_s > 0 and COSTS.of([]) == 0

@@ -17,6 +17,7 @@ from baton.engine.model.weights import MlpWeights
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ModelError
+from tests.support.model_story import ModelStory, random_prompt
 
 
 def load(folder, dtype=torch.float32):
@@ -208,7 +209,7 @@ def in_blocks(weight, size):
     return stored.to(torch.float8_e4m3fn).contiguous(), scales
 
 
-def test_a_model_in_blocks_of_fp8_computes_nearly_the_same(copied, references, story, prompts):
+def test_a_model_in_blocks_of_fp8_computes_nearly_the_same(copied, references):
     """All products but the gate's, 40 rows of latents (two blocks and a half) among them."""
 
     def change(tensors):
@@ -223,7 +224,7 @@ def test_a_model_in_blocks_of_fp8_computes_nearly_the_same(copied, references, s
     up = load(folder).layers[0].qkv.up
     exact = load(references("deepseek-v3").folder).layers[0].qkv.up
     assert 0 < (up - exact).norm() / exact.norm() < 0.04
-    tokens, told = prompts(40), story(folder)
+    tokens, told = random_prompt(40), ModelStory(folder)
     (logits,) = told.logits(Slice(tokens, 0, told.blocks(40)))
     wanted = references("deepseek-v3").logits(tokens)
     error = (logits - wanted).norm(dim=-1) / wanted.norm(dim=-1)

@@ -8,6 +8,7 @@ from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
 from baton.engine.memory.kv_quant import FP8_E4M3, INT8
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError
+from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 
 @pytest.fixture
@@ -195,27 +196,25 @@ def test_too_small_a_budget_shows_the_arithmetic(spec, budget):
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
-def test_blocks_of_codes_moved_as_bytes_continue_the_sequence(
-    qwen3, story, prompts, as_greedy, kv_dtype
-):
-    prompt = prompts(45, seed=8)
-    alone = story(qwen3.folder, seed=3, kv_dtype=kv_dtype)
+def test_blocks_of_codes_moved_as_bytes_continue_the_sequence(qwen3, kv_dtype):
+    prompt = random_prompt(45, seed=8)
+    alone = ModelStory(qwen3.folder, seed=3, kv_dtype=kv_dtype)
     expected = alone.greedy(prompt, alone.blocks(60), 13)
-    granter, reader = (story(qwen3.folder, seed=seed, kv_dtype=kv_dtype) for seed in (1, 2))
+    granter, reader = (ModelStory(qwen3.folder, seed=seed, kv_dtype=kv_dtype) for seed in (1, 2))
     theirs, ours = granter.blocks(45), reader.blocks(60)
-    first = granter.draw(as_greedy(prompt, 0, theirs))
+    first = granter.draw(greedy_slice(prompt, 0, theirs))
     source, target = granter.runner.pool.bytes_view(), reader.runner.pool.bytes_view()
     target[ours[: len(theirs)]] = source[theirs]
     assert [*first, *reader.greedy([*prompt, *first], ours, 12, start=45)] == expected
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
-def test_blocks_moved_as_bytes_continue_the_sequence(references, story, prompts, as_greedy, name):
+def test_blocks_moved_as_bytes_continue_the_sequence(references, name):
     """What a handoff does: whole blocks from one pool to other places of another."""
-    reference, prompt = references(name), prompts(45, seed=8)
-    granter, reader = (story(reference.folder, seed=seed) for seed in (1, 2))
+    reference, prompt = references(name), random_prompt(45, seed=8)
+    granter, reader = (ModelStory(reference.folder, seed=seed) for seed in (1, 2))
     theirs, ours = granter.blocks(45), reader.blocks(60)
-    first = granter.draw(as_greedy(prompt, 0, theirs))
+    first = granter.draw(greedy_slice(prompt, 0, theirs))
     source, target = granter.runner.pool.bytes_view(), reader.runner.pool.bytes_view()
     target[ours[: len(theirs)]] = source[theirs]
     tokens = [*prompt, *first]

@@ -7,17 +7,18 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
 from baton.runtime.errors import ConfigError, EngineError
+from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture
-def told(qwen3, story):
-    return story(qwen3.folder)
+def told(qwen3):
+    return ModelStory(qwen3.folder)
 
 
-def test_choices_of_one_prompt_draw_from_the_same_logits(told, prompts):
-    tokens, blocks = prompts(20), told.blocks(20)
+def test_choices_of_one_prompt_draw_from_the_same_logits(told):
+    tokens, blocks = random_prompt(20), told.blocks(20)
     params = SamplingParams(temperature=1.5, seed=5)
     draws = tuple(Draw(choice, 20, params) for choice in (0, 1, 2, 7))
     result = told.runner.run(StepBatch((Slice(tokens, 0, blocks, draws),)))
@@ -29,46 +30,50 @@ def test_choices_of_one_prompt_draw_from_the_same_logits(told, prompts):
     assert result.device_s > 0
 
 
-def test_results_stand_in_the_order_of_the_slices(told, prompts, as_greedy):
+def test_results_stand_in_the_order_of_the_slices(told):
     """Rows are reordered inside (decodes first); the caller does not see it."""
     lengths = [5, 1, 12, 1, 3]
     slices = [
-        as_greedy(prompts(length, seed=length + place), 0, told.blocks(length))
+        greedy_slice(random_prompt(length, seed=length + place), 0, told.blocks(length))
         for place, length in enumerate(lengths)
     ]
     alone = [told.draw(item)[0] for item in slices]
-    silent = Slice(prompts(4), 0, told.blocks(4))
+    silent = Slice(random_prompt(4), 0, told.blocks(4))
     result = told.runner.run(StepBatch((slices[0], silent, *slices[1:])))
     assert [len(drawn) for drawn in result.drawn] == [1, 0, 1, 1, 1, 1]
     assert [drawn[0].token for drawn in result.drawn if drawn] == alone
 
 
-def test_all_logits_are_in_the_order_of_the_slices(told, prompts):
+def test_all_logits_are_in_the_order_of_the_slices(told):
     lengths = [5, 1, 12]
-    slices = [Slice(prompts(n, seed=n), 0, told.blocks(n)) for n in lengths]
+    slices = [Slice(random_prompt(n, seed=n), 0, told.blocks(n)) for n in lengths]
     together = told.logits(*slices)
     for item, logits in zip(slices, together, strict=True):
         torch.testing.assert_close(logits, told.logits(item)[0], rtol=0, atol=2e-5)
 
 
-def test_batch_composition_changes_logits_by_rounding_alone(told, prompts):
+def test_batch_composition_changes_logits_by_rounding_alone(told):
     """Recorded, since the fault lab relies on it: see also the report in docs."""
-    tokens, blocks = prompts(30), told.blocks(40)
+    tokens, blocks = random_prompt(30), told.blocks(40)
     told.logits(Slice(tokens, 0, blocks))
     alone = told.logits(Slice([7], 30, blocks))[0]
     others = []
     for n in range(1, 9):
         mine = told.blocks(9)
-        told.logits(Slice(prompts(8, seed=n), 0, mine))
+        told.logits(Slice(random_prompt(8, seed=n), 0, mine))
         others.append(Slice([n], 8, mine))
     batched = told.logits(Slice([7], 30, blocks), *others)[0]
     assert (alone - batched).abs().max().item() < 2e-5
 
 
-def test_one_broken_sequence_does_not_harm_the_others(told, prompts, as_greedy):
+def test_one_broken_sequence_does_not_harm_the_others(told):
     good, bad = told.blocks(20), told.blocks(20)
-    told.logits(Slice(prompts(16), 0, good), Slice(prompts(16, seed=1), 0, bad))
-    slices = [as_greedy([3], 16, good), as_greedy([4], 16, bad), as_greedy([5, 6], 16, bad)]
+    told.logits(Slice(random_prompt(16), 0, good), Slice(random_prompt(16, seed=1), 0, bad))
+    slices = [
+        greedy_slice([3], 16, good),
+        greedy_slice([4], 16, bad),
+        greedy_slice([5, 6], 16, bad),
+    ]
     (alone,) = told.draw(slices[0])
     told.runner.pool.tensor[bad[0], 0, 1, 1, 0] = float("inf")
     result = told.runner.run(StepBatch((*slices, Slice([1, 2], 16, bad))))
@@ -77,11 +82,11 @@ def test_one_broken_sequence_does_not_harm_the_others(told, prompts, as_greedy):
     assert result.drawn[0][0].token == alone
 
 
-def test_a_chunk_without_draws_is_found_broken_too(told, prompts):
+def test_a_chunk_without_draws_is_found_broken_too(told):
     blocks = told.blocks(40)
-    told.logits(Slice(prompts(16), 0, blocks))
+    told.logits(Slice(random_prompt(16), 0, blocks))
     told.runner.pool.tensor[blocks[1]] = float("nan")
-    result = told.runner.run(StepBatch((Slice(prompts(8), 16, blocks),)))
+    result = told.runner.run(StepBatch((Slice(random_prompt(8), 16, blocks),)))
     assert result.broken == {0}
 
 
@@ -92,11 +97,11 @@ def test_a_refused_step_writes_nothing(told):
     assert (told.runner.pool.bytes_view() == before).all()
 
 
-def test_context_limit(qwen3, story, prompts):
-    told = story(qwen3.folder, max_context=24)
+def test_context_limit(qwen3):
+    told = ModelStory(qwen3.folder, max_context=24)
     assert told.runner.max_context == 24
     blocks = told.blocks(40)
-    told.logits(Slice(prompts(24), 0, blocks))
+    told.logits(Slice(random_prompt(24), 0, blocks))
     with pytest.raises(EngineError, match="25 tokens exceed 24"):
         told.logits(Slice([1], 24, blocks))
 
@@ -108,24 +113,24 @@ def test_a_context_that_the_model_does_not_have(qwen3, max_context):
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_backends_draw_the_same(qwen3, story, prompts, backend):
-    told = story(qwen3.folder, backend=backend)
-    prompt = prompts(33)
+def test_backends_draw_the_same(qwen3, backend):
+    told = ModelStory(qwen3.folder, backend=backend)
+    prompt = random_prompt(33)
     assert told.greedy(prompt, told.blocks(60), 20) == qwen3.greedy(prompt, 20)
 
 
-def test_bfloat16_stays_near_float32(qwen3, story, prompts):
-    told, tokens = story(qwen3.folder, dtype="bfloat16"), prompts(40)
+def test_bfloat16_stays_near_float32(qwen3):
+    told, tokens = ModelStory(qwen3.folder, dtype="bfloat16"), random_prompt(40)
     (ours,) = told.logits(Slice(tokens, 0, told.blocks(40)))
     assert ours.dtype == torch.float32
     theirs = qwen3.logits(tokens)
     assert (ours - theirs).abs().mean() < 0.05 * theirs.abs().mean()
 
 
-def test_seeded_draws_survive_a_change_of_chunks(told, prompts):
+def test_seeded_draws_survive_a_change_of_chunks(told):
     """A migrated request computes its KV in other chunks and goes on with the same tokens."""
     params = SamplingParams(temperature=1.0, top_p=0.95, seed=123)
-    prompt = prompts(30)
+    prompt = random_prompt(30)
 
     def go_on(tokens, count, chunk):
         blocks, out, start = told.blocks(60), [], 0
@@ -144,8 +149,8 @@ def test_seeded_draws_survive_a_change_of_chunks(told, prompts):
     assert whole[8:] == moved
 
 
-def test_penalties_reach_the_draw(told, prompts):
-    tokens, blocks = prompts(20), told.blocks(30)
+def test_penalties_reach_the_draw(told):
+    tokens, blocks = random_prompt(20), told.blocks(30)
     (first,) = told.draw(Slice(tokens, 0, blocks, (Draw(0, 20, GREEDY),)))
     params = SamplingParams(temperature=0.0, presence_penalty=50.0)
     history = history_of([*tokens, first], 20)
@@ -154,12 +159,12 @@ def test_penalties_reach_the_draw(told, prompts):
 
 
 @pytest.mark.parametrize("token", [-1, 199, 1 << 40])
-def test_a_bias_on_an_unknown_token_breaks_its_own_slice_alone(told, prompts, as_greedy, token):
-    good, bad = as_greedy(prompts(5), 0, told.blocks(5)), told.blocks(5)
+def test_a_bias_on_an_unknown_token_breaks_its_own_slice_alone(told, token):
+    good, bad = greedy_slice(random_prompt(5), 0, told.blocks(5)), told.blocks(5)
     (alone,) = told.draw(good)
     params = SamplingParams(temperature=0.0, logit_bias=((3, 1.0), (token, 1.0)))
     draws = (Draw(0, 5, params),)
-    result = told.runner.run(StepBatch((Slice(prompts(5), 0, bad, draws), good)))
+    result = told.runner.run(StepBatch((Slice(random_prompt(5), 0, bad, draws), good)))
     assert result.broken == {0}
     assert [drawn.token for drawn in result.drawn[1]] == [alone]
 

@@ -7,6 +7,7 @@ import torch
 
 from baton.engine.sampling import prompt_scoring
 from baton.engine.scheduling.batch import Scoring, Slice, StepBatch
+from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 LENGTH, TOP = 90, 3
 
@@ -25,9 +26,9 @@ def slices_of(tokens, blocks, ends):
 
 
 @pytest.mark.parametrize("ends", [[LENGTH], [1, 2, 17, 64, LENGTH]])
-def test_scores_are_those_of_transformers(reference, story, prompts, ends, monkeypatch):
+def test_scores_are_those_of_transformers(reference, ends, monkeypatch):
     monkeypatch.setattr(prompt_scoring, "_PART_NUMBERS", 7 * 199)  # some rows at once
-    told, tokens = story(reference.folder), prompts(LENGTH)
+    told, tokens = ModelStory(reference.folder), random_prompt(LENGTH)
     found = [
         told.runner.run(StepBatch((piece,))).scores[0]
         for piece in slices_of(tokens, told.blocks(LENGTH), ends)
@@ -46,11 +47,11 @@ def test_scores_are_those_of_transformers(reference, story, prompts, ends, monke
     assert (ranks - theirs).abs().max() <= 1 and (ranks == theirs).float().mean() > 0.9
 
 
-def test_scoring_changes_no_draw_beside_it(references, story, prompts, as_greedy):
+def test_scoring_changes_no_draw_beside_it(references):
     reference = references("llama")
-    told, tokens = story(reference.folder), prompts(40)
-    plain = told.draw(as_greedy(tokens, 0, told.blocks(40)))
-    drawing = as_greedy(tokens, 0, told.blocks(40))
+    told, tokens = ModelStory(reference.folder), random_prompt(40)
+    plain = told.draw(greedy_slice(tokens, 0, told.blocks(40)))
+    drawing = greedy_slice(tokens, 0, told.blocks(40))
     scored = Slice(tokens, 0, told.blocks(40), scoring=Scoring(tokens[1:], 0))
     result = told.runner.run(StepBatch((scored, drawing)))
     assert [result.drawn[1][0].token] == plain
@@ -58,11 +59,11 @@ def test_scoring_changes_no_draw_beside_it(references, story, prompts, as_greedy
     assert result.scores[0].top_tokens == []
 
 
-def test_numbers_that_are_not_finite_are_no_scores(references, story, prompts, monkeypatch):
-    told = story(references("llama").folder)
+def test_numbers_that_are_not_finite_are_no_scores(references, monkeypatch):
+    told = ModelStory(references("llama").folder)
     logits = told.runner.decoder.logits
     monkeypatch.setattr(told.runner.decoder, "logits", lambda rows: logits(rows).fill_(torch.inf))
-    tokens = prompts(20)
+    tokens = random_prompt(20)
     scored = Slice(tokens, 0, told.blocks(20), scoring=Scoring(tokens[1:], 0))
     result = told.runner.run(StepBatch((scored,)))
     assert result.broken == {0} and not result.scores

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from baton.engine.scheduling.step_health import LATE_S, OVERDUE_S, StepHealth
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import EngineError
 from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
+from tests.support.step_pipeline_scene import PipelineScene
 
 STEP = StepBatch((Slice([1], 0, (0,)),))
 FINE = StepResult(((),))
@@ -205,12 +205,12 @@ async def test_an_ill_worker_is_probed_every_half_second_however_long_its_probes
 @pytest.mark.parametrize("step_s", [0.0, 0.02, 0.1, 0.25, 0.3, 0.36, 0.5, 0.67, 1.0, 3.0])
 @on_virtual_time
 async def test_a_step_that_never_ends_is_red_in_time_and_one_that_takes_long_is_not(
-    pipeline_scene: Callable[[], Any], step_s: float
+    step_s: float,
 ) -> None:
     """Of a healthy worker a step may take 2.8 times as long as the last, and 0.8 s at least: that
     is a loaded machine's chance, and no more than a detour. It may take four times as long, and
     1.5 s, before routers leave it."""
-    scene = pipeline_scene()
+    scene = PipelineScene()
     health = StepHealth(
         BlockPool(4, 16), steps=scene.steps, has_work=lambda: True, moves=str, wake=lambda: None
     )

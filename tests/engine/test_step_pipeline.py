@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from baton.engine.scheduling.batch import StepResult
 from baton.engine.scheduling.step_pipeline import LEAD_S
 from baton.runtime.errors import DeviceLost, EngineError
 from baton.simulation.virtual.virtual_time import on_virtual_time
-
-MakeScene = Callable[..., Any]
+from tests.support.step_pipeline_scene import PipelineScene
 
 
 def seconds(expected_s: float) -> Any:
@@ -23,15 +21,15 @@ def seconds(expected_s: float) -> Any:
 
 
 @on_virtual_time
-async def test_with_nothing_under_way_a_step_should_be_planned(pipeline_scene: MakeScene) -> None:
-    steps = pipeline_scene().steps
+async def test_with_nothing_under_way_a_step_should_be_planned() -> None:
+    steps = PipelineScene().steps
     assert await steps.next() is None
     assert not steps
 
 
 @on_virtual_time
-async def test_the_second_step_is_planned_while_the_first_runs(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene()
+async def test_the_second_step_is_planned_while_the_first_runs() -> None:
+    scene = PipelineScene()
     steps, device = scene.steps, scene.device
     first, second, third = (scene.chunk() for _ in range(3))
     steps.submit(first)
@@ -55,10 +53,8 @@ async def test_the_second_step_is_planned_while_the_first_runs(pipeline_scene: M
 
 
 @on_virtual_time
-async def test_where_there_is_nothing_to_plan_the_step_is_waited_for(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_where_there_is_nothing_to_plan_the_step_is_waited_for() -> None:
+    scene = PipelineScene()
     scene.steps.submit(scene.chunk())
     assert await scene.steps.next() is None
     waiting = asyncio.ensure_future(scene.steps.next())
@@ -70,18 +66,16 @@ async def test_where_there_is_nothing_to_plan_the_step_is_waited_for(
 
 
 @on_virtual_time
-async def test_steps_that_take_long_are_planned_shortly_before_their_end(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_steps_that_take_long_are_planned_shortly_before_their_end() -> None:
+    scene = PipelineScene()
     for ended in await scene.run([scene.chunk()] * 2, 0.12):
         assert ended.ended_s - ended.started_s == seconds(0.12)
     assert await scene.planned_after_s(scene.chunk()) == seconds(0.12 - LEAD_S)
 
 
 @on_virtual_time
-async def test_a_longer_chunk_is_expected_to_take_longer(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene()
+async def test_a_longer_chunk_is_expected_to_take_longer() -> None:
+    scene = PipelineScene()
     await scene.run([scene.chunk(4)] * 2, 0.02)
     assert await scene.planned_after_s(scene.chunk(40)) == seconds(0.2 - LEAD_S)
 
@@ -89,18 +83,16 @@ async def test_a_longer_chunk_is_expected_to_take_longer(pipeline_scene: MakeSce
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 @on_virtual_time
 async def test_a_decode_step_is_expected_to_take_as_long_as_the_last_whatever_its_batch(
-    pipeline_scene: MakeScene, sequences: int
+    sequences: int,
 ) -> None:
-    scene = pipeline_scene()
+    scene = PipelineScene()
     await scene.run([scene.decode(4)] * 2, 0.12)
     assert await scene.planned_after_s(scene.decode(sequences)) == seconds(0.12 - LEAD_S)
 
 
 @on_virtual_time
-async def test_a_chunk_says_nothing_of_decode_steps_and_they_nothing_of_a_chunk(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_a_chunk_says_nothing_of_decode_steps_and_they_nothing_of_a_chunk() -> None:
+    scene = PipelineScene()
     await scene.run([scene.decode(4)] * 2, 0.08)
     for step in (2, 3):  # no two chunks are known yet: the next step is planned at once
         assert await scene.planned_after_s(scene.chunk(100)) == 0
@@ -111,10 +103,8 @@ async def test_a_chunk_says_nothing_of_decode_steps_and_they_nothing_of_a_chunk(
 
 
 @on_virtual_time
-async def test_a_step_that_ends_before_the_next_one_is_planned_is_told_first(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_a_step_that_ends_before_the_next_one_is_planned_is_told_first() -> None:
+    scene = PipelineScene()
     await scene.run([scene.chunk()] * 2, 0.1)
     plan = scene.chunk()
     scene.steps.submit(plan)
@@ -124,8 +114,8 @@ async def test_a_step_that_ends_before_the_next_one_is_planned_is_told_first(
 
 
 @on_virtual_time
-async def test_a_step_starts_when_the_one_before_it_has_ended(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene()
+async def test_a_step_starts_when_the_one_before_it_has_ended() -> None:
+    scene = PipelineScene()
     scene.steps.submit(scene.chunk())
     await scene.steps.next()
     scene.steps.submit(scene.chunk())
@@ -142,10 +132,8 @@ async def test_a_step_starts_when_the_one_before_it_has_ended(pipeline_scene: Ma
 
 
 @on_virtual_time
-async def test_a_failed_step_is_told_in_its_turn_and_the_next_one_goes_on(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_a_failed_step_is_told_in_its_turn_and_the_next_one_goes_on() -> None:
+    scene = PipelineScene()
     scene.steps.submit(scene.chunk())
     await scene.steps.next()
     scene.steps.submit(scene.chunk())
@@ -158,8 +146,8 @@ async def test_a_failed_step_is_told_in_its_turn_and_the_next_one_goes_on(
 
 
 @on_virtual_time
-async def test_a_device_that_is_lost_is_nothing_to_go_on_from(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene()
+async def test_a_device_that_is_lost_is_nothing_to_go_on_from() -> None:
+    scene = PipelineScene()
     scene.steps.submit(scene.chunk())
     await scene.steps.next()
     scene.device.steps[0].set_exception(DeviceLost("no answer"))
@@ -168,10 +156,8 @@ async def test_a_device_that_is_lost_is_nothing_to_go_on_from(pipeline_scene: Ma
 
 
 @on_virtual_time
-async def test_a_step_that_the_engine_does_not_take_is_not_under_way(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_a_step_that_the_engine_does_not_take_is_not_under_way() -> None:
+    scene = PipelineScene()
     scene.device.refusal = EngineError("the engine is closed")
     with pytest.raises(EngineError, match="closed"):
         scene.steps.submit(scene.chunk())
@@ -179,10 +165,8 @@ async def test_a_step_that_the_engine_does_not_take_is_not_under_way(
 
 
 @on_virtual_time
-async def test_closing_lets_go_of_the_steps_and_does_not_disturb_them(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_closing_lets_go_of_the_steps_and_does_not_disturb_them() -> None:
+    scene = PipelineScene()
     scene.steps.submit(scene.chunk())
     await scene.steps.next()
     scene.steps.submit(scene.chunk())
@@ -201,11 +185,11 @@ async def test_closing_lets_go_of_the_steps_and_does_not_disturb_them(
 
 @pytest.mark.parametrize("first_fails", ["before", "after"])
 async def test_errors_of_steps_that_were_let_go_of_are_not_logged_as_missed(
-    pipeline_scene: MakeScene, first_fails: str
+    first_fails: str,
 ) -> None:
     missed: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: missed.append(context))
-    scene = pipeline_scene()
+    scene = PipelineScene()
     steps, device = scene.steps, scene.device
     steps.submit(scene.chunk())
     assert await steps.next() is None
@@ -229,8 +213,8 @@ async def test_errors_of_steps_that_were_let_go_of_are_not_logged_as_missed(
 
 
 @on_virtual_time
-async def test_how_long_a_step_has_run_is_known(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene()
+async def test_how_long_a_step_has_run_is_known() -> None:
+    scene = PipelineScene()
     steps = scene.steps
     assert steps.running_s() is None
     steps.submit(scene.chunk())

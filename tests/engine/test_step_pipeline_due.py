@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,7 @@ from baton.engine.scheduling.batch import Draw, SamplingParams, StepBatch
 from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.engine.scheduling.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S, WAIT_S
 from baton.simulation.virtual.virtual_time import on_virtual_time
-
-MakeScene = Callable[..., Any]
+from tests.support.step_pipeline_scene import PipelineScene
 
 
 def seconds(expected_s: float) -> Any:
@@ -23,10 +21,8 @@ def seconds(expected_s: float) -> Any:
 
 
 @on_virtual_time
-async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene, now_s = pipeline_scene(), asyncio.get_running_loop().time
+async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took() -> None:
+    scene, now_s = PipelineScene(), asyncio.get_running_loop().time
     steps, device = scene.steps, scene.device
     assert steps.due_s() is None
     for _ in range(2):
@@ -55,11 +51,9 @@ async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took(
     [(0.2, 0.8), (0.25, 1.0), (0.3, 1.0), (0.62, 1.0), (0.75, 1.5), (2.0, 6.5), (30.0, 118.5)],
 )
 @on_virtual_time
-async def test_of_a_long_step_it_is_a_part(
-    pipeline_scene: MakeScene, step_s: float, allowed_s: float
-) -> None:
+async def test_of_a_long_step_it_is_a_part(step_s: float, allowed_s: float) -> None:
     """What routers wait besides is the rest, so that who is left has had it all."""
-    scene = pipeline_scene()
+    scene = PipelineScene()
     await scene.run([scene.chunk(8)] * 2, step_s)
     assert scene.allowed_s(scene.chunk(8)) == seconds(allowed_s)
 
@@ -74,9 +68,9 @@ async def test_of_a_long_step_it_is_a_part(
 )
 @on_virtual_time
 async def test_a_chunk_may_take_what_another_one_took_for_its_tokens_or_what_they_look_at(
-    pipeline_scene: MakeScene, before: tuple[int, ...], step: tuple[int, ...], times: float
+    before: tuple[int, ...], step: tuple[int, ...], times: float
 ) -> None:
-    scene = pipeline_scene()
+    scene = PipelineScene()
     await scene.run([scene.chunk(*before)] * 2, 0.002)
     assert scene.allowed_s(scene.chunk(*step)) == seconds(PATIENCE * times * 0.002)
 
@@ -84,20 +78,20 @@ async def test_a_chunk_may_take_what_another_one_took_for_its_tokens_or_what_the
 @pytest.mark.parametrize(("before", "step", "times"), [(1, 64, 64.0), (64, 1, 1.0)])
 @on_virtual_time
 async def test_a_slow_machine_may_compute_one_row_after_another(
-    pipeline_scene: MakeScene, before: int, step: int, times: float
+    before: int, step: int, times: float
 ) -> None:
-    scene = pipeline_scene()
+    scene = PipelineScene()
     await scene.run([scene.decode(before)] * 2, 0.002)
     assert scene.allowed_s(scene.decode(step)) == seconds(PATIENCE * times * 0.002)
 
 
 @on_virtual_time
-async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_one_is_known(
-    pipeline_scene: MakeScene,
-) -> None:
+async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_one_is_known() -> (
+    None
+):
     """Prompts that are cached but for a few tokens come among others. By pairs of tokens the large
     step may take 400 times as long as they."""
-    scene = pipeline_scene()
+    scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.05)
     await scene.run([scene.chunk(3, 16)] * 5, 0.02)
     assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 0.05)
@@ -106,9 +100,9 @@ async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_
 @pytest.mark.parametrize(("last", "allowed_s"), [(128, 0.04), (3, 0.8)])
 @on_virtual_time
 async def test_the_last_two_of_a_size_count_and_a_machine_that_has_become_slow(
-    pipeline_scene: MakeScene, last: int, allowed_s: float
+    last: int, allowed_s: float
 ) -> None:
-    scene = pipeline_scene()
+    scene = PipelineScene()
     await scene.run([scene.chunk(128)], 0.2)
     await scene.run([scene.chunk(128)] * 2, 0.01)
     if last == 3:
@@ -117,12 +111,10 @@ async def test_the_last_two_of_a_size_count_and_a_machine_that_has_become_slow(
 
 
 @on_virtual_time
-async def test_a_step_that_hung_says_nothing_of_those_that_are_like_it(
-    pipeline_scene: MakeScene,
-) -> None:
+async def test_a_step_that_hung_says_nothing_of_those_that_are_like_it() -> None:
     """Else whoever hangs in such a step again, a while later, would be given four times as long
     as it hung before."""
-    scene = pipeline_scene()
+    scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.02)
     await scene.run([scene.chunk(128)], 5.0)
     assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 5.0 - WAIT_S)
@@ -133,10 +125,8 @@ async def test_a_step_that_hung_says_nothing_of_those_that_are_like_it(
 
 
 @on_virtual_time
-async def test_of_a_machine_that_has_become_slow_only_the_first_step_reads_as_a_hang(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene()
+async def test_of_a_machine_that_has_become_slow_only_the_first_step_reads_as_a_hang() -> None:
+    scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.02)
     await scene.run([scene.chunk(128)] * 4, 5.0)
     assert [took.hung for took in scene.steps._last[True]] == [False] * 2 + [True] + [False] * 3
@@ -144,8 +134,8 @@ async def test_of_a_machine_that_has_become_slow_only_the_first_step_reads_as_a_
 
 
 @on_virtual_time
-async def test_how_many_steps_are_known_is_bounded(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene()
+async def test_how_many_steps_are_known_is_bounded() -> None:
+    scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.0)
     await scene.run([scene.chunk(3, 16)] * (KNOWN + 1), 0.0)
     sizes = [took.size.tokens for took in scene.steps._last[True]]
@@ -153,8 +143,8 @@ async def test_how_many_steps_are_known_is_bounded(pipeline_scene: MakeScene) ->
 
 
 @on_virtual_time
-async def test_what_a_step_compiles_is_no_part_of_its_time(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene(compiles=True)
+async def test_what_a_step_compiles_is_no_part_of_its_time() -> None:
+    scene = PipelineScene(compiles=True)
     steps, device = scene.steps, scene.device
     device.seconds = 500.0  # before any step
     await scene.run([scene.decode(1)] * 2, 0.02)
@@ -172,10 +162,8 @@ async def test_what_a_step_compiles_is_no_part_of_its_time(pipeline_scene: MakeS
 
 
 @on_virtual_time
-async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene, now_s = pipeline_scene(compiles=True), asyncio.get_running_loop().time
+async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time() -> None:
+    scene, now_s = PipelineScene(compiles=True), asyncio.get_running_loop().time
     steps, device = scene.steps, scene.device
     await scene.run([scene.decode(1)] * 2, 0.02)
     steps.submit(scene.decode(1))
@@ -190,10 +178,8 @@ async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time(
 
 
 @on_virtual_time
-async def test_what_its_process_stood_still_is_no_part_of_a_steps_time(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene, now_s = pipeline_scene(), asyncio.get_running_loop().time
+async def test_what_its_process_stood_still_is_no_part_of_a_steps_time() -> None:
+    scene, now_s = PipelineScene(), asyncio.get_running_loop().time
     steps, device = scene.steps, scene.device
     steps.stood_still(60.0)  # no step ran
     await scene.run([scene.decode(1)] * 2, 0.02)
@@ -220,27 +206,25 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @on_virtual_time
-async def test_a_step_may_take_what_its_draws_cost_besides(pipeline_scene: MakeScene) -> None:
+async def test_a_step_may_take_what_its_draws_cost_besides() -> None:
     """Cheap draws so far say nothing of dear ones: a step of them would be overdue, and its worker
     left, though all is well."""
-    scene = pipeline_scene(costs=COSTS)
+    scene = PipelineScene(costs=COSTS)
     await scene.run([scene.decode(8, GREEDY)] * 2, 0.02)
     allowed_s = PATIENCE * (0.02 + 8 * 0.053 - 8 * 0.001)
     assert scene.allowed_s(scene.decode(8, DEAR)) == seconds(max(1.0, allowed_s - WAIT_S))
 
 
 @on_virtual_time
-async def test_dear_draws_that_are_over_allow_cheap_ones_no_more(
-    pipeline_scene: MakeScene,
-) -> None:
-    scene = pipeline_scene(costs=COSTS)
+async def test_dear_draws_that_are_over_allow_cheap_ones_no_more() -> None:
+    scene = PipelineScene(costs=COSTS)
     await scene.run([scene.decode(8, DEAR)] * 2, 0.1)
     assert scene.allowed_s(scene.decode(8, GREEDY)) == seconds(PATIENCE * 0.1)
 
 
 @on_virtual_time
-async def test_the_pace_of_chunks_leaves_their_draws_out(pipeline_scene: MakeScene) -> None:
-    scene = pipeline_scene(costs=COSTS)
+async def test_the_pace_of_chunks_leaves_their_draws_out() -> None:
+    scene = PipelineScene(costs=COSTS)
     assert scene.steps.tokens_per_s() == 0.0
     plan = scene.chunk(100)
     drawing = replace(plan.batch.slices[0], draws=(Draw(0, 100, DEAR),) * 2)

@@ -10,6 +10,7 @@ from baton.engine.cpu.matrices import CpuMatrices
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError, ModelError
+from tests.support.model_story import ModelStory, random_prompt
 
 
 @pytest.fixture
@@ -29,11 +30,11 @@ def edit(folder, change):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-llama3-rope"])
-def test_shards_compute_as_one_file(references, name, tmp_path, story, prompts):
-    reference, tokens = references(name), prompts(20)
+def test_shards_compute_as_one_file(references, name, tmp_path):
+    reference, tokens = references(name), random_prompt(20)
     reference.model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    sharded, single = story(tmp_path), story(reference.folder)
+    sharded, single = ModelStory(tmp_path), ModelStory(reference.folder)
     (ours,) = sharded.logits(Slice(tokens, 0, sharded.blocks(20)))
     (theirs,) = single.logits(Slice(tokens, 0, single.blocks(20)))
     assert torch.equal(ours, theirs)
@@ -202,18 +203,19 @@ def test_sizes_that_no_memory_holds_are_named(folder):
 
 
 @pytest.mark.parametrize(("made", "bound"), [("int8", 0.025), ("int4", 0.25)])
-def test_weights_made_smaller_answer_nearly_alike(
-    references, tmp_path, made, bound, story, prompts
-):
+def test_weights_made_smaller_answer_nearly_alike(references, tmp_path, made, bound):
     """Of a size at which a random model's layers do not throw small differences about."""
-    folder, tokens = shutil.copytree(references("llama").folder, tmp_path / "model"), prompts(30)
+    folder, tokens = (
+        shutil.copytree(references("llama").folder, tmp_path / "model"),
+        random_prompt(30),
+    )
 
     def calm(tensors):
         for name in [name for name in tensors if "_proj." in name]:
             tensors[name] *= 0.2
 
     edit(folder, calm)
-    ours, theirs = story(folder, quantization=made), story(folder)
+    ours, theirs = ModelStory(folder, quantization=made), ModelStory(folder)
     (found,) = ours.logits(Slice(tokens, 0, ours.blocks(30)))
     (wanted,) = theirs.logits(Slice(tokens, 0, theirs.blocks(30)))
     assert 0 < (found - wanted).norm() < bound * wanted.norm()

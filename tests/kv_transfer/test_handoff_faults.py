@@ -20,16 +20,17 @@ from baton.runtime.errors import (
     WorkerLost,
 )
 from baton.runtime.links import LinkClosed, memory_link
+from tests.support import handoff_stage
 
 
 @pytest.mark.parametrize("step", range(60))
-def test_cancelled_at_any_step_nothing_leaks(lab: Any, step: int) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.03))
-    prompt = lab.chunked(pause=0.02)
+def test_cancelled_at_any_step_nothing_leaks(step: int) -> None:
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=0.03))
+    prompt = handoff_stage.chunked(pause=0.02)
     seen: list[bool] = []
 
     async def main() -> None:
-        fetch = asyncio.ensure_future(lab.play(stage, prompt))
+        fetch = asyncio.ensure_future(handoff_stage.play(stage, prompt))
         asyncio.get_running_loop().at_step[step + 2] = fetch.cancel  # type: ignore[attr-defined]
         await asyncio.wait({fetch})
         seen.append(fetch.cancelled())
@@ -37,123 +38,127 @@ def test_cancelled_at_any_step_nothing_leaks(lab: Any, step: int) -> None:
         for report in reports:  # told, not left to the lease
             assert report.end in ("closed", "refused"), report
 
-    _, loop = lab.on_virtual_time(main)
+    _, loop = handoff_stage.on_virtual_time(main)
     assert loop.time() < 100 + stage.config.lease_s
     if stage.sent:  # once opened, admitted and ended, exactly once each
-        lab.nothing_left(stage, prompt)
+        handoff_stage.nothing_left(stage, prompt)
         assert stage.sent[-1] == "closed"
 
 
-def test_the_steps_above_reach_from_before_the_opening_to_after_the_end(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.03))
-    _, loop = lab.on_virtual_time(lambda: lab.play(stage, lab.chunked(pause=0.02)))
+def test_the_steps_above_reach_from_before_the_opening_to_after_the_end() -> None:
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=0.03))
+    _, loop = handoff_stage.on_virtual_time(
+        lambda: handoff_stage.play(stage, handoff_stage.chunked(pause=0.02))
+    )
     assert 15 < loop.steps <= 60
 
 
-def test_a_stuck_read_is_quarantined_until_it_lands_late(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(stuck=attempt.number == 2), read_timeout_s=0.5)
-    prompt = lab.chunked()
+def test_a_stuck_read_is_quarantined_until_it_lands_late() -> None:
+    stage = handoff_stage.Stage(
+        decide=lambda attempt: Fate(stuck=attempt.number == 2), read_timeout_s=0.5
+    )
+    prompt = handoff_stage.chunked()
 
     async def main() -> None:
         with pytest.raises(ReadFailed, match="did not get on for 0.5 s"):
-            await lab.play(stage, prompt)
+            await handoff_stage.play(stage, prompt)
         (blocks, settled), *others = stage.quarantined
-        assert not others and blocks == lab.OWN[2:4] and not settled.done()
+        assert not others and blocks == handoff_stage.OWN[2:4] and not settled.done()
         stage.granted[:] = 99  # the granter's lease is over: its blocks hold something else
         stage.exchange.release_stuck()
         assert settled.done() and (stage.own[blocks] == 99).all()  # it did land, harmlessly
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.sent[-1] != "closed"  # a READ was in flight to the lease's end
     assert stage.reports[0].end == "expired"
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_closed_is_said_late_once_an_abandoned_read_has_settled(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(stuck=attempt.number == 2), read_timeout_s=0.5)
-    prompt = lab.chunked()
+def test_closed_is_said_late_once_an_abandoned_read_has_settled() -> None:
+    stage = handoff_stage.Stage(
+        decide=lambda attempt: Fate(stuck=attempt.number == 2), read_timeout_s=0.5
+    )
+    prompt = handoff_stage.chunked()
 
     async def main() -> None:
         asyncio.get_running_loop().call_later(1.0, stage.exchange.release_stuck)
         with pytest.raises(ReadFailed):
-            await lab.play(stage, prompt)
+            await handoff_stage.play(stage, prompt)
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.sent[-1] == "closed" and stage.reports[0].end == "closed"
     assert prompt.ended_at == [pytest.approx(1.0)]
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_lost_renewals_end_both_sides_and_the_reader_first(lab: Any) -> None:
-    stage, prompt = lab.Stage(), lab.chunked(pause=10.0)
+def test_lost_renewals_end_both_sides_and_the_reader_first() -> None:
+    stage, prompt = handoff_stage.Stage(), handoff_stage.chunked(pause=10.0)
     ended: list[float] = []
 
     async def main() -> None:
         link = stage.granter_link(prompt)
         link.lose_renewals = True
         with pytest.raises(LeaseLost, match="ran out"):
-            names = [lab.name_of(place) for place in range(6)]
-            await stage.fetch(link, stage.opening(), lab.OWN, names)
+            names = [handoff_stage.name_of(place) for place in range(6)]
+            await stage.fetch(link, stage.opening(), handoff_stage.OWN, names)
         ended.append(asyncio.get_running_loop().time())
         stage.reports = await stage.ended()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert ended == [pytest.approx(1.8)]
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_no_read_is_started_once_the_lease_ran_out(
-    lab: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_read_is_started_once_the_lease_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a pause: the offer came before the lease ended, and is heard after it."""
     started: list[Any] = []
-    stage = lab.Stage(decide=lambda attempt: started.append(attempt) or Fate())
-    prompt = lab.chunked()
+    stage = handoff_stage.Stage(decide=lambda attempt: started.append(attempt) or Fate())
+    prompt = handoff_stage.chunked()
     monkeypatch.setattr("baton.kv_transfer.session.ReaderSession.trusted", lambda session: False)
 
     async def main() -> None:
         with pytest.raises(LeaseLost, match="before a READ was started"):
-            await lab.play(stage, prompt)
+            await handoff_stage.play(stage, prompt)
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert started == []
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
 def test_the_lease_is_asked_after_each_landing_and_before_any_use(
-    lab: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I3: seen complete, then trusted, then summed. A lapse in between voids the bytes."""
-    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=0.1))
-    prompt = lab.chunked()
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=0.1))
+    prompt = handoff_stage.chunked()
     asked: list[bool] = []
 
     def trusted(session: Any) -> bool:
-        asked.append(lab.moved(stage, lab.OWN[:2], lab.THEIRS[:2]))
+        asked.append(handoff_stage.moved(stage, handoff_stage.OWN[:2], handoff_stage.THEIRS[:2]))
         return not asked[-1]  # READs may start
 
     monkeypatch.setattr("baton.kv_transfer.session.ReaderSession.trusted", trusted)
 
     async def main() -> None:
         with pytest.raises(LeaseLost, match="before a READ was seen complete"):
-            await lab.play(stage, prompt)
+            await handoff_stage.play(stage, prompt)
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert asked[0] is False and asked.count(True) == 1 and asked[-1] is True
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_a_failed_read_ends_the_handoff_with_nothing_in_quarantine(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(failed=attempt.number == 2))
-    prompt = lab.chunked()
+def test_a_failed_read_ends_the_handoff_with_nothing_in_quarantine() -> None:
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(failed=attempt.number == 2))
+    prompt = handoff_stage.chunked()
 
     async def main() -> None:
         with pytest.raises(ReadFailed):
-            await lab.play(stage, prompt)
+            await handoff_stage.play(stage, prompt)
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.sent[-1] == "closed" and not stage.quarantined
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
 @pytest.mark.parametrize(
@@ -165,40 +170,42 @@ def test_a_failed_read_ends_the_handoff_with_nothing_in_quarantine(lab: Any) -> 
         (ZeroDivisionError("secret"), EngineError),
     ],
 )
-def test_what_the_granter_suffers_midway_is_told(lab: Any, error: Any, seen: Any) -> None:
-    stage = lab.Stage()
-    prompt = lab.ScriptedPrompt([lab.computed(0, lab.THEIRS[:2]), 0.1, error])
+def test_what_the_granter_suffers_midway_is_told(error: Any, seen: Any) -> None:
+    stage = handoff_stage.Stage()
+    prompt = handoff_stage.ScriptedPrompt(
+        [handoff_stage.computed(0, handoff_stage.THEIRS[:2]), 0.1, error]
+    )
 
     async def main() -> None:
         with pytest.raises(seen) as caught:
-            await lab.play(stage, prompt)
+            await handoff_stage.play(stage, prompt)
         assert "secret" not in str(caught.value)
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.reports[0].failure is error and stage.reports[0].end == "closed"
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_a_worker_that_restarted_refuses_by_name(lab: Any) -> None:
-    stage, prompt = lab.Stage(), lab.chunked()
+def test_a_worker_that_restarted_refuses_by_name() -> None:
+    stage, prompt = handoff_stage.Stage(), handoff_stage.chunked()
 
     async def main() -> None:
         opening = stage.opening()
         opening.granter_boot_id = b"old boot id 1234"
         with pytest.raises(Unavailable, match="restarted"):
-            await stage.fetch(stage.granter_link(prompt), opening, lab.OWN, [b"x"] * 6)
+            await stage.fetch(stage.granter_link(prompt), opening, handoff_stage.OWN, [b"x"] * 6)
         stage.reports = await stage.ended()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.reports[0].end == "refused" and not prompt.ended_at  # it was never admitted
 
 
 @pytest.mark.parametrize(("deadline_ms", "most_s"), [(700, 0.7), (0, 0.9)])
 def test_who_renews_for_ever_pins_no_longer_than_its_request_lives(
-    lab: Any, deadline_ms: int, most_s: float, monkeypatch: pytest.MonkeyPatch
+    deadline_ms: int, most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.kv_transfer.granter.MOST_DEADLINE_MS", 900)
-    stage, prompt = lab.Stage(), lab.chunked(pause=50.0)
+    stage, prompt = handoff_stage.Stage(), handoff_stage.chunked(pause=50.0)
     acknowledged: list[int] = []
     failures: list[str] = []
 
@@ -223,56 +230,56 @@ def test_who_renews_for_ever_pins_no_longer_than_its_request_lives(
                 elif message.WhichOneof("kind") == "failed":
                     failures.append(message.failed.code)
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     lease_s = stage.config.lease_s
     assert stage.reports[0].end == "expired" and set(failures) == {"LeaseLost"}
     last_s = 0.1 * max(acknowledged)  # that was heard in time
     assert last_s == pytest.approx(most_s + 2 * lease_s, abs=0.11)
     assert prompt.ended_at[0] == pytest.approx(last_s + lease_s, abs=0.01)
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_a_silent_granter_is_given_up_after_the_lease(lab: Any) -> None:
-    stage = lab.Stage()
+def test_a_silent_granter_is_given_up_after_the_lease() -> None:
+    stage = handoff_stage.Stage()
 
     async def main() -> None:
         near, _ = memory_link()
         with pytest.raises(LeaseLost, match="no answer"):
-            await stage.fetch(near, stage.opening(), lab.OWN, [b"x"] * 6)
+            await stage.fetch(near, stage.opening(), handoff_stage.OWN, [b"x"] * 6)
         await stage.ended()
 
-    _, loop = lab.on_virtual_time(main)
+    _, loop = handoff_stage.on_virtual_time(main)
     assert loop.time() < 100 + 2 * stage.config.lease_s
 
 
-def test_a_broken_stream_is_a_lost_worker_and_pins_outlive_it(lab: Any) -> None:
-    stage, prompt = lab.Stage(), lab.chunked(pause=5.0)
+def test_a_broken_stream_is_a_lost_worker_and_pins_outlive_it() -> None:
+    stage, prompt = handoff_stage.Stage(), handoff_stage.chunked(pause=5.0)
 
     async def main() -> None:
         link = stage.granter_link(prompt)
         asyncio.get_running_loop().call_later(0.7, lambda: asyncio.ensure_future(link.close()))
         with pytest.raises(WorkerLost) as caught:
-            await stage.fetch(link, stage.opening(), lab.OWN, [b"x"] * 6)
+            await stage.fetch(link, stage.opening(), handoff_stage.OWN, [b"x"] * 6)
         assert isinstance(caught.value, LinkClosed)
         assert not prompt.ended_at
         stage.reports = await stage.ended()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.reports[0].end == "expired"
     assert prompt.ended_at == [pytest.approx(2.5)]  # the last renewal was at 0.5 s
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_an_unknown_peer_fails_and_hangs_up(lab: Any) -> None:
-    stage, prompt = lab.Stage(), lab.chunked()
+def test_an_unknown_peer_fails_and_hangs_up() -> None:
+    stage, prompt = handoff_stage.Stage(), handoff_stage.chunked()
 
     async def main() -> None:
         link = stage.granter_link(prompt)
-        stage.exchange.leave(lab.GRANTER)
+        stage.exchange.leave(handoff_stage.GRANTER)
         with pytest.raises(ReadFailed, match="no worker"):
-            await stage.fetch(link, stage.opening(), lab.OWN, [b"x"] * 6)
+            await stage.fetch(link, stage.opening(), handoff_stage.OWN, [b"x"] * 6)
         await link.close()
         await stage.ended()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert not prompt.ended_at and not stage.sent

@@ -22,6 +22,7 @@ from baton.runtime.grpc_links import (
     open_channel,
     open_server,
 )
+from tests.support import handoff_stage
 
 pytestmark = pytest.mark.timed
 
@@ -31,7 +32,9 @@ LEASE_S = 1.0
 
 
 class Servicer(handoff_pb2_grpc.HandoffServicer):
-    def __init__(self, stage: Any, admit: Callable[[handoff_pb2.OpenHandoff], Any]) -> None:
+    def __init__(
+        self, stage: handoff_stage.Stage, admit: Callable[[handoff_pb2.OpenHandoff], Any]
+    ) -> None:
         self.stage = stage
         self.admit = admit
         self.reports: list[GrantReport] = []
@@ -64,13 +67,15 @@ async def served(servicer: Servicer) -> AsyncIterator[tuple[grpc.aio.Server, Any
         await server.stop(grace=2 * LEASE_S)
 
 
-async def test_blocks_move_and_the_end_is_orderly(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S)
-    prompt = lab.ScriptedPrompt([lab.computed(0, THEIRS), lab.first_tokens()])
+async def test_blocks_move_and_the_end_is_orderly() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S)
+    prompt = handoff_stage.ScriptedPrompt(
+        [handoff_stage.computed(0, THEIRS), handoff_stage.first_tokens()]
+    )
     servicer = Servicer(stage, lambda _: prompt)
     async with served(servicer) as (_, stub):
         link = ClientLink(stub.Open(metadata=credentials("token")))
-        names = [lab.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(place) for place in range(6)]
         report = await stage.fetch(link, stage.opening(), OWN, names)
         await stage.ended()
     assert np.array_equal(stage.own[OWN], stage.granted[THEIRS]) and report.reads == 3
@@ -78,13 +83,13 @@ async def test_blocks_move_and_the_end_is_orderly(lab: Any) -> None:
     assert len(prompt.ended_at) == 1 and stage.granter.holds == 0
 
 
-async def test_a_cancelled_fetch_still_says_closed(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S)
-    prompt = lab.ScriptedPrompt([lab.computed(0, THEIRS[:2]), 60.0])
+async def test_a_cancelled_fetch_still_says_closed() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S)
+    prompt = handoff_stage.ScriptedPrompt([handoff_stage.computed(0, THEIRS[:2]), 60.0])
     servicer = Servicer(stage, lambda _: prompt)
     async with served(servicer) as (_, stub):
         link = ClientLink(stub.Open(metadata=credentials("token")))
-        names = [lab.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(place) for place in range(6)]
         fetch = asyncio.ensure_future(stage.fetch(link, stage.opening(), OWN, names))
         async with asyncio.timeout(30):
             while not stage.exchange.reads:
@@ -97,9 +102,9 @@ async def test_a_cancelled_fetch_still_says_closed(lab: Any) -> None:
     assert len(prompt.ended_at) == 1
 
 
-async def test_pins_outlive_a_caller_that_vanishes(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S)
-    prompt = lab.ScriptedPrompt([60.0])
+async def test_pins_outlive_a_caller_that_vanishes() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S)
+    prompt = handoff_stage.ScriptedPrompt([60.0])
     servicer = Servicer(stage, lambda _: prompt)
     loop = asyncio.get_running_loop()
     async with served(servicer) as (_, stub):
@@ -116,9 +121,9 @@ async def test_pins_outlive_a_caller_that_vanishes(lab: Any) -> None:
     assert servicer.cancelled + len(servicer.reports) == 1
 
 
-async def test_a_server_that_goes_is_a_lost_worker(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S)
-    servicer = Servicer(stage, lambda _: lab.ScriptedPrompt([60.0]))
+async def test_a_server_that_goes_is_a_lost_worker() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S)
+    servicer = Servicer(stage, lambda _: handoff_stage.ScriptedPrompt([60.0]))
     async with served(servicer) as (server, stub):
         link = ClientLink(stub.Open(metadata=credentials("token")))
         fetch = asyncio.ensure_future(stage.fetch(link, stage.opening(), OWN, [b"x"] * 6))
@@ -133,8 +138,8 @@ async def test_a_server_that_goes_is_a_lost_worker(lab: Any) -> None:
             await stopping
 
 
-async def test_a_refusal_reaches_the_reader_by_its_class(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S)
+async def test_a_refusal_reaches_the_reader_by_its_class() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S)
 
     def admit(_: handoff_pb2.OpenHandoff) -> Any:
         raise Overloaded("32 prompts wait")

@@ -23,6 +23,7 @@ from baton.runtime.errors import (
     Unavailable,
 )
 from baton.runtime.links import LinkClosed, memory_link
+from tests.support import handoff_stage
 
 OWN = [20, 3, 21, 5, 9, 30]
 OPENED = pb.GranterMessage(opened=pb.Opened(lease_ms=2000))
@@ -67,7 +68,7 @@ LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
 }
 
 
-async def against(lab: Any, stage: Any, messages: list[pb.GranterMessage]) -> list[str]:
+async def against(stage: handoff_stage.Stage, messages: list[pb.GranterMessage]) -> list[str]:
     """Fetch places 1 to 5 (the last with 3 tokens) from a granter that plays `messages`."""
     near, far = memory_link()
     heard: list[str] = []
@@ -85,7 +86,7 @@ async def against(lab: Any, stage: Any, messages: list[pb.GranterMessage]) -> li
             return
 
     liar = asyncio.ensure_future(lie())
-    names = [lab.name_of(place) for place in range(1, 5)]
+    names = [handoff_stage.name_of(place) for place in range(1, 5)]
     try:
         await stage.fetch(near, stage.opening(held=1, partial=3), OWN[1:], names)
     finally:
@@ -95,34 +96,34 @@ async def against(lab: Any, stage: Any, messages: list[pb.GranterMessage]) -> li
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_cannot_be_true_ends_the_handoff(lab: Any, lie: str) -> None:
-    stage = lab.Stage()
+def test_what_cannot_be_true_ends_the_handoff(lie: str) -> None:
+    stage = handoff_stage.Stage()
     messages, says = LIES[lie]
 
     async def main() -> None:
         with pytest.raises(HandoffError, match=says):
-            await against(lab, stage, messages)
+            await against(stage, messages)
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert all(settled.done() for _, settled in stage.quarantined)
 
 
-def test_an_error_named_on_the_wire_is_raised_here(lab: Any) -> None:
-    stage = lab.Stage()
+def test_an_error_named_on_the_wire_is_raised_here() -> None:
+    stage = handoff_stage.Stage()
     busy = worker_pb2.Failure(code="Overloaded", detail="32 prompts wait", retryable=True)
 
     async def main() -> None:
         with pytest.raises(Overloaded, match="32 prompts wait"):
-            await against(lab, stage, [pb.GranterMessage(failed=busy)])
+            await against(stage, [pb.GranterMessage(failed=busy)])
         strange = worker_pb2.Failure(code="FromTheFuture", detail="?")
         with pytest.raises(BatonError, match="FromTheFuture"):
-            await against(lab, stage, [pb.GranterMessage(failed=strange)])
+            await against(stage, [pb.GranterMessage(failed=strange)])
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
 
 
-def test_a_stream_that_ends_early_is_no_success(lab: Any) -> None:
-    stage = lab.Stage()
+def test_a_stream_that_ends_early_is_no_success() -> None:
+    stage = handoff_stage.Stage()
 
     async def main() -> None:
         near, far = memory_link()
@@ -132,36 +133,36 @@ def test_a_stream_that_ends_early_is_no_success(lab: Any) -> None:
             await stage.fetch(near, stage.opening(), OWN, [b"x"] * 6)
         await stage.ended()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
 
 
-def test_what_the_first_token_callback_raises_ends_the_fetch(lab: Any) -> None:
-    stage = lab.Stage()
+def test_what_the_first_token_callback_raises_ends_the_fetch() -> None:
+    stage = handoff_stage.Stage()
 
     def refuse(_: pb.FirstTokens) -> None:
         raise RuntimeError("the caller's own fault")
 
     stage.first = type("Callback", (), {"append": staticmethod(refuse)})()
     with pytest.raises(RuntimeError, match="own fault"):
-        lab.on_virtual_time(lambda: against(lab, stage, [OPENED, first_tokens(0)]))
+        handoff_stage.on_virtual_time(lambda: against(stage, [OPENED, first_tokens(0)]))
 
 
-def test_identities_must_fit_the_blocks(lab: Any) -> None:
-    stage = lab.Stage()
+def test_identities_must_fit_the_blocks() -> None:
+    stage = handoff_stage.Stage()
     pool = stage.granter.describe()
     with pytest.raises(ValueError, match="do not fit"):
-        Places(stage.opening(), OWN, [b"x"] * 4, pool, lab.SLABS)
-    places = Places(stage.opening(), OWN, [b"x"] * 6, pool, lab.SLABS)
+        Places(stage.opening(), OWN, [b"x"] * 4, pool, handoff_stage.SLABS)
+    places = Places(stage.opening(), OWN, [b"x"] * 6, pool, handoff_stage.SLABS)
     assert list(places.offered(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
     assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
-    assert places.seeds([3]) == [block_seed(lab.GRANTER, 8, b"x")]
+    assert places.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
     assert not places.all_offered and not places.complete
 
 
-def test_a_prompt_shorter_than_a_block(lab: Any) -> None:
-    stage = lab.Stage()
+def test_a_prompt_shorter_than_a_block() -> None:
+    stage = handoff_stage.Stage()
     opening = pb.OpenHandoff(handoff_id=b"h" * 16, tokens=[1, 2, 3])
-    places = Places(opening, [7], [], stage.granter.describe(), lab.SLABS)
+    places = Places(opening, [7], [], stage.granter.describe(), handoff_stage.SLABS)
     with pytest.raises(HandoffError):
         places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=2))
     assert list(places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=3))) == [0]
@@ -179,8 +180,8 @@ Change = Callable[[pb.OpenHandoff], object]
         (lambda opening: setattr(opening, "granter_boot_id", b""), "restarted"),
     ],
 )
-def test_a_bad_opening_is_refused(lab: Any, change: Change, says: str) -> None:
-    stage, prompt = lab.Stage(), lab.ScriptedPrompt([])
+def test_a_bad_opening_is_refused(change: Change, says: str) -> None:
+    stage, prompt = handoff_stage.Stage(), handoff_stage.ScriptedPrompt([])
 
     async def main() -> None:
         opening = stage.opening()
@@ -190,20 +191,22 @@ def test_a_bad_opening_is_refused(lab: Any, change: Change, says: str) -> None:
         (report,) = await stage.ended()
         assert report.end == "refused"
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert not prompt.ended_at and stage.granter.holds == 0
 
 
 @pytest.mark.parametrize("error", [Overloaded("busy"), InvalidRequest("bad"), KeyError("bug")])
-def test_what_admission_raises_is_told_and_nothing_is_pinned(lab: Any, error: Exception) -> None:
-    stage = lab.Stage()
+def test_what_admission_raises_is_told_and_nothing_is_pinned(error: Exception) -> None:
+    stage = handoff_stage.Stage()
 
     def admit(_: pb.OpenHandoff) -> Any:
         raise error
 
     async def main() -> None:
         near, far = memory_link()
-        serving = asyncio.ensure_future(grant(far, admit, stage.granter, lab.GRANTER, stage.config))
+        serving = asyncio.ensure_future(
+            grant(far, admit, stage.granter, handoff_stage.GRANTER, stage.config)
+        )
         with pytest.raises(BatonError) as caught:
             await stage.fetch(near, stage.opening(), OWN, [b"x"] * 6)
         await stage.ended()
@@ -214,24 +217,26 @@ def test_what_admission_raises_is_told_and_nothing_is_pinned(lab: Any, error: Ex
         report = await serving
         assert report.end == "refused" and report.failure is error
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.granter.holds == 0
 
 
-def test_a_reader_that_never_opens_is_not_waited_for_long(lab: Any) -> None:
-    stage = lab.Stage()
+def test_a_reader_that_never_opens_is_not_waited_for_long() -> None:
+    stage = handoff_stage.Stage()
 
     async def main() -> None:
         _, far = memory_link()
-        report = await grant(far, lambda _: None, stage.granter, lab.GRANTER, stage.config)
+        report = await grant(
+            far, lambda _: None, stage.granter, handoff_stage.GRANTER, stage.config
+        )
         assert report.end == "refused" and "no opening" in str(report.failure)
 
-    _, loop = lab.on_virtual_time(main)
+    _, loop = handoff_stage.on_virtual_time(main)
     assert loop.time() <= 100 + 2 * stage.config.lease_s
 
 
-def test_a_late_renewal_is_answered_and_changes_nothing(lab: Any) -> None:
-    stage, prompt = lab.Stage(), lab.ScriptedPrompt([60.0])
+def test_a_late_renewal_is_answered_and_changes_nothing() -> None:
+    stage, prompt = handoff_stage.Stage(), handoff_stage.ScriptedPrompt([60.0])
 
     async def main() -> list[str]:
         link = stage.granter_link(prompt)
@@ -249,13 +254,13 @@ def test_a_late_renewal_is_answered_and_changes_nothing(lab: Any) -> None:
             assert report.end == "expired"
             return heard
 
-    heard, _ = lab.on_virtual_time(main)
+    heard, _ = handoff_stage.on_virtual_time(main)
     assert heard[:2] == ["opened", "LeaseLost"]
     assert prompt.ended_at == [pytest.approx(2.0, abs=0.3)]
 
 
-def test_a_cancelled_granter_keeps_its_pins_until_the_lease_is_over(lab: Any) -> None:
-    stage, prompt = lab.Stage(), lab.ScriptedPrompt([60.0])
+def test_a_cancelled_granter_keeps_its_pins_until_the_lease_is_over() -> None:
+    stage, prompt = handoff_stage.Stage(), handoff_stage.ScriptedPrompt([60.0])
 
     async def main() -> None:
         link = stage.granter_link(prompt)
@@ -272,7 +277,7 @@ def test_a_cancelled_granter_keeps_its_pins_until_the_lease_is_over(lab: Any) ->
         assert prompt.ended_at == [pytest.approx(2.0, abs=0.3)]
         await link.close()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert stage.granter.holds == 0
 
 

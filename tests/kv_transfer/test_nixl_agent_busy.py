@@ -17,7 +17,7 @@ from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.piece_queue import PieceQueue
 from baton.kv_transfer.pieces import cut
 from baton.runtime.errors import ReadFailed
-from baton.simulation.fleet.scripted_nixl import Handle, ScriptedAgent
+from tests.support.scripted_nixl import Handle, ScriptedAgent
 
 pytestmark = pytest.mark.timed
 

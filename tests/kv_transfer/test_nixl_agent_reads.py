@@ -10,24 +10,25 @@ import pytest
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.pieces import Landed
 from baton.runtime.errors import ReadFailed
-from baton.simulation.fleet.scripted_nixl import Ended, ScriptedAgent
+from tests.support import nixl_agents
+from tests.support.scripted_nixl import Ended, ScriptedAgent
 
 Made = tuple[NixlAgent, ScriptedAgent]
 
 
-def test_a_read_that_is_done_when_posted(made: Made, lab: Any) -> None:
+def test_a_read_that_is_done_when_posted(made: Made) -> None:
     agent, fake = made
-    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     fake.first_state = "DONE"
-    assert lab.start_read(agent).wait() is None
+    assert nixl_agents.start_read(agent).wait() is None
     assert fake.indices == [([7, 2], [4, 0])]
     assert "release read 0" in fake.log
 
 
-def test_a_read_is_polled_until_it_is_done(made: Made, lab: Any) -> None:
+def test_a_read_is_polled_until_it_is_done(made: Made) -> None:
     agent, fake = made
-    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
-    ended = lab.start_read(agent)
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    ended = nixl_agents.start_read(agent)
     fake.wait_polls(5)
     assert not ended.told and agent.unsettled == 1
     fake.posted[0].state = "DONE"
@@ -37,12 +38,10 @@ def test_a_read_is_polled_until_it_is_done(made: Made, lab: Any) -> None:
 
 
 @pytest.mark.parametrize(("state", "says"), [("ERR", "ERR"), ("raise", "remote disconnected")])
-def test_an_error_ends_a_read_once_and_keeps_its_cause(
-    made: Made, state: str, says: str, lab: Any
-) -> None:
+def test_an_error_ends_a_read_once_and_keeps_its_cause(made: Made, state: str, says: str) -> None:
     agent, fake = made
-    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
-    ended = lab.start_read(agent)
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    ended = nixl_agents.start_read(agent)
     fake.posted[0].state = state
     failure = ended.wait()
     assert isinstance(failure, ReadFailed) and says in str(failure)
@@ -50,26 +49,26 @@ def test_an_error_ends_a_read_once_and_keeps_its_cause(
     assert len(ended.told) == 1
 
 
-def test_posting_that_raises_ends_the_read(made: Made, lab: Any) -> None:
+def test_posting_that_raises_ends_the_read(made: Made) -> None:
     agent, fake = made
-    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     fake.first_state = ConnectionError("gone")
-    failure = lab.start_read(agent).wait()
+    failure = nixl_agents.start_read(agent).wait()
     assert isinstance(failure, ReadFailed) and isinstance(failure.__cause__, ConnectionError)
 
 
 @pytest.fixture
 def in_pieces(
-    made: Made, monkeypatch: pytest.MonkeyPatch, lab: Any
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[Ended, list[tuple[int, int]]]]:
     """Starts a READ of five blocks, two to a piece; returns its end and what was told before."""
     agent, _ = made
-    lab.there(agent, lambda: agent.connect(lab.nixl_peer()))
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
 
     def start(landed: Landed | None = None) -> tuple[Ended, list[tuple[int, int]]]:
         told: list[tuple[int, int]] = []
         look = landed or (lambda first, end: told.append((first, end)))
-        return lab.start_read(agent, [4, 0, 1, 2, 3], [7, 2, 6, 5, 0], look, step=2), told
+        return nixl_agents.start_read(agent, [4, 0, 1, 2, 3], [7, 2, 6, 5, 0], look, step=2), told
 
     return start
 
@@ -120,7 +119,7 @@ def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, in_piece
     assert in_pieces()[0].wait() is None
 
 
-def test_an_unknown_peer_is_no_read(made: Made, lab: Any) -> None:
+def test_an_unknown_peer_is_no_read(made: Made) -> None:
     agent, fake = made
-    failure = lab.start_read(agent).wait()
+    failure = nixl_agents.start_read(agent).wait()
     assert "not connected" in str(failure) and not fake.posted

@@ -17,7 +17,8 @@ from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
-from baton.simulation.fleet.scripted_nixl import Handle, ScriptedAgent
+from tests.support import handoff_stage
+from tests.support.scripted_nixl import Handle, ScriptedAgent
 
 pytestmark = pytest.mark.timed
 
@@ -199,15 +200,17 @@ async def test_a_peers_pieces_that_wait_fail_when_it_is_forgotten(made: Made) ->
     await ended(under_way.settled)
 
 
-async def handoffs(lab: Any, stage: Any, count: int) -> list[Any]:
+async def handoffs(stage: handoff_stage.Stage, count: int) -> list[Any]:
     """As many handoffs at once, of six blocks each, to their ends; what each returned or raised."""
 
     def own(number: int) -> list[int]:
         return list(range(6 * number, 6 * number + 6))
 
-    names = [lab.name_of(place) for place in range(6)]
+    names = [handoff_stage.name_of(place) for place in range(6)]
     fetches = [
-        stage.fetch(stage.granter_link(lab.chunked(pause=0.001)), stage.opening(), own(n), names)
+        stage.fetch(
+            stage.granter_link(handoff_stage.chunked(pause=0.001)), stage.opening(), own(n), names
+        )
         for n in range(count)
     ]
     ends = await asyncio.gather(*fetches, return_exceptions=True)
@@ -215,33 +218,33 @@ async def handoffs(lab: Any, stage: Any, count: int) -> list[Any]:
     return ends
 
 
-def slow_stage(lab: Any, mover: NixlMover, **config: Any) -> Any:
+def slow_stage(mover: NixlMover, **config: Any) -> Any:
     """No bytes move, so none are verified."""
-    stage = lab.Stage(verify=False, **{"read_timeout_s": 0.4, "window_reads": 4} | config)
+    stage = handoff_stage.Stage(verify=False, **{"read_timeout_s": 0.4, "window_reads": 4} | config)
     stage.reader = mover
     return stage
 
 
-async def test_many_handoffs_over_a_slow_link_all_come_through(lab: Any, mover_on: Any) -> None:
+async def test_many_handoffs_over_a_slow_link_all_come_through(mover_on: Any) -> None:
     """It takes three times as long as a READ may stand still."""
     link = Link(piece_s=0.08)
-    stage = slow_stage(lab, mover_on(link), read_timeout_s=0.8)
+    stage = slow_stage(mover_on(link), read_timeout_s=0.8)
     begun = time.monotonic()
-    ends = await handoffs(lab, stage, 5)
+    ends = await handoffs(stage, 5)
     assert time.monotonic() - begun > 2.3 and len(link.posted) == 30
     assert [type(end).__name__ for end in ends] == ["FetchReport"] * 5
     assert not stage.quarantined
 
 
 async def test_reads_that_stand_still_fail_in_time_and_only_what_was_posted_is_kept(
-    lab: Any, mover_on: Any
+    mover_on: Any,
 ) -> None:
     link = Link(piece_s=0.001)
     link.cut.add("")  # the memory mover's metadata: the name of the granter
     mover = mover_on(link)
-    stage = slow_stage(lab, mover, lease_s=1.0)
+    stage = slow_stage(mover, lease_s=1.0)
     begun = time.monotonic()
-    ends = await handoffs(lab, stage, 5)
+    ends = await handoffs(stage, 5)
     for end in ends:
         assert isinstance(end, ReadFailed) and "did not get on for 0.4 s" in str(end)
     assert 0.4 <= time.monotonic() - begun < 10

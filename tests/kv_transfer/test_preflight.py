@@ -17,6 +17,7 @@ from baton.kv_transfer.memory_mover import Fate
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
+from tests.support import handoff_stage
 
 pytestmark = pytest.mark.timed
 
@@ -93,7 +94,6 @@ def counting(monkeypatch: pytest.MonkeyPatch, arrivals: list[int | None]) -> Non
     ],
 )
 def test_tcp_is_named_where_every_reads_bytes_came_in_over_it(
-    lab: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Any,
     arrivals: list[int | None],
@@ -101,58 +101,64 @@ def test_tcp_is_named_where_every_reads_bytes_came_in_over_it(
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
     monkeypatch.setattr(preflight, "_RDMA_DEVICES", str(tmp_path / "none"))
-    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
     stage.reader.kind = "nixl"
-    scale = lab.BLOCK_BYTES / 256
+    scale = handoff_stage.BLOCK_BYTES / 256
     counting(monkeypatch, [None if n is None else int(n * scale) for n in arrivals])
 
     async def main() -> str:
         await stage.reader.connect(stage.granter.describe())
-        return (await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)).transport
+        return (
+            await preflight.measure(stage.reader, handoff_stage.GRANTER, [0], [0], 0.0)
+        ).transport
 
-    named, _ = lab.on_virtual_time(main)
+    named, _ = handoff_stage.on_virtual_time(main)
     assert named.startswith(told)
     (tmp_path / "none").mkdir()
     counting(monkeypatch, [0] * 6)
-    assert lab.on_virtual_time(main)[0].startswith("not tcp")
+    assert handoff_stage.on_virtual_time(main)[0].startswith("not tcp")
 
 
-def test_pools_of_one_process_are_no_transport_of_ucx(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+def test_pools_of_one_process_are_no_transport_of_ucx() -> None:
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
 
     async def main() -> str:
         await stage.reader.connect(stage.granter.describe())
-        return (await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)).transport
+        return (
+            await preflight.measure(stage.reader, handoff_stage.GRANTER, [0], [0], 0.0)
+        ).transport
 
-    assert lab.on_virtual_time(main)[0] == "the memory mover"
+    assert handoff_stage.on_virtual_time(main)[0] == "the memory mover"
 
 
-def test_a_slow_pair_is_called_degraded(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+def test_a_slow_pair_is_called_degraded() -> None:
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
 
     async def main() -> preflight.PreflightReport:
         await stage.reader.connect(stage.granter.describe())
         places = range(4)
-        return await preflight.measure(stage.reader, lab.GRANTER, places, places, 5.0, "a wire")
+        return await preflight.measure(
+            stage.reader, handoff_stage.GRANTER, places, places, 5.0, "a wire"
+        )
 
-    report, _ = lab.on_virtual_time(main)
-    assert report.gbps == pytest.approx(4 * lab.BLOCK_BYTES / 1e-6 / 1e9, rel=1e-3)
-    assert report.degraded and report.read_bytes == 4 * lab.BLOCK_BYTES
+    report, _ = handoff_stage.on_virtual_time(main)
+    assert report.gbps == pytest.approx(4 * handoff_stage.BLOCK_BYTES / 1e-6 / 1e9, rel=1e-3)
+    assert report.degraded and report.read_bytes == 4 * handoff_stage.BLOCK_BYTES
     assert "over a wire" in report.line and "DEGRADED" in report.line
     assert "DRAM to DRAM" in report.line
     whole = preflight.PreflightReport("x", 9.0, 1.0, 1, degraded=False)
     assert "DEGRADED" not in whole.line
 
 
-def test_memory_of_both_ends_is_named(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
+def test_memory_of_both_ends_is_named() -> None:
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=1e-6))
 
     async def main() -> str:
         far = dataclasses.replace(stage.granter.describe(), memory="VRAM", device_id=3)
         await stage.reader.connect(far)
-        return (await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)).memory
+        return (await preflight.measure(stage.reader, handoff_stage.GRANTER, [0], [0], 0.0)).memory
 
-    named, _ = lab.on_virtual_time(main)
+    named, _ = handoff_stage.on_virtual_time(main)
     assert named == "VRAM of device 3 to DRAM"
 
 
@@ -178,33 +184,33 @@ async def test_bytes_that_land_wrong_are_no_success(monkeypatch: pytest.MonkeyPa
         await preflight.read_from_child(2, 4096, ends)
 
 
-def test_a_read_that_hangs_says_until_when_its_blocks_are_lost(lab: Any) -> None:
-    stage = lab.Stage(decide=lambda attempt: Fate(stuck=True))
+def test_a_read_that_hangs_says_until_when_its_blocks_are_lost() -> None:
+    stage = handoff_stage.Stage(decide=lambda attempt: Fate(stuck=True))
 
     async def main() -> None:
         await stage.reader.connect(stage.granter.describe())
         with pytest.raises(preflight.PreflightFailed) as caught:
-            await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)
+            await preflight.measure(stage.reader, handoff_stage.GRANTER, [0], [0], 0.0)
         assert not caught.value.settled.done()
         stage.exchange.release_stuck()
         assert caught.value.settled.done()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
 
 
-def test_a_read_that_never_had_its_turn_leaves_its_blocks_free_at_once(lab: Any) -> None:
-    stage = lab.Stage()
-    stage.exchange.bytes_per_s = lab.BLOCK_BYTES / (4 * preflight.READ_TIMEOUT_S)
+def test_a_read_that_never_had_its_turn_leaves_its_blocks_free_at_once() -> None:
+    stage = handoff_stage.Stage()
+    stage.exchange.bytes_per_s = handoff_stage.BLOCK_BYTES / (4 * preflight.READ_TIMEOUT_S)
 
     async def main() -> None:
         await stage.reader.connect(stage.granter.describe())
-        before = stage.reader.read(lab.GRANTER, [1], [1])
+        before = stage.reader.read(handoff_stage.GRANTER, [1], [1])
         with pytest.raises(preflight.PreflightFailed) as caught:
-            await preflight.measure(stage.reader, lab.GRANTER, [0], [0], 0.0)
+            await preflight.measure(stage.reader, handoff_stage.GRANTER, [0], [0], 0.0)
         assert caught.value.settled.done() and not before.settled.done()
         await before.landed
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert not stage.own[0].any()
 
 

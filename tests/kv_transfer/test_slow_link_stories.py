@@ -9,25 +9,26 @@ import pytest
 
 from baton.kv_transfer.memory_mover import Fate
 from baton.runtime.errors import LeaseLost, ReadFailed
+from tests.support import handoff_stage
 
 COUNT = 5
 TIMEOUT_S = 0.5
 
 
-def shared(lab: Any, blocks_per_s: float, **more: Any) -> Any:
+def shared(blocks_per_s: float, **more: Any) -> Any:
     """READs of two blocks; a window of two of them."""
-    stage = lab.Stage(read_timeout_s=TIMEOUT_S, **more)
-    stage.exchange.bytes_per_s = blocks_per_s * lab.BLOCK_BYTES
+    stage = handoff_stage.Stage(read_timeout_s=TIMEOUT_S, **more)
+    stage.exchange.bytes_per_s = blocks_per_s * handoff_stage.BLOCK_BYTES
     return stage
 
 
-def begin(lab: Any, stage: Any) -> list[asyncio.Task[Any]]:
+def begin(stage: handoff_stage.Stage) -> list[asyncio.Task[Any]]:
     """Handoffs of six blocks each, into blocks of their own."""
-    names = [lab.name_of(place) for place in range(6)]
+    names = [handoff_stage.name_of(place) for place in range(6)]
     return [
         asyncio.ensure_future(
             stage.fetch(
-                stage.granter_link(lab.chunked()),
+                stage.granter_link(handoff_stage.chunked()),
                 stage.opening(),
                 list(range(6 * number, 6 * number + 6)),
                 names,
@@ -38,23 +39,25 @@ def begin(lab: Any, stage: Any) -> list[asyncio.Task[Any]]:
 
 
 @pytest.mark.parametrize("blocks_per_s", [100.0, 10.0, 1.0])
-def test_none_times_out_however_long_its_reads_wait(lab: Any, blocks_per_s: float) -> None:
-    stage = shared(lab, blocks_per_s)
+def test_none_times_out_however_long_its_reads_wait(blocks_per_s: float) -> None:
+    stage = shared(blocks_per_s)
 
     async def main() -> None:
-        await asyncio.gather(*begin(lab, stage))
+        await asyncio.gather(*begin(stage))
         for report in await stage.ended():
             assert report.end == "closed"
 
-    _, loop = lab.on_virtual_time(main)
+    _, loop = handoff_stage.on_virtual_time(main)
     assert loop.time() >= 6 * COUNT / blocks_per_s and not stage.quarantined
     for number in range(COUNT):
-        assert lab.moved(stage, list(range(6 * number, 6 * number + 6)), lab.THEIRS)
+        assert handoff_stage.moved(
+            stage, list(range(6 * number, 6 * number + 6)), handoff_stage.THEIRS
+        )
 
 
-def test_one_that_is_stuck_fails_in_its_time_and_the_others_come_through(lab: Any) -> None:
+def test_one_that_is_stuck_fails_in_its_time_and_the_others_come_through() -> None:
     """Its time begins as it is posted, long after it was asked for."""
-    stage = shared(lab, 2.0)
+    stage = shared(2.0)
     posted_at: list[float] = []
 
     def decide(attempt: Any) -> Fate:
@@ -74,22 +77,22 @@ def test_one_that_is_stuck_fails_in_its_time_and_the_others_come_through(lab: An
             failed_at.append(asyncio.get_running_loop().time())
 
     async def main() -> None:
-        await asyncio.gather(*(watched(fetch) for fetch in begin(lab, stage)))
+        await asyncio.gather(*(watched(fetch) for fetch in begin(stage)))
         stage.exchange.release_stuck()
         await stage.ended()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert posted_at[0] > 3 and failed_at == [pytest.approx(posted_at[0] + TIMEOUT_S, abs=1e-6)]
     (blocks, _), *others = stage.quarantined
     assert len(blocks) == 2 and not others
 
 
-def test_who_leaves_takes_what_waits_along(lab: Any) -> None:
+def test_who_leaves_takes_what_waits_along() -> None:
     """Cancelled, its READs that wait have settled, and the others' turns come sooner."""
-    stage = shared(lab, 2.0)
+    stage = shared(2.0)
 
     async def main() -> None:
-        fetches = begin(lab, stage)
+        fetches = begin(stage)
         await asyncio.sleep(2.5)  # both READs of each window are asked for
         reads = stage.exchange.reads
         for fetch in fetches[:-1]:
@@ -102,12 +105,12 @@ def test_who_leaves_takes_what_waits_along(lab: Any) -> None:
         for report in await stage.ended():
             assert report.end == "closed"
 
-    _, loop = lab.on_virtual_time(main)
+    _, loop = handoff_stage.on_virtual_time(main)
     assert loop.time() < 2.5 + 2 + 3 + 2
 
 
-def test_a_lost_lease_drops_what_waits_and_nothing_is_posted_after_it(lab: Any) -> None:
-    stage = shared(lab, 0.5)
+def test_a_lost_lease_drops_what_waits_and_nothing_is_posted_after_it() -> None:
+    stage = shared(0.5)
     posted_at: list[float] = []
 
     def decide(attempt: Any) -> Fate:
@@ -117,16 +120,16 @@ def test_a_lost_lease_drops_what_waits_and_nothing_is_posted_after_it(lab: Any) 
     stage.exchange.decide = decide
 
     async def main() -> None:
-        link = stage.granter_link(lab.chunked())
+        link = stage.granter_link(handoff_stage.chunked())
         link.lose_renewals = True
-        names = [lab.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(place) for place in range(6)]
         with pytest.raises(LeaseLost, match="ran out"):
-            await stage.fetch(link, stage.opening(), lab.OWN, names)
+            await stage.fetch(link, stage.opening(), handoff_stage.OWN, names)
         assert asyncio.get_running_loop().time() == pytest.approx(1.8)  # 0.9 of the lease
         (blocks, settled), *others = stage.quarantined
-        assert blocks == lab.OWN[:2] and not others  # the other READ had not been posted
+        assert blocks == handoff_stage.OWN[:2] and not others  # the other READ had not been posted
         await settled
         await stage.ended()
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
     assert posted_at == [pytest.approx(0.05)]

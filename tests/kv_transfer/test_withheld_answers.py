@@ -14,6 +14,7 @@ from baton.kv_transfer.checksum_monitor import STUCK_S, ChecksumMonitor
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import AnswerOverdue, EngineError, HandoffError, LeaseLost
+from tests.support import handoff_stage
 
 TIMEOUT_S = 3.0
 LEASE_S = 1.0
@@ -33,12 +34,14 @@ class Withholding:
         return message
 
 
-async def fetch_withheld(lab: Any, stage: Any, prompt: Any, *kinds: str) -> tuple[Exception, float]:
+async def fetch_withheld(
+    stage: handoff_stage.Stage, prompt: Any, *kinds: str
+) -> tuple[Exception, float]:
     """What ends the fetch, and when."""
-    names = [lab.name_of(place) for place in range(6)]
+    names = [handoff_stage.name_of(place) for place in range(6)]
     link = Withholding(stage.granter_link(prompt), kinds)
     with pytest.raises(HandoffError) as raised:
-        await stage.fetch(link, stage.opening(), lab.OWN, names)
+        await stage.fetch(link, stage.opening(), handoff_stage.OWN, names)
     ended_s = asyncio.get_running_loop().time()
     await stage.ended()
     return raised.value, ended_s
@@ -56,64 +59,78 @@ async def fetch_withheld(lab: Any, stage: Any, prompt: Any, *kinds: str) -> tupl
     ],
 )
 def test_fetch_fails_in_time_when_a_kind_is_withheld(
-    lab: Any, kinds: list[str], error: type[Exception], within_s: float
+    kinds: list[str], error: type[Exception], within_s: float
 ) -> None:
-    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
-    prompt = lab.chunked(pause=0.4)
-    (found, ended_s), _ = lab.on_virtual_time(lambda: fetch_withheld(lab, stage, prompt, *kinds))
+    stage = handoff_stage.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    prompt = handoff_stage.chunked(pause=0.4)
+    (found, ended_s), _ = handoff_stage.on_virtual_time(
+        lambda: fetch_withheld(stage, prompt, *kinds)
+    )
     assert type(found) is error and ended_s <= within_s
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_lease_ends_when_the_failure_is_withheld(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S)
-    prompt = lab.ScriptedPrompt([lab.computed(0, [4]), 0.1, EngineError("the device failed")])
-    (found, ended_s), _ = lab.on_virtual_time(lambda: fetch_withheld(lab, stage, prompt, "failed"))
+def test_lease_ends_when_the_failure_is_withheld() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S)
+    prompt = handoff_stage.ScriptedPrompt(
+        [handoff_stage.computed(0, [4]), 0.1, EngineError("the device failed")]
+    )
+    (found, ended_s), _ = handoff_stage.on_virtual_time(
+        lambda: fetch_withheld(stage, prompt, "failed")
+    )
     assert type(found) is LeaseLost and ended_s < 2 * LEASE_S
-    lab.nothing_left(stage, prompt)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_slow_prompt_is_waited_for_between_its_offers(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
-    report, _ = lab.on_virtual_time(lambda: lab.play(stage, lab.chunked(pause=4 * TIMEOUT_S)))
-    assert report.seconds > 8 * TIMEOUT_S and lab.moved(stage, lab.OWN, lab.THEIRS)
+def test_slow_prompt_is_waited_for_between_its_offers() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    report, _ = handoff_stage.on_virtual_time(
+        lambda: handoff_stage.play(stage, handoff_stage.chunked(pause=4 * TIMEOUT_S))
+    )
+    assert report.seconds > 8 * TIMEOUT_S and handoff_stage.moved(
+        stage, handoff_stage.OWN, handoff_stage.THEIRS
+    )
 
 
-def test_slow_checksums_are_waited_for_while_some_come(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+def test_slow_checksums_are_waited_for_while_some_come() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
     stage.exchange.checksum_s = 0.8 * TIMEOUT_S  # of two blocks
-    prompt = lab.ScriptedPrompt([lab.computed(0, lab.THEIRS), lab.first_tokens()])
-    report, _ = lab.on_virtual_time(lambda: lab.play(stage, prompt))
-    assert report.seconds > 2 * TIMEOUT_S and lab.moved(stage, lab.OWN, lab.THEIRS)
+    prompt = handoff_stage.ScriptedPrompt(
+        [handoff_stage.computed(0, handoff_stage.THEIRS), handoff_stage.first_tokens()]
+    )
+    report, _ = handoff_stage.on_virtual_time(lambda: handoff_stage.play(stage, prompt))
+    assert report.seconds > 2 * TIMEOUT_S and handoff_stage.moved(
+        stage, handoff_stage.OWN, handoff_stage.THEIRS
+    )
 
 
-def test_stuck_checksums_turn_the_granter_red_and_are_given_up(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
-    prompt = lab.chunked()
+def test_stuck_checksums_turn_the_granter_red_and_are_given_up() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    prompt = handoff_stage.chunked()
 
     async def main() -> None:
         stage.granter.stick_checksums()
-        await fetch_withheld(lab, stage, prompt)
+        await fetch_withheld(stage, prompt)
         assert stage.granter.oldest_checksum_s() >= TIMEOUT_S  # nobody waits for it any more
         assert "checksum thread" in stage.granter.trouble()
         stage.granter.release_checksums()
         await asyncio.sleep(0)
         assert stage.granter.trouble() == "" and stage.granter.oldest_checksum_s() == 0
 
-    lab.on_virtual_time(main)
-    lab.nothing_left(stage, prompt)
+    handoff_stage.on_virtual_time(main)
+    handoff_stage.nothing_left(stage, prompt)
 
 
-def test_reader_reports_the_age_of_unverified_blocks(lab: Any) -> None:
-    stage = lab.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+def test_reader_reports_the_age_of_unverified_blocks() -> None:
+    stage = handoff_stage.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
 
     async def main() -> None:
-        fetch = asyncio.ensure_future(fetch_withheld(lab, stage, lab.chunked(), "checksums"))
+        fetch = asyncio.ensure_future(fetch_withheld(stage, handoff_stage.chunked(), "checksums"))
         await asyncio.sleep(2.0)
         assert 1.5 < stage.readers[0].unverified_s() < 2.0
         await fetch
 
-    lab.on_virtual_time(main)
+    handoff_stage.on_virtual_time(main)
 
 
 def test_monitor_counts_from_the_last_end() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -13,13 +12,12 @@ from baton.router.answers.active_request import ActiveRequest, OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import Cancelled, WorkerLost
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, output
 
 
 @on_virtual_time
-async def test_a_full_buffer_ends_the_request_after_what_was_accepted(
-    scene_of: Any, output: Any
-) -> None:
-    scene = scene_of()
+async def test_a_full_buffer_ends_the_request_after_what_was_accepted() -> None:
+    scene = DispatchScene()
     generation = await scene.start(max_tokens=200)
     scene.give(*(output(index, index) for index in range(8 * 16)))
     scene.give(output(8 * 16, 8 * 16))
@@ -30,12 +28,10 @@ async def test_a_full_buffer_ends_the_request_after_what_was_accepted(
 
 
 @on_virtual_time
-async def test_what_a_worker_kept_may_come_at_once(
-    monkeypatch: pytest.MonkeyPatch, scene_of: Any, output: Any
-) -> None:
+async def test_what_a_worker_kept_may_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the buffer holds, before the client had a turn; then it must be taken in time."""
     monkeypatch.setattr(generation_module, "PATIENCE_S", 0.05)
-    scene = scene_of()
+    scene = DispatchScene()
     generation = await scene.start(max_tokens=200)
     scene.give(*(output(index, index) for index in range(100)))
     assert [each.token for each in await generation.next()] == list(range(100))
@@ -49,11 +45,9 @@ async def test_what_a_worker_kept_may_come_at_once(
 
 
 @on_virtual_time
-async def test_what_comes_at_once_is_taken_whole_and_clients_have_a_turn_then(
-    scene_of: Any, output: Any
-) -> None:
+async def test_what_comes_at_once_is_taken_whole_and_clients_have_a_turn_then() -> None:
     """In the midst of a message nobody could take anything: far more than eight buffers wait."""
-    scene = scene_of()
+    scene = DispatchScene()
     generation = await scene.start(max_tokens=500)
     assert scene.give(*(output(index, index) for index in range(15))) is False
     assert scene.give(*(output(index, index) for index in range(15, 300))) is True
@@ -79,8 +73,8 @@ async def test_alternatives_weigh_as_much_as_tokens() -> None:
 
 
 @on_virtual_time
-async def test_an_end_without_a_token_has_room_in_a_full_buffer(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_an_end_without_a_token_has_room_in_a_full_buffer() -> None:
+    scene = DispatchScene()
     generation = await scene.start(max_tokens=200)
     scene.give(*(output(index, index) for index in range(8 * 16)))
     assert generation.too_slow()

@@ -16,6 +16,7 @@ from baton.router.requests.request_parser import decoded, shaped
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import errors
 from baton.runtime.errors import BatonError, ConfigError, InvalidRequest
+from tests.support.router_process import FAST_ROUTER, StartRouter
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETE: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
@@ -85,9 +86,7 @@ async def asked(url: str, request: bytes) -> int:
     return int(status.split()[1])
 
 
-async def test_every_route_needs_the_key_however_it_is_written(
-    router: Any, fast_config: Any
-) -> None:
+async def test_every_route_needs_the_key_however_it_is_written(router: StartRouter) -> None:
     """Whoever decides by a URL put together from headers lets in what the route does not mean."""
     paths = [
         *(b"/v1/models", b"/v1/models/tiny", b"/v1/completions", b"/tokenize", b"/detokenize"),
@@ -98,7 +97,7 @@ async def test_every_route_needs_the_key_however_it_is_written(
         *(b"/v1/models?/livez", b"/v1/models#/livez", b"/v1/models;/livez", b"/LIVEZ"),
         *(b"/livez%00/v1/models", b"http://x/v1/models", b"http://livez/v1/models"),
     ]
-    async with router(config=replace(fast_config, api_keys=("k1",))) as running:
+    async with router(config=replace(FAST_ROUTER, api_keys=("k1",))) as running:
         for path in paths:
             for host in (b"x", b"x/livez?", b"localhost/metrics#", b"127.0.0.1:1@x"):
                 head = b" HTTP/1.1\r\nhost: " + host + b"\r\ncontent-length: 0\r\n\r\n"
@@ -124,7 +123,7 @@ ELSEWHERE = (
 ODD = ("", "::1", "localhost@evil.example", "evil.example@localhost", "localhost:80:80", "[evil]")
 
 
-async def test_a_web_page_on_this_host_is_not_its_user(router: Any, fast_config: Any) -> None:
+async def test_a_web_page_on_this_host_is_not_its_user(router: StartRouter) -> None:
     """A browser here shows pages of others, and DNS of others may call this host by their names:
     without keys neither asks anything; with keys a name is no matter."""
     ask = {"url": "/v1/completions", "json": COMPLETE | {"max_tokens": 1}}
@@ -146,7 +145,7 @@ async def test_a_web_page_on_this_host_is_not_its_user(router: Any, fast_config:
             assert (reply.status_code, error["param"]) == (403, header.title())
             assert "router.api_keys" in error["message"] and error["code"] == "host_not_allowed"
         assert len(running.workers["decode-0"].seen("submit")) == len(here)
-    async with router(config=replace(fast_config, api_keys=("k1",))) as running:
+    async with router(config=replace(FAST_ROUTER, api_keys=("k1",))) as running:
         key = {
             "authorization": "Bearer k1",
             "host": "host.docker.internal:8000",
@@ -155,7 +154,7 @@ async def test_a_web_page_on_this_host_is_not_its_user(router: Any, fast_config:
         assert (await running.http.post(**ask, headers=key)).status_code == 200
 
 
-async def test_ids_of_a_client_name_nothing(router: Any, eventually: Any) -> None:
+async def test_ids_of_a_client_name_nothing(router: StartRouter) -> None:
     """Two requests under one X-Request-Id are two requests; no worker ever hears the label."""
     label = "cmpl-___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:2"
     async with router() as running:
@@ -176,7 +175,7 @@ async def test_ids_of_a_client_name_nothing(router: Any, eventually: Any) -> Non
         assert all(len(bytes.fromhex(name.removeprefix("req-"))) == 16 for name in ids)
 
 
-async def test_any_cache_salt_is_a_salt_or_refused(router: Any) -> None:
+async def test_any_cache_salt_is_a_salt_or_refused(router: StartRouter) -> None:
     async with router() as running:
         for salt in ("\0", "\n" * 9, "x" * 1024, "é", "../..", "%s%n", "🙂"):
             reply = await running.complete(cache_salt=salt, max_tokens=1)

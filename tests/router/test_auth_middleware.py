@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,6 +16,7 @@ from baton.router.client_access.upload import awaiting_upload
 from baton.router.http_frontend import auth_middleware
 from baton.router.requests.body_budget import PROGRESS_BYTES, BodyBudget
 from baton.runtime.errors import InvalidRequest
+from tests.support.router_process import FAST_ROUTER, StartRouter
 
 pytestmark = pytest.mark.timed
 
@@ -70,9 +70,9 @@ async def uploads(url: str, count: int) -> AsyncIterator[list[Upload]]:
             await upload.close()
 
 
-async def test_bodies_that_never_come_keep_nobody_out(router: Any, fast_config: Any) -> None:
+async def test_bodies_that_never_come_keep_nobody_out(router: StartRouter) -> None:
     async with (
-        router(config=replace(fast_config, max_requests=3)) as running,
+        router(config=replace(FAST_ROUTER, max_requests=3)) as running,
         uploads(running.url, 3) as silent,
     ):
         assert (await running.complete(max_tokens=1)).status_code == 200
@@ -86,9 +86,9 @@ async def test_bodies_that_never_come_keep_nobody_out(router: Any, fast_config: 
             assert await upload.status() == 200
 
 
-async def test_who_brings_little_is_as_good_as_silent(router: Any, fast_config: Any) -> None:
+async def test_who_brings_little_is_as_good_as_silent(router: StartRouter) -> None:
     async with (
-        router(config=replace(fast_config, max_requests=2)) as running,
+        router(config=replace(FAST_ROUTER, max_requests=2)) as running,
         uploads(running.url, 2) as (honest, dripping),
     ):
         for _ in range(3):
@@ -104,10 +104,8 @@ async def test_who_brings_little_is_as_good_as_silent(router: Any, fast_config: 
         assert await honest.status() == 200
 
 
-async def test_messages_that_never_come_keep_nobody_out_either(
-    router: Any, fast_config: Any
-) -> None:
-    config = replace(fast_config, max_requests=2, grpc_port=0)
+async def test_messages_that_never_come_keep_nobody_out_either(router: StartRouter) -> None:
+    config = replace(FAST_ROUTER, max_requests=2, grpc_port=0)
     async with (
         router(config=config) as running,
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -136,7 +134,9 @@ async def test_what_does_not_come_in_time_is_named() -> None:
             await asyncio.sleep(60)
 
 
-async def test_a_body_ends_after_its_time(router: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_ends_after_its_time(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(auth_middleware, "UPLOAD_TIMEOUT_S", 0.2)
     async with router() as running, uploads(running.url, 1) as (silent,):
         assert await silent.status() == 400

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+from tests.support.router_process import FAST_ROUTER, StartRouter
+
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 
@@ -40,7 +42,7 @@ RAW: list[tuple[bytes, str]] = [
 ]
 
 
-async def test_bodies_that_are_no_request(router: Any) -> None:
+async def test_bodies_that_are_no_request(router: StartRouter) -> None:
     async with router() as running:
         for body, word in RAW:
             for route in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
@@ -49,7 +51,7 @@ async def test_bodies_that_are_no_request(router: Any) -> None:
                 assert word in check_error(reply)["message"]
 
 
-async def test_routes_and_methods(router: Any) -> None:
+async def test_routes_and_methods(router: StartRouter) -> None:
     async with router() as running:
         for method, path, status in (
             ("GET", "/v1/nothing", 404),
@@ -66,8 +68,8 @@ async def test_routes_and_methods(router: Any) -> None:
         assert (await running.http.get("/version")).json()["version"]
 
 
-async def test_large_bodies_are_refused(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, max_body_bytes=4096)) as running:
+async def test_large_bodies_are_refused(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, max_body_bytes=4096)) as running:
         body = json.dumps({**good(COMPLETE), "user": "x" * 5000}).encode()
         declared = await running.http.post(COMPLETE, content=body)
         assert declared.status_code == 413
@@ -81,7 +83,7 @@ async def test_large_bodies_are_refused(router: Any, fast_config: Any) -> None:
         assert (await running.complete(max_tokens=1)).status_code == 200
 
 
-async def test_the_default_limit_is_8_mib_to_the_byte(router: Any) -> None:
+async def test_the_default_limit_is_8_mib_to_the_byte(router: StartRouter) -> None:
     limit = 8 << 20
     start, end = b'{"model": "tiny", "prompt": "', b'"}'
     async with router() as running:
@@ -96,9 +98,9 @@ async def test_the_default_limit_is_8_mib_to_the_byte(router: Any) -> None:
 
 
 async def test_an_endless_body_is_refused_as_soon_as_the_limit_is_passed(
-    router: Any, fast_config: Any
+    router: StartRouter,
 ) -> None:
-    async with router(config=replace(fast_config, max_body_bytes=4096)) as running:
+    async with router(config=replace(FAST_ROUTER, max_body_bytes=4096)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
@@ -110,7 +112,7 @@ async def test_an_endless_body_is_refused_as_soon_as_the_limit_is_passed(
         await writer.wait_closed()
 
 
-async def test_template_refusals_name_messages(router: Any) -> None:
+async def test_template_refusals_name_messages(router: StartRouter) -> None:
     async with router() as running:
         body = {"messages": [{"role": "user", "content": "a"}]}
         assert (await running.http.post("/tokenize", json=body)).status_code == 200
@@ -129,7 +131,7 @@ def minted(reply: Any) -> str:
     return str(reply.headers["x-request-id"]).removeprefix("req-")
 
 
-async def test_client_ids_are_labels_only(router: Any) -> None:
+async def test_client_ids_are_labels_only(router: StartRouter) -> None:
     async with router() as running:
         for label in ("mine-1", "x" * 500, "bad\tone"):
             reply = await running.http.get("/livez", headers={"x-request-id": label})
@@ -139,7 +141,7 @@ async def test_client_ids_are_labels_only(router: Any) -> None:
         assert len(asked) == 50 and all(len(bytes.fromhex(number)) == 16 for number in asked)
 
 
-async def test_a_route_with_a_slash_too_many_is_unknown(router: Any) -> None:
+async def test_a_route_with_a_slash_too_many_is_unknown(router: StartRouter) -> None:
     async with router() as running:
         reply = await running.http.post(f"{COMPLETE}/", json=good(COMPLETE))
         assert reply.status_code == 404 and COMPLETE in check_error(reply)["message"]
@@ -147,7 +149,7 @@ async def test_a_route_with_a_slash_too_many_is_unknown(router: Any) -> None:
         assert (reply.status_code, check_error(reply)["code"]) == (405, "method_not_allowed")
 
 
-async def test_more_tokens_than_the_context_are_not_detokenized(router: Any) -> None:
+async def test_more_tokens_than_the_context_are_not_detokenized(router: StartRouter) -> None:
     async with router() as running:
         reply = await running.http.post("/detokenize", json={"tokens": [5] * 100_000})
         assert reply.status_code == 400 and check_error(reply)["param"] == "tokens"

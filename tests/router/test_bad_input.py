@@ -25,6 +25,7 @@ from baton.router.requests.openai_schema import (
 )
 from baton.router.requests.request_parser import MOST_PIECES, decoded, shaped
 from baton.runtime.errors import InvalidRequest
+from tests.support.router_process import StartRouter
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -211,7 +212,7 @@ def check_error(reply: Any) -> dict[str, Any]:
     return error
 
 
-async def test_each_bad_field_is_named(router: Any) -> None:
+async def test_each_bad_field_is_named(router: StartRouter) -> None:
     async with router() as running:
         for route, fields, status, param, word in REFUSED:
             reply = await running.http.post(route, json={**good(route), **fields})
@@ -224,7 +225,7 @@ async def test_each_bad_field_is_named(router: Any) -> None:
         assert not running.workers["decode-0"].seen("submit")
 
 
-async def test_neutral_values_are_accepted(router: Any) -> None:
+async def test_neutral_values_are_accepted(router: StartRouter) -> None:
     neutral = {
         "tools": [],
         "tool_choice": "auto",
@@ -279,7 +280,7 @@ VALUES = st.recursive(
 )
 
 
-def test_no_body_is_an_error_of_ours(router: Any) -> None:
+def test_no_body_is_an_error_of_ours(router: StartRouter) -> None:
     """Whatever the body: 200 or a 4xx with an OpenAI body, and only a 200 reaches a worker."""
     with asyncio.Runner() as runner:
         scope = router()

@@ -16,6 +16,7 @@ from baton.router.requests import body_budget
 from baton.router.requests.body_budget import PROGRESS_BYTES, SILENT_S, BodyBudget, HeldBody
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError, RateLimited
+from tests.support.router_process import FAST_ROUTER, StartRouter
 
 KEYS = ("one", "two")
 CHUNK = 1 << 16
@@ -140,10 +141,10 @@ async def stalled(url: str, key: str) -> tuple[asyncio.StreamReader, asyncio.Str
 
 @pytest.mark.timed
 async def test_stalled_bodies_of_one_key_stop_at_its_share(
-    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_budget, "SILENT_S", 1000.0)
-    async with router(config=small(fast_config)) as running:
+    async with router(config=small(FAST_ROUTER)) as running:
         clients = [await stalled(running.url, KEYS[0]) for _ in range(3)]
         reads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in clients]
         done, waiting = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED, timeout=20)
@@ -159,11 +160,11 @@ async def test_stalled_bodies_of_one_key_stop_at_its_share(
 
 @pytest.mark.timed
 async def test_stalled_messages_of_one_key_stop_at_its_share(
-    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_budget, "SILENT_S", 1000.0)
     monkeypatch.setattr(grpc_call, "UNSEEN_S", 0.1)
-    config = small(fast_config, grpc_port=0)
+    config = small(FAST_ROUTER, grpc_port=0)
     async with (
         router(config=config) as running,
         grpc.aio.insecure_channel(running.grpc_address) as channel,

@@ -12,11 +12,13 @@ from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.links import LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.link_scene import LinkScene
+from tests.support.router_process import eventually
 
 
 @on_virtual_time
-async def test_a_break_parks_and_a_reconnect_resumes(link_scene: Any) -> None:
-    made = link_scene(link_grace_s=20.0)
+async def test_a_break_parks_and_a_reconnect_resumes() -> None:
+    made = LinkScene(link_grace_s=20.0)
     far = await made.accept()
     made.notes.waiting = [worker_pb2.Resume(request_id="r", attempt=2)]
     await far.close()
@@ -28,9 +30,9 @@ async def test_a_break_parks_and_a_reconnect_resumes(link_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_what_ends_between_hello_and_answer_is_cancelled(link_scene: Any) -> None:
+async def test_what_ends_between_hello_and_answer_is_cancelled() -> None:
     """The hello has named it, and while the link is down nobody can tell the worker."""
-    made = link_scene(link_grace_s=20.0)
+    made = LinkScene(link_grace_s=20.0)
     far = await made.accept()
     open_choices = [worker_pb2.ChoiceIndex(choice=choice) for choice in (0, 1)]
     named = [worker_pb2.Resume(request_id=n, attempt=2, next=open_choices) for n in "abcd"]
@@ -55,8 +57,8 @@ async def test_what_ends_between_hello_and_answer_is_cancelled(link_scene: Any) 
 
 
 @on_virtual_time
-async def test_messages_of_a_broken_link_are_not_sent_on_the_next(link_scene: Any) -> None:
-    made = link_scene()
+async def test_messages_of_a_broken_link_are_not_sent_on_the_next() -> None:
+    made = LinkScene()
     far = await made.accept()
     await far.close()
     made.link._outbox.put_nowait(made.submit("old"))
@@ -66,8 +68,8 @@ async def test_messages_of_a_broken_link_are_not_sent_on_the_next(link_scene: An
 
 
 @on_virtual_time
-async def test_after_the_grace_everything_is_lost(link_scene: Any, eventually: Any) -> None:
-    made = link_scene()
+async def test_after_the_grace_everything_is_lost() -> None:
+    made = LinkScene()
     far = await made.accept()
     made.index.apply(
         "decode-0",
@@ -85,9 +87,9 @@ async def test_after_the_grace_everything_is_lost(link_scene: Any, eventually: A
 
 
 @on_virtual_time
-async def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever(link_scene: Any) -> None:
+async def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever() -> None:
     """Each time it comes up and breaks; the waits between grow nevertheless."""
-    made = link_scene(link_grace_s=60.0)
+    made = LinkScene(link_grace_s=60.0)
     loop = asyncio.get_running_loop()
     times = []
     for _ in range(6):
@@ -99,8 +101,8 @@ async def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever(link_sce
 
 
 @on_virtual_time
-async def test_another_boot_voids_the_old_one(link_scene: Any) -> None:
-    made = link_scene(link_grace_s=20.0)
+async def test_another_boot_voids_the_old_one() -> None:
+    made = LinkScene(link_grace_s=20.0)
     far = await made.accept()
     await far.close()
     await made.accept(made.hello(boot_id=b"c" * 16))
@@ -109,9 +111,9 @@ async def test_another_boot_voids_the_old_one(link_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_worker_of_another_role_voids_all_and_is_not_linked(link_scene: Any) -> None:
+async def test_a_worker_of_another_role_voids_all_and_is_not_linked() -> None:
     """It came back at the same address before the registry told of its new role."""
-    made = link_scene(link_grace_s=20.0)
+    made = LinkScene(link_grace_s=20.0)
     far = await made.accept()
     await far.close()
     for _ in range(2):
@@ -130,11 +132,9 @@ async def test_a_worker_of_another_role_voids_all_and_is_not_linked(link_scene: 
 
 
 @on_virtual_time
-async def test_a_drained_worker_that_leaves_is_given_up_at_once(
-    link_scene: Any, eventually: Any
-) -> None:
+async def test_a_drained_worker_that_leaves_is_given_up_at_once() -> None:
     """Its requests wait for no grace: it said that it would not come back."""
-    made = link_scene(link_grace_s=60.0)
+    made = LinkScene(link_grace_s=60.0)
     far = await made.accept()
     await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
     await eventually(lambda: made.link.load.draining)

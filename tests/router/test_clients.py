@@ -16,11 +16,12 @@ import pytest
 from baton.router import server
 from baton.router.answers.choice_text import ChoiceText
 from baton.runtime.identity import tenant_of
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
 
 
-async def test_openai_async_client(router: Any) -> None:
+async def test_openai_async_client(router: StartRouter) -> None:
     async with (
         router() as running,
         openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none") as client,
@@ -48,7 +49,7 @@ async def test_openai_async_client(router: Any) -> None:
         assert [model.id for model in models.data] == ["tiny"]
 
 
-async def test_openai_sync_client(router: Any) -> None:
+async def test_openai_sync_client(router: StartRouter) -> None:
     def ask(url: str) -> tuple[str, str]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
             whole = client.completions.create(
@@ -64,7 +65,7 @@ async def test_openai_sync_client(router: Any) -> None:
         assert whole == parts != ""
 
 
-async def test_openai_client_sees_errors_as_its_own(router: Any) -> None:
+async def test_openai_client_sees_errors_as_its_own(router: StartRouter) -> None:
     async with (
         router() as running,
         openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
@@ -82,9 +83,7 @@ async def test_openai_client_sees_errors_as_its_own(router: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_the_worker(
-    router: Any, eventually: Any, stream: bool
-) -> None:
+async def test_a_client_that_leaves_frees_the_worker(router: StartRouter, stream: bool) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.pause_at = 3
@@ -100,7 +99,7 @@ async def test_a_client_that_leaves_frees_the_worker(
         assert cancel.request_id == submit.request_id and cancel.attempt == 1
 
 
-async def test_a_client_that_leaves_while_no_worker_is_there(router: Any, eventually: Any) -> None:
+async def test_a_client_that_leaves_while_no_worker_is_there(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.draining = True
@@ -124,7 +123,7 @@ async def test_a_client_that_leaves_while_no_worker_is_there(router: Any, eventu
 
 
 async def test_a_slow_client_is_cancelled_and_others_are_not(
-    router: Any, eventually: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bind = server.bind
 
@@ -135,7 +134,7 @@ async def test_a_slow_client_is_cancelled_and_others_are_not(
         return listener
 
     monkeypatch.setattr(server, "bind", bind_small)
-    config = replace(fast_config, stream_buffer_messages=64)
+    config = replace(FAST_ROUTER, stream_buffer_messages=64)
     async with router(config=config) as running:
         host, port = running.url.removeprefix("http://").split(":")
         loop, client = asyncio.get_running_loop(), socket.socket()
@@ -154,8 +153,8 @@ async def test_a_slow_client_is_cancelled_and_others_are_not(
         client.close()
 
 
-async def test_admission_is_bounded(router: Any, eventually: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, max_requests=2)) as running:
+async def test_admission_is_bounded(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, max_requests=2)) as running:
         worker = running.workers["decode-0"]
         worker.pause_at = 1
         held = [asyncio.create_task(running.complete()) for _ in range(2)]
@@ -184,7 +183,7 @@ async def refused_without_a_body(url: str) -> float:
     return took_s
 
 
-async def test_many_requests_at_once(router: Any) -> None:
+async def test_many_requests_at_once(router: StartRouter) -> None:
     async with router(workers=("decode-0", "decode-1", "prefill-0")) as running:
         alone = (await running.complete(seed=11, max_tokens=20)).json()["choices"]
         replies = await asyncio.gather(
@@ -193,8 +192,8 @@ async def test_many_requests_at_once(router: Any) -> None:
         assert all(reply.json()["choices"] == alone for reply in replies)
 
 
-async def test_keys(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, api_keys=("k1", "k2"))) as running:
+async def test_keys(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, api_keys=("k1", "k2"))) as running:
         assert (await running.complete()).status_code == 401
         for given, status in (("Bearer k2", 200), ("Bearer k3", 401), ("k1", 401), ("é", 401)):
             reply = await running.http.post(
@@ -207,7 +206,7 @@ async def test_keys(router: Any, fast_config: Any) -> None:
         assert (await running.http.get("/livez")).status_code == 200
 
 
-async def test_each_key_has_prefixes_of_its_own(router: Any, fast_config: Any) -> None:
+async def test_each_key_has_prefixes_of_its_own(router: StartRouter) -> None:
     """What one key has cached, another neither finds nor can name, unless prefixes are shared."""
 
     async def salts(config: Any, *asked: tuple[str, str | None]) -> list[bytes]:
@@ -222,7 +221,7 @@ async def test_each_key_has_prefixes_of_its_own(router: Any, fast_config: Any) -
             sent = running.workers["decode-0"].seen("submit")
             return [submit.cache_salt for submit in sent]
 
-    keys = replace(fast_config, api_keys=("k1", "k2"))
+    keys = replace(FAST_ROUTER, api_keys=("k1", "k2"))
     asked = [("k1", None), ("k1", None), ("k2", None), ("k1", "s"), ("k2", "s")]
     plain, again, other, salted, other_salted = await salts(keys, *asked)
     assert plain == again and len({plain, other, salted, other_salted}) == 4
@@ -236,7 +235,7 @@ async def test_each_key_has_prefixes_of_its_own(router: Any, fast_config: Any) -
     assert tenant_of(plain) == tenant_of(salted)
 
 
-async def test_stopping_lets_open_requests_end(router: Any, eventually: Any) -> None:
+async def test_stopping_lets_open_requests_end(router: StartRouter) -> None:
     async with router() as running:
         running.workers["decode-0"].step_s = 0.02
         asking = asyncio.create_task(running.complete(max_tokens=30))
@@ -245,11 +244,9 @@ async def test_stopping_lets_open_requests_end(router: Any, eventually: Any) -> 
         assert (await asking).status_code == 200
 
 
-async def test_readiness_goes_off_before_the_port_closes(
-    router: Any, eventually: Any, fast_config: Any
-) -> None:
+async def test_readiness_goes_off_before_the_port_closes(router: StartRouter) -> None:
     """A balancer needs a while to hear of it; who is told twice waits for none."""
-    async with router(config=replace(fast_config, leave_s=60.0)) as running:
+    async with router(config=replace(FAST_ROUTER, leave_s=60.0)) as running:
         os.kill(os.getpid(), signal.SIGTERM)
         await eventually(lambda: not_ready(running))
         assert (await running.complete(max_tokens=2)).status_code == 200
@@ -261,10 +258,10 @@ async def test_readiness_goes_off_before_the_port_closes(
 
 
 async def test_a_router_with_nothing_open_ends_at_once_however_long_its_drain(
-    router: Any, fast_config: Any
+    router: StartRouter,
 ) -> None:
     """Ctrl-C on a laptop: connections that only stay open are no reason to wait."""
-    async with router(config=replace(fast_config, drain_s=3600.0)) as running:
+    async with router(config=replace(FAST_ROUTER, drain_s=3600.0)) as running:
         assert (await running.complete(max_tokens=2)).status_code == 200  # and kept alive
         host, port = running.url.removeprefix("http://").split(":")
         _, silent = await asyncio.open_connection(host, int(port))
@@ -277,10 +274,8 @@ async def test_a_router_with_nothing_open_ends_at_once_however_long_its_drain(
             writer.close()
 
 
-async def test_a_second_signal_tells_streams_and_ends_at_once(
-    router: Any, eventually: Any, fast_config: Any
-) -> None:
-    async with router(config=replace(fast_config, drain_s=3600.0)) as running:
+async def test_a_second_signal_tells_streams_and_ends_at_once(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, drain_s=3600.0)) as running:
         running.workers["decode-0"].step_s = 0.05
         long = {"max_tokens": 2000, "ignore_eos": True}
         whole = asyncio.create_task(running.complete(**long))
@@ -298,10 +293,10 @@ async def test_a_second_signal_tells_streams_and_ends_at_once(
 
 
 async def test_an_upload_that_never_comes_does_not_outlast_a_second_signal(
-    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.router.server.TOLD_S", 0.3)
-    async with router(config=replace(fast_config, drain_s=3600.0)) as running:
+    async with router(config=replace(FAST_ROUTER, drain_s=3600.0)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
@@ -319,10 +314,8 @@ async def not_ready(running: Any) -> bool:
     return bool((await running.http.get("/readyz")).status_code == 503)
 
 
-async def test_stopping_tells_streams_that_do_not_end_in_time(
-    router: Any, eventually: Any, fast_config: Any
-) -> None:
-    async with router(config=replace(fast_config, drain_s=0.3)) as running:
+async def test_stopping_tells_streams_that_do_not_end_in_time(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, drain_s=0.3)) as running:
         running.workers["decode-0"].step_s = 0.05
         long = {"max_tokens": 2000, "ignore_eos": True}
         whole = asyncio.create_task(running.complete(**long))
@@ -339,7 +332,7 @@ async def test_stopping_tells_streams_that_do_not_end_in_time(
 
 
 async def test_a_bug_in_the_middle_of_a_stream_ends_it_aloud(
-    router: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push, calls = ChoiceText.push, iter(range(100))
 
@@ -356,8 +349,8 @@ async def test_a_bug_in_the_middle_of_a_stream_ends_it_aloud(
         assert reply.text.endswith("data: [DONE]\n\n") and "secret" not in reply.text
 
 
-async def test_texts_to_tokenize_are_bounded_as_requests_are(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, max_requests=1)) as running:
+async def test_texts_to_tokenize_are_bounded_as_requests_are(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, max_requests=1)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         for path in ("/tokenize", "/detokenize"):
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -372,7 +365,7 @@ async def test_texts_to_tokenize_are_bounded_as_requests_are(router: Any, fast_c
             await writer.wait_closed()
 
 
-async def test_a_text_to_tokenize_has_a_deadline(router: Any) -> None:
+async def test_a_text_to_tokenize_has_a_deadline(router: StartRouter) -> None:
     async with router() as running:
         reply = await running.http.post(
             "/tokenize", json={"prompt": "a"}, headers={"X-Request-Deadline": "soon"}

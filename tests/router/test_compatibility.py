@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, no_route
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 STRICT: dict[str, Any] = {
     "type": "function",
@@ -17,7 +18,7 @@ STRICT: dict[str, Any] = {
 }
 
 
-async def test_health_says_what_readyz_says(router: Any, eventually: Any) -> None:
+async def test_health_says_what_readyz_says(router: StartRouter) -> None:
     async with router() as running:
         for method in (running.http.get, running.http.head):
             assert (await method("/health")).status_code == 200
@@ -29,21 +30,21 @@ async def test_health_says_what_readyz_says(router: Any, eventually: Any) -> Non
         await eventually(red)
 
 
-async def test_models_have_a_root(router: Any) -> None:
+async def test_models_have_a_root(router: StartRouter) -> None:
     async with router() as running:
         (model,) = (await running.http.get("/v1/models")).json()["data"]
         assert (model["root"], model["parent"]) == ("tiny", None)
 
 
-async def test_tokenizer_info_holds_template_and_tokens(router: Any) -> None:
+async def test_tokenizer_info_holds_template_and_tokens(router: StartRouter) -> None:
     async with router() as running:
         info = (await running.http.get("/tokenizer_info")).json()
         assert info["eos_token"] == "<|im_end|>" and info["model_max_length"] == 4096
         assert "add_generation_prompt" in info["chat_template"]
 
 
-async def test_tokenizer_info_needs_the_key(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, api_keys=("k",))) as running:
+async def test_tokenizer_info_needs_the_key(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, api_keys=("k",))) as running:
         assert (await running.http.get("/tokenizer_info")).status_code == 401
 
 
@@ -57,7 +58,7 @@ async def test_tokenizer_info_needs_the_key(router: Any, fast_config: Any) -> No
     ],
 )
 async def test_too_long_a_context_has_its_code(
-    router: Any, fields: dict[str, Any], param: str
+    router: StartRouter, fields: dict[str, Any], param: str
 ) -> None:
     async with (
         router() as running,
@@ -70,7 +71,7 @@ async def test_too_long_a_context_has_its_code(
 
 
 @pytest.mark.parametrize("seed", [2**63, 2**64, -(2**63) - 1, 10**40, 1.5, True])
-async def test_a_seed_out_of_range_names_the_range(router: Any, seed: Any) -> None:
+async def test_a_seed_out_of_range_names_the_range(router: StartRouter, seed: Any) -> None:
     async with router() as running:
         reply = await running.complete(seed=seed)
         error = reply.json()["error"]
@@ -78,15 +79,13 @@ async def test_a_seed_out_of_range_names_the_range(router: Any, seed: Any) -> No
         assert error["message"] == "seed: give a whole number from -2**63 to 2**63 - 1"
 
 
-async def test_strict_tools_are_accepted_by_setting(
-    router: Any, fast_config: Any, tool_model: Any
-) -> None:
+async def test_strict_tools_are_accepted_by_setting(router: StartRouter, tool_model: Any) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running:
         refused = await running.chat(tools=[STRICT], max_tokens=1)
         assert refused.json()["error"]["param"] == "tools[0].function.strict"
         assert "router.strict_tools" in refused.json()["error"]["message"]
-    async with router(folder, config=replace(fast_config, strict_tools="ignore")) as running:
+    async with router(folder, config=replace(FAST_ROUTER, strict_tools="ignore")) as running:
         assert (await running.chat(tools=[STRICT], max_tokens=1)).status_code == 200
 
 
@@ -115,7 +114,7 @@ def test_a_route_like_none_lists_all() -> None:
     assert len(message) < 1000 and "/v1/models, /tokenize" in message
 
 
-async def test_a_missing_route_is_404_with_the_right_one(router: Any) -> None:
+async def test_a_missing_route_is_404_with_the_right_one(router: StartRouter) -> None:
     async with router() as running:
         reply = await running.http.post("/v1/v1/chat/completions", json={})
         assert reply.status_code == 404
@@ -128,7 +127,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(int(length.split(b"\r\n")[0]))
 
 
-async def test_http_1_0_connection_stays_open_if_asked(router: Any) -> None:
+async def test_http_1_0_connection_stays_open_if_asked(router: StartRouter) -> None:
     async with router() as running, asyncio.timeout(20):
         host, port = running.url.removeprefix("http://").split(":")
         ask = b"GET /v1/models HTTP/1.0\r\nhost: localhost\r\n"
@@ -143,7 +142,7 @@ async def test_http_1_0_connection_stays_open_if_asked(router: Any) -> None:
         writer.close()
 
 
-async def test_http_1_0_stream_ends_its_connection(router: Any) -> None:
+async def test_http_1_0_stream_ends_its_connection(router: StartRouter) -> None:
     """An answer without a length ends where the connection does."""
     async with router() as running, asyncio.timeout(20):
         host, port = running.url.removeprefix("http://").split(":")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError
+from tests.support.router_process import FAST_ROUTER, StartRouter
 
 PAGE = "https://chat.example"
 ASK = {
@@ -18,8 +18,8 @@ ASK = {
 BODY = {"model": "tiny", "prompt": "a", "max_tokens": 1}
 
 
-async def test_listed_origin_may_call(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, cors_origins=(PAGE,))) as running:
+async def test_listed_origin_may_call(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, cors_origins=(PAGE,))) as running:
         before = await running.http.options("/v1/completions", headers={"origin": PAGE, **ASK})
         assert before.status_code == 204
         assert before.headers["access-control-allow-origin"] == PAGE
@@ -37,9 +37,9 @@ async def test_listed_origin_may_call(router: Any, fast_config: Any) -> None:
             assert "access-control-allow-origin" not in answer.headers
 
 
-async def test_keys_are_asked_of_pages_too(router: Any, fast_config: Any) -> None:
+async def test_keys_are_asked_of_pages_too(router: StartRouter) -> None:
     """The browser's question carries no key, and runs nothing."""
-    config = replace(fast_config, api_keys=("k",), cors_origins=("*",))
+    config = replace(FAST_ROUTER, api_keys=("k",), cors_origins=("*",))
     async with router(config=config) as running:
         page = {"origin": "https://any.example"}
         before = await running.http.options("/v1/completions", headers={**page, **ASK})
@@ -52,8 +52,8 @@ async def test_keys_are_asked_of_pages_too(router: Any, fast_config: Any) -> Non
         assert (await running.http.post("/v1/completions", json=BODY, headers=key)).is_success
 
 
-async def test_cors_is_off_by_default(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, api_keys=("k",))) as running:
+async def test_cors_is_off_by_default(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, api_keys=("k",))) as running:
         reply = await running.http.options("/v1/models", headers={"origin": PAGE, **ASK})
         assert reply.status_code == 401
         assert "access-control-allow-origin" not in reply.headers

@@ -15,6 +15,8 @@ from baton.router.requests.deadline import deadline_of, until
 from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
 
@@ -71,7 +73,7 @@ BODY = {"model": "tiny", "prompt": "the quick brown", "max_tokens": 50}
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_before_the_first_byte_it_is_a_504(
-    router: Any, eventually: Any, fair_watch: Any, stream: bool
+    router: StartRouter, fair_watch: Any, stream: bool
 ) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
@@ -90,7 +92,7 @@ async def test_before_the_first_byte_it_is_a_504(
         await eventually(lambda: not worker.held)  # told in the same tick
 
 
-async def test_after_the_first_byte_it_is_an_event(router: Any, eventually: Any) -> None:
+async def test_after_the_first_byte_it_is_an_event(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.step_s = 0.02  # tokens keep coming until the deadline
@@ -107,7 +109,7 @@ async def test_after_the_first_byte_it_is_an_event(router: Any, eventually: Any)
         await eventually(lambda: not worker.held)
 
 
-async def test_while_the_body_comes(router: Any) -> None:
+async def test_while_the_body_comes(router: StartRouter) -> None:
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -129,8 +131,7 @@ async def test_while_the_body_comes(router: Any) -> None:
     ],
 )
 async def test_while_the_prompt_waits_for_a_tokenizer_thread(
-    router: Any,
-    eventually: Any,
+    router: StartRouter,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
     asked: dict[str, Any],
@@ -169,15 +170,15 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
         assert len(begun) == ENCODE_THREADS + 1
 
 
-async def test_while_no_worker_is_there(router: Any) -> None:
+async def test_while_no_worker_is_there(router: StartRouter) -> None:
     async with router(workers=(), wait=False) as running:
         reply = await running.http.post("/v1/completions", json=BODY, headers=headers(0.2))
         assert reply.status_code == 504
         assert "no decode worker" in reply.json()["error"]["message"]
 
 
-async def test_the_longest_life_is_a_setting(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, request_s=0.3)) as running:
+async def test_the_longest_life_is_a_setting(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, request_s=0.3)) as running:
         reply = await running.http.post("/v1/completions", json=BODY, headers=headers(5))
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "X-Request-Deadline"
@@ -186,8 +187,8 @@ async def test_the_longest_life_is_a_setting(router: Any, fast_config: Any) -> N
 
 
 @on_virtual_time
-async def test_a_deadline_ends_a_request_under_way(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_a_deadline_ends_a_request_under_way() -> None:
+    scene = DispatchScene()
     generation = await scene.start(within_s=0.1)
     scene.give(output(0, 10))
     assert (await generation.next())[0].token == 10
@@ -199,8 +200,8 @@ async def test_a_deadline_ends_a_request_under_way(scene_of: Any, output: Any) -
 
 
 @on_virtual_time
-async def test_a_deadline_ends_the_wait_for_a_first_worker(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_a_deadline_ends_the_wait_for_a_first_worker() -> None:
+    scene = DispatchScene()
     scene.dispatcher.place_wait_s = 20
     scene.link().up = False
     with pytest.raises(DeadlineExceeded, match="while it waited: no decode worker"):
@@ -211,8 +212,8 @@ async def test_a_deadline_ends_the_wait_for_a_first_worker(scene_of: Any) -> Non
 
 
 @on_virtual_time
-async def test_a_deadline_ends_the_wait_between_two_attempts(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_a_deadline_ends_the_wait_between_two_attempts() -> None:
+    scene = DispatchScene()
     scene.dispatcher.place_wait_s = 20
     generation = await scene.start(within_s=0.15)
     scene.link().up = False
@@ -225,8 +226,8 @@ async def test_a_deadline_ends_the_wait_between_two_attempts(scene_of: Any) -> N
 
 
 @on_virtual_time
-async def test_a_deadline_ends_the_wait_for_a_turn_to_be_moved(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "decode-1", retry_floor=1, retry_share=0.0)
+async def test_a_deadline_ends_the_wait_for_a_turn_to_be_moved() -> None:
+    scene = DispatchScene("decode-0", "decode-1", retry_floor=1, retry_share=0.0)
     loop = asyncio.get_running_loop()
     first = await scene.start("a")
     second = await scene.start("b", within_s=0.3)
@@ -258,8 +259,8 @@ def moved(scene: Any) -> list[str]:
 
 
 @on_virtual_time
-async def test_a_later_attempt_is_told_what_is_left_of_the_time(scene_of: Any) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_a_later_attempt_is_told_what_is_left_of_the_time() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     await scene.start(within_s=5)
     await asyncio.sleep(0.2)
     scene.link(0).up = False
@@ -271,17 +272,15 @@ async def test_a_later_attempt_is_told_what_is_left_of_the_time(scene_of: Any) -
 
 
 @on_virtual_time
-async def test_an_end_before_the_deadline_leaves_no_timer(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_an_end_before_the_deadline_leaves_no_timer() -> None:
+    scene = DispatchScene()
     generation = await scene.start()
     assert generation.timer is not None and not generation.timer.cancelled()
     scene.give(output(0, 1, end=worker_pb2.STOP))
     assert generation.timer.cancelled() and generation.error is None
 
 
-async def test_who_would_be_too_late_is_refused_before_the_body(
-    router: Any, eventually: Any
-) -> None:
+async def test_who_would_be_too_late_is_refused_before_the_body(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.waiting = 400

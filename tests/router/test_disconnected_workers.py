@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.router.fleet.disconnected_workers import DisconnectedWorkers
 from baton.router.fleet.worker_view import Size
-from baton.simulation.fleet.scripted_worker import ScriptedWorker
+from tests.support.router_process import StartRouter, eventually
+from tests.support.scripted_worker import ScriptedWorker
 
 SMALL, LARGE = Size(16, 8, 4096), Size(16, 20, 4096)
 
@@ -40,7 +39,7 @@ def test_a_decode_worker_that_comes_back_as_another_is_none() -> None:
 
 
 async def test_what_only_a_dead_worker_could_hold_may_be_asked_again(
-    router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told that it is too large, which no client asks twice."""
     monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", 0.2)

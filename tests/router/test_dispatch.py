@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from baton.runtime.errors import (
     Unavailable,
 )
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, failed, output
 
 PROMPT = (5, 6, 7)
 
@@ -27,8 +27,8 @@ async def texts(generation: ActiveRequest) -> list[tuple[int | None, str | None]
 
 
 @on_virtual_time
-async def test_a_submission_carries_everything(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_a_submission_carries_everything() -> None:
+    scene = DispatchScene()
     await scene.start(choices=2, cache_salt=b"s")
     (submit,) = scene.link().submits()
     assert (submit.request_id, submit.attempt, list(submit.prompt)) == ("r", 1, list(PROMPT))
@@ -39,10 +39,8 @@ async def test_a_submission_carries_everything(scene_of: Any) -> None:
 
 
 @on_virtual_time
-async def test_only_the_next_index_of_the_current_attempt_counts(
-    scene_of: Any, output: Any
-) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_only_the_next_index_of_the_current_attempt_counts() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.give(output(0, 10), output(0, 11), output(1, 12, attempt=2), output(1, 13, choice=5))
     scene.give(output(1, 14, request_id="other"))
@@ -52,8 +50,8 @@ async def test_only_the_next_index_of_the_current_attempt_counts(
 
 
 @on_virtual_time
-async def test_the_end_comes_once(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_the_end_comes_once() -> None:
+    scene = DispatchScene()
     generation = await scene.start()
     scene.give(output(0, 10), output(1, 1, end=worker_pb2.STOP), output(2, 12))
     assert await texts(generation) == [(10, None), (1, "stop")]
@@ -63,15 +61,15 @@ async def test_the_end_comes_once(scene_of: Any, output: Any) -> None:
 
 
 @on_virtual_time
-async def test_late_ends_of_unknown_requests_are_settled(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_late_ends_of_unknown_requests_are_settled() -> None:
+    scene = DispatchScene()
     scene.give(output(3, None, end=worker_pb2.CANCELLED, request_id="gone"))
     assert scene.link().settled == ["gone"]
 
 
 @on_virtual_time
-async def test_cancel_is_told_in_the_same_tick(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_cancel_is_told_in_the_same_tick() -> None:
+    scene = DispatchScene()
     generation = await scene.start()
     scene.dispatcher.cancel(generation)
     assert scene.link().cancels() == [("r", 1)]
@@ -81,8 +79,8 @@ async def test_cancel_is_told_in_the_same_tick(scene_of: Any, output: Any) -> No
 
 
 @on_virtual_time
-async def test_a_resume_names_open_choices_and_their_next_index(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_a_resume_names_open_choices_and_their_next_index() -> None:
+    scene = DispatchScene()
     generation = await scene.start(choices=3)
     scene.give(output(0, 10, choice=1), output(0, 1, choice=2, end=worker_pb2.STOP))
     scene.dispatcher.finish_choice(generation, 0)
@@ -92,10 +90,8 @@ async def test_a_resume_names_open_choices_and_their_next_index(scene_of: Any, o
 
 
 @on_virtual_time
-async def test_a_stop_string_cancels_one_choice_and_with_the_last_the_request(
-    scene_of: Any, output: Any
-) -> None:
-    scene = scene_of()
+async def test_a_stop_string_cancels_one_choice_and_with_the_last_the_request() -> None:
+    scene = DispatchScene()
     generation = await scene.start(choices=2)
     scene.dispatcher.finish_choice(generation, 1)
     (cancel,) = [m.cancel for m in scene.link().sent if m.WhichOneof("kind") == "cancel"]
@@ -119,10 +115,8 @@ async def test_a_stop_string_cancels_one_choice_and_with_the_last_the_request(
     ],
 )
 @on_virtual_time
-async def test_a_final_failure_ends_the_request(
-    code: str, kind: type[BatonError], scene_of: Any, failed: Any
-) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_a_final_failure_ends_the_request(code: str, kind: type[BatonError]) -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.give(failed(code, False))
     with pytest.raises(kind):
@@ -131,8 +125,8 @@ async def test_a_final_failure_ends_the_request(
 
 
 @on_virtual_time
-async def test_attempts_end(scene_of: Any, failed: Any) -> None:
-    scene = scene_of()
+async def test_attempts_end() -> None:
+    scene = DispatchScene()
     generation = await scene.start()
     for attempt in (1, 2, 3):
         scene.give(failed("LeaseLost", True, attempt=attempt))
@@ -143,8 +137,8 @@ async def test_attempts_end(scene_of: Any, failed: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_worker_that_gives_up_is_left(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_a_worker_that_gives_up_is_left() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     await scene.start()
     scene.give(output(0, None, end=worker_pb2.CANCELLED))
     await scene.settle_down()
@@ -152,8 +146,8 @@ async def test_a_worker_that_gives_up_is_left(scene_of: Any, output: Any) -> Non
 
 
 @on_virtual_time
-async def test_refusals_before_any_worker_hears(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_refusals_before_any_worker_hears() -> None:
+    scene = DispatchScene()
     scene.fleet.waiting = 10_000
     with pytest.raises(Overloaded):
         await scene.start()
@@ -167,8 +161,8 @@ async def test_refusals_before_any_worker_hears(scene_of: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_worker_that_appears_in_time_is_used(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_a_worker_that_appears_in_time_is_used() -> None:
+    scene = DispatchScene()
     scene.dispatcher.place_wait_s = 20
     scene.link().up = False
     starting = asyncio.create_task(scene.start())
@@ -179,8 +173,8 @@ async def test_a_worker_that_appears_in_time_is_used(scene_of: Any) -> None:
 
 
 @on_virtual_time
-async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing() -> None:
+    scene = DispatchScene()
     scene.dispatcher.place_wait_s = 20
     generation = await scene.start()
     scene.link().up = False
@@ -194,8 +188,8 @@ async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing(scene
 
 
 @on_virtual_time
-async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker() -> None:
+    scene = DispatchScene()
     scene.link().up = False
     waiting = asyncio.create_task(scene.start())
     await asyncio.sleep(0.02)
@@ -207,8 +201,8 @@ async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker(sce
 
 
 @on_virtual_time
-async def test_close_ends_everything(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_close_ends_everything() -> None:
+    scene = DispatchScene()
     generation = await scene.start()
     await scene.dispatcher.close()
     with pytest.raises(Unavailable, match="stops"):
@@ -216,10 +210,8 @@ async def test_close_ends_everything(scene_of: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_request_that_would_miss_its_deadline_is_refused_at_once(
-    scene_of: Any, failed: Any
-) -> None:
-    scene = scene_of()
+async def test_a_request_that_would_miss_its_deadline_is_refused_at_once() -> None:
+    scene = DispatchScene()
     scene.fleet.expected = 10.0
     with pytest.raises(Overloaded, match=r"would take 10\.0 s") as refused:
         await scene.start(within_s=10)
@@ -234,10 +226,8 @@ async def test_a_request_that_would_miss_its_deadline_is_refused_at_once(
 
 @pytest.mark.parametrize("top", [False, True])
 @on_virtual_time
-async def test_a_token_that_the_model_does_not_have_is_a_failure_of_its_worker(
-    top: bool, scene_of: Any, output: Any
-) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_a_token_that_the_model_does_not_have_is_a_failure_of_its_worker(top: bool) -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     scene.fleet.vocab_size = 50
     generation = await scene.start()
     scene.give(output(0, 49, cached_tokens=99))

@@ -11,14 +11,13 @@ from baton.proto import worker_pb2
 from baton.router.fleet.circuits import STRIKES
 from baton.runtime.errors import BatonError, OutOfMemory, Overloaded
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, failed, output
 
 
 @on_virtual_time
-async def test_a_worker_that_fails_everything_is_not_asked_again_and_again(
-    scene_of: Any, output: Any, failed: Any
-) -> None:
+async def test_a_worker_that_fails_everything_is_not_asked_again_and_again() -> None:
     """It is never busy, so it would be chosen for every request."""
-    scene = scene_of("decode-0", "decode-1", "decode-2")
+    scene = DispatchScene("decode-0", "decode-1", "decode-2")
     for number in range(40):
         generation = await scene.start(f"r{number}")
         for attempt in (1, 2):
@@ -44,8 +43,8 @@ def held(scene: Any, number: int, request_id: str, attempt: int) -> bool:
 
 
 @on_virtual_time
-async def test_busy_and_draining_workers_are_no_outliers(scene_of: Any, failed: Any) -> None:
-    scene = scene_of("decode-0", "decode-1", "decode-2")
+async def test_busy_and_draining_workers_are_no_outliers() -> None:
+    scene = DispatchScene("decode-0", "decode-1", "decode-2")
     for code in ("Overloaded", "Draining", "InvalidRequest"):
         for number in range(8):
             await scene.start(f"{code}{number}")
@@ -73,10 +72,10 @@ def failures(scene: Any, among: int, failed: Any) -> list[str]:
 
 
 @on_virtual_time
-async def test_a_fleet_that_fails_everything_is_not_stormed(scene_of: Any, failed: Any) -> None:
+async def test_a_fleet_that_fails_everything_is_not_stormed() -> None:
     """Of 200 requests that fail wherever they are, a fifth is moved in all; the others end at
     once with the time to wait."""
-    scene = scene_of("decode-0", "decode-1")
+    scene = DispatchScene("decode-0", "decode-1")
     generations = [await scene.start(f"r{number}") for number in range(200)]
     assert len(failures(scene, 2, failed)) == 200
     moved = 0
@@ -96,8 +95,8 @@ async def test_a_fleet_that_fails_everything_is_not_stormed(scene_of: Any, faile
 
 
 @on_virtual_time
-async def test_a_burst_of_losses_is_paced_and_none_is_refused(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_a_burst_of_losses_is_paced_and_none_is_refused() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     generations = [await scene.start(f"r{number}") for number in range(100)]
     dying = scene.link(0)
     lost = {submit.request_id for submit in dying.submits()}
@@ -122,8 +121,8 @@ async def test_a_burst_of_losses_is_paced_and_none_is_refused(scene_of: Any, out
 
 
 @on_virtual_time
-async def test_a_client_that_leaves_gives_its_turn_back(scene_of: Any) -> None:
-    scene = scene_of("decode-0", "decode-1", retry_floor=1, retry_share=0.0)
+async def test_a_client_that_leaves_gives_its_turn_back() -> None:
+    scene = DispatchScene("decode-0", "decode-1", retry_floor=1, retry_share=0.0)
     first, second = await scene.start("a"), await scene.start("b")
     for number in (0, 1):
         scene.dispatcher.lost(scene.link(number), None, "dead")
@@ -143,10 +142,8 @@ def strikes(scene: Any, name: str) -> float:
 
 
 @on_virtual_time
-async def test_no_memory_is_a_workers_fault_once_another_one_has_some(
-    scene_of: Any, output: Any, failed: Any
-) -> None:
-    scene = scene_of("decode-0", "decode-1", "decode-2", max_attempts=4)
+async def test_no_memory_is_a_workers_fault_once_another_one_has_some() -> None:
+    scene = DispatchScene("decode-0", "decode-1", "decode-2", max_attempts=4)
     generation = await scene.start()
     for number, attempt in ((0, 1), (1, 2)):
         scene.give(failed("OutOfMemory", True, attempt=attempt), number=number)
@@ -158,11 +155,9 @@ async def test_no_memory_is_a_workers_fault_once_another_one_has_some(
 
 
 @on_virtual_time
-async def test_what_no_worker_has_memory_for_is_the_requests_own_fault(
-    scene_of: Any, failed: Any
-) -> None:
+async def test_what_no_worker_has_memory_for_is_the_requests_own_fault() -> None:
     """One client with such prompts would else close a fleet to all others."""
-    scene = scene_of("decode-0", "decode-1", "decode-2", retry_floor=100)
+    scene = DispatchScene("decode-0", "decode-1", "decode-2", retry_floor=100)
     for number in range(10):
         generation = await scene.start(f"r{number}")
         for attempt in (1, 2, 3):
@@ -177,11 +172,9 @@ async def test_what_no_worker_has_memory_for_is_the_requests_own_fault(
 
 
 @on_virtual_time
-async def test_what_no_worker_has_memory_for_takes_no_moves_from_others(
-    scene_of: Any, output: Any, failed: Any
-) -> None:
+async def test_what_no_worker_has_memory_for_takes_no_moves_from_others() -> None:
     """Such requests may use up their own share of moves; a worker's loss is moved all the same."""
-    scene = scene_of("decode-0", "decode-1", retry_floor=3, retry_share=0.0, max_attempts=4)
+    scene = DispatchScene("decode-0", "decode-1", retry_floor=3, retry_share=0.0, max_attempts=4)
     refused = 0
     for number in range(5):
         name = f"long{number}"
@@ -207,8 +200,8 @@ async def test_what_no_worker_has_memory_for_takes_no_moves_from_others(
 
 
 @on_virtual_time
-async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+async def test_failed_handoffs_count_against_the_prefill_worker() -> None:
+    scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     scene.fleet.circuits.record_failure(b"prefill-1", 0.0)
     for number in range(int(STRIKES)):
         name = f"r{number}"
@@ -233,10 +226,8 @@ async def test_failed_handoffs_count_against_the_prefill_worker(scene_of: Any, o
 
 
 @on_virtual_time
-async def test_an_accusation_counts_though_the_end_comes_with_it(
-    scene_of: Any, output: Any
-) -> None:
-    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+async def test_an_accusation_counts_though_the_end_comes_with_it() -> None:
+    scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()
     scene.fleet.circuits.record_failure(b"prefill-1", 0.0)
     end = output(0, 1, end=worker_pb2.STOP)
@@ -248,8 +239,8 @@ async def test_an_accusation_counts_though_the_end_comes_with_it(
 
 
 @on_virtual_time
-async def test_a_worker_accuses_none_but_those_that_it_was_to_ask(scene_of: Any) -> None:
-    scene = scene_of("decode-0", "prefill-0", placement="disaggregated")
+async def test_a_worker_accuses_none_but_those_that_it_was_to_ask() -> None:
+    scene = DispatchScene("decode-0", "prefill-0", placement="disaggregated")
     generation = await scene.start()
     scene.tell(prefill_boot_id=b"elsewhere", failed_boot_ids=[b"elsewhere", b"decode-0"])
     scene.tell(attempt=2, failed_boot_ids=[b"prefill-0"])  # nor of another attempt
@@ -260,10 +251,8 @@ async def test_a_worker_accuses_none_but_those_that_it_was_to_ask(scene_of: Any)
 
 
 @on_virtual_time
-async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again(
-    scene_of: Any, failed: Any
-) -> None:
-    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again() -> None:
+    scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()
     scene.tell(prefill_boot_id=b"", failed_boot_ids=[b"prefill-0"])
     scene.give(failed("EngineError", True))
@@ -274,8 +263,10 @@ async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again(
 
 
 @on_virtual_time
-async def test_a_half_open_circuit_is_probed_by_who_turns_to_it(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "prefill-0", "prefill-1", "prefill-2", placement="disaggregated")
+async def test_a_half_open_circuit_is_probed_by_who_turns_to_it() -> None:
+    scene = DispatchScene(
+        "decode-0", "prefill-0", "prefill-1", "prefill-2", placement="disaggregated"
+    )
     now_s, circuits = asyncio.get_running_loop().time(), scene.fleet.circuits
     generation = await scene.start()
     circuits.record_hang(b"prefill-2", now_s - 100)  # its time is over
@@ -290,9 +281,9 @@ FELLOWS = {b"prefill-0": "prefill", b"prefill-1": "prefill"}
 
 
 @on_virtual_time
-async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, failed: Any) -> None:
+async def test_a_full_worker_has_failed_nobody() -> None:
     """Each move finds its new worker full: it is given back, so that the next one may try."""
-    scene = scene_of("decode-0", "decode-1", "decode-2", retry_floor=1, retry_share=0.0)
+    scene = DispatchScene("decode-0", "decode-1", "decode-2", retry_floor=1, retry_share=0.0)
     for number in range(4):
         name = f"r{number}"
         generation = await scene.start(name)
@@ -311,11 +302,9 @@ async def test_a_full_worker_has_failed_nobody(scene_of: Any, output: Any, faile
 
 @pytest.mark.parametrize("last", ["Overloaded", "EngineError"])
 @on_virtual_time
-async def test_a_fleet_that_is_full_is_not_asked_without_end(
-    scene_of: Any, failed: Any, last: str
-) -> None:
+async def test_a_fleet_that_is_full_is_not_asked_without_end(last: str) -> None:
     """Whoever fails it in the end, its client can come back when there is room."""
-    scene = scene_of("decode-0", "decode-1", retry_floor=1, retry_share=0.0, max_attempts=3)
+    scene = DispatchScene("decode-0", "decode-1", retry_floor=1, retry_share=0.0, max_attempts=3)
     generation = await scene.start("r")
     for attempt in (1, 2, 3):
         await asyncio.sleep(0.02)

@@ -11,15 +11,14 @@ import pytest
 from baton.router.answers.active_request import ActiveRequest
 from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, failed, output
 
 Drained = Callable[..., Awaitable[tuple[Any, ActiveRequest]]]
 
 
 @on_virtual_time
-async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failure(
-    scene_of: Any, output: Any, failed: Any
-) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failure() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.give(output(0, 10))
     scene.give(failed("Draining", True))
@@ -46,11 +45,9 @@ async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failur
 
 
 @on_virtual_time
-async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once(
-    scene_of: Any, failed: Any
-) -> None:
+async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once() -> None:
     """Its load may say so only later: nothing may be placed there in between."""
-    scene = scene_of("decode-0", "decode-1")
+    scene = DispatchScene("decode-0", "decode-1")
     await scene.start()
     scene.give(failed("Draining", True))
     await scene.settle_down()
@@ -59,8 +56,8 @@ async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once(
 
 
 @on_virtual_time
-async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures(scene_of: Any) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.link(0).load.draining = True
     scene.link(0).up = False
@@ -72,11 +69,11 @@ async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures(scene_o
 
 
 @pytest.fixture(name="drained_alone")
-def drained_alone_fixture(scene_of: Any, output: Any, failed: Any) -> Drained:
+def drained_alone_fixture() -> Drained:
     """The only decode worker hands back what has begun there, and ends."""
 
     async def drained(handed_back_s: float, within_s: float = 3600) -> tuple[Any, ActiveRequest]:
-        scene = scene_of(handed_back_s=handed_back_s)
+        scene = DispatchScene(handed_back_s=handed_back_s)
         generation = await scene.start(within_s=within_s)
         scene.give(output(0, 10))
         scene.give(failed("Draining", True))
@@ -125,11 +122,9 @@ async def test_what_was_handed_back_waits_no_longer_than_its_deadline(
 
 
 @on_virtual_time
-async def test_a_placement_whose_prefill_workers_have_left_is_made_anew_without_them(
-    scene_of: Any, failed: Any
-) -> None:
+async def test_a_placement_whose_prefill_workers_have_left_is_made_anew_without_them() -> None:
     """The decode worker that says so keeps the router's trust, and may have the request again."""
-    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+    scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     links = scene.fleet.links
     links["prefill-1"].up = False
     generation = await scene.start()

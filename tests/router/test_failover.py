@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+
 pytestmark = pytest.mark.timed
 
 WORKERS = ("decode-0", "decode-1")
@@ -45,7 +47,7 @@ async def both_linked(running: Any, eventually: Any) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("pause_at", [0, 1, 7])
 async def test_death_mid_stream_continues_identically(
-    router: Any, eventually: Any, pause_at: int, stream: bool
+    router: StartRouter, pause_at: int, stream: bool
 ) -> None:
     async with router(workers=WORKERS) as running:
         await both_linked(running, eventually)
@@ -78,7 +80,7 @@ async def test_death_mid_stream_continues_identically(
         assert again.max_tokens == 30
 
 
-async def test_restart_alone_is_waited_for(router: Any, eventually: Any) -> None:
+async def test_restart_alone_is_waited_for(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         whole = await reference(running, seed=2, max_tokens=25)
@@ -91,7 +93,7 @@ async def test_restart_alone_is_waited_for(router: Any, eventually: Any) -> None
         assert text_of((await asking).text) == (whole, "length")
 
 
-async def test_choices_continue_one_by_one(router: Any, eventually: Any) -> None:
+async def test_choices_continue_one_by_one(router: StartRouter) -> None:
     async with router(workers=WORKERS) as running:
         await both_linked(running, eventually)
         whole = (await running.complete(seed=4, max_tokens=20, n=3)).json()["choices"]
@@ -112,7 +114,7 @@ async def test_choices_continue_one_by_one(router: Any, eventually: Any) -> None
         assert [[c.choice for c in submit.choices] for submit in again] == [[0], [1], [2]]
 
 
-async def test_broken_link_resumes_on_the_same_worker(router: Any, eventually: Any) -> None:
+async def test_broken_link_resumes_on_the_same_worker(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         whole = await reference(running, seed=8, max_tokens=60)
@@ -128,8 +130,8 @@ async def test_broken_link_resumes_on_the_same_worker(router: Any, eventually: A
         assert len(resumed) == 1 and resumed[0].next[0].index > 0
 
 
-async def test_silence_ends_a_link(router: Any, eventually: Any, fast_config: Any) -> None:
-    config = replace(fast_config, link_silence_s=0.4, link_grace_s=0.2)
+async def test_silence_ends_a_link(router: StartRouter) -> None:
+    config = replace(FAST_ROUTER, link_silence_s=0.4, link_grace_s=0.2)
     async with router(workers=WORKERS, config=config) as running:
         await both_linked(running, eventually)
         whole = await reference(running, seed=6, max_tokens=15)
@@ -144,14 +146,14 @@ async def test_silence_ends_a_link(router: Any, eventually: Any, fast_config: An
         assert (await asking).json()["choices"][0]["text"] == whole
 
 
-async def test_stale_outputs_change_nothing(router: Any) -> None:
+async def test_stale_outputs_change_nothing(router: StartRouter) -> None:
     async with router() as running:
         whole = await reference(running, seed=8, max_tokens=40)
         running.workers["decode-0"].echo_stale = True
         assert await reference(running, seed=8, max_tokens=40) == whole
 
 
-async def test_missing_output_is_never_skipped(router: Any) -> None:
+async def test_missing_output_is_never_skipped(router: StartRouter) -> None:
     async with router() as running:
         whole = await reference(running, seed=8, max_tokens=20)
         worker = running.workers["decode-0"]
@@ -161,7 +163,7 @@ async def test_missing_output_is_never_skipped(router: Any) -> None:
         assert again.attempt == 2 and len(again.choices[0].accepted) == 5
 
 
-async def test_a_failure_ends_an_attempt_whatever_its_index(router: Any) -> None:
+async def test_a_failure_ends_an_attempt_whatever_its_index(router: StartRouter) -> None:
     async with router() as running:
         whole = await reference(running, seed=8, max_tokens=20)
         worker = running.workers["decode-0"]
@@ -169,7 +171,7 @@ async def test_a_failure_ends_an_attempt_whatever_its_index(router: Any) -> None
         assert await reference(running, seed=8, max_tokens=20) == whole
 
 
-async def test_a_busy_worker_is_asked_again_for_a_request_under_way(router: Any) -> None:
+async def test_a_busy_worker_is_asked_again_for_a_request_under_way(router: StartRouter) -> None:
     async with router() as running:
         whole = await reference(running, seed=8, max_tokens=20)
         worker = running.workers["decode-0"]
@@ -179,7 +181,7 @@ async def test_a_busy_worker_is_asked_again_for_a_request_under_way(router: Any)
 
 
 @pytest.mark.parametrize("at", [0, 3])
-async def test_retryable_failure_is_tried_again(router: Any, at: int) -> None:
+async def test_retryable_failure_is_tried_again(router: StartRouter, at: int) -> None:
     async with router() as running:
         whole = await reference(running, seed=8, max_tokens=20)
         worker = running.workers["decode-0"]
@@ -188,7 +190,7 @@ async def test_retryable_failure_is_tried_again(router: Any, at: int) -> None:
         assert worker.seen("submit")[-1].attempt == 2
 
 
-async def test_final_failure_before_the_first_byte_is_a_status(router: Any) -> None:
+async def test_final_failure_before_the_first_byte_is_a_status(router: StartRouter) -> None:
     async with router() as running:
         running.workers["decode-0"].fail_at = {0: ("EngineError", False)}
         reply = await running.complete(stream=True)
@@ -197,7 +199,7 @@ async def test_final_failure_before_the_first_byte_is_a_status(router: Any) -> N
         assert "told to fail" not in reply.text
 
 
-async def test_failure_after_the_first_byte_is_told(router: Any) -> None:
+async def test_failure_after_the_first_byte_is_told(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.step_s = 0.01
@@ -209,7 +211,7 @@ async def test_failure_after_the_first_byte_is_told(router: Any) -> None:
         assert "event: error" in reply.text and "deadline_exceeded" in reply.text
 
 
-async def test_attempts_are_bounded(router: Any) -> None:
+async def test_attempts_are_bounded(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
 
@@ -228,7 +230,7 @@ async def test_attempts_are_bounded(router: Any) -> None:
 
 
 async def test_no_worker_is_unavailable(
-    router: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", 0.2)
     async with router(workers=(), wait=False) as running:
@@ -239,7 +241,7 @@ async def test_no_worker_is_unavailable(
         assert reply.json()["error"]["code"] == "unavailable"
 
 
-async def test_a_draining_worker_gets_nothing(router: Any, eventually: Any) -> None:
+async def test_a_draining_worker_gets_nothing(router: StartRouter) -> None:
     async with router(workers=WORKERS) as running:
         await both_linked(running, eventually)
         running.workers["decode-0"].draining = True
@@ -253,9 +255,7 @@ async def test_a_draining_worker_gets_nothing(router: Any, eventually: Any) -> N
         await eventually(ended_elsewhere)
 
 
-async def test_a_worker_in_trouble_gets_nothing_and_the_router_says_so(
-    router: Any, eventually: Any
-) -> None:
+async def test_a_worker_in_trouble_gets_nothing_and_the_router_says_so(router: StartRouter) -> None:
     async with router(workers=WORKERS) as running:
         await both_linked(running, eventually)
 

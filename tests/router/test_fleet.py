@@ -16,10 +16,11 @@ from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.router_process import eventually
 
 
 @on_virtual_time
-async def test_workers_come_and_go(fleet_scene: Any, eventually: Any) -> None:
+async def test_workers_come_and_go(fleet_scene: Any) -> None:
     scene = fleet_scene()
     assert scene.fleet.linked_counts() == {"prefill": 0, "decode": 0}
     scene.add("prefill-0")
@@ -39,7 +40,7 @@ async def test_workers_come_and_go(fleet_scene: Any, eventually: Any) -> None:
 
 @on_virtual_time
 async def test_a_prefill_worker_that_fits_no_decode_worker_is_named_and_not_counted(
-    fleet_scene: Any, eventually: Any
+    fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
     with capture_logs() as logs:
@@ -55,7 +56,7 @@ async def test_a_prefill_worker_that_fits_no_decode_worker_is_named_and_not_coun
 
 
 @on_virtual_time
-async def test_another_boot_replaces_the_worker(fleet_scene: Any, eventually: Any) -> None:
+async def test_another_boot_replaces_the_worker(fleet_scene: Any) -> None:
     scene = fleet_scene()
     scene.add("decode-0", 1)
     await eventually(lambda: scene.names() == ["decode-0"])
@@ -71,7 +72,7 @@ async def test_another_boot_replaces_the_worker(fleet_scene: Any, eventually: An
 
 @on_virtual_time
 async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_is(
-    fleet_scene: Any, eventually: Any
+    fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
     old = scene.add("decode-0", 1)
@@ -89,7 +90,7 @@ async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_i
 
 @on_virtual_time
 async def test_a_registry_that_cannot_be_read_ends_no_router(
-    fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No descriptor is left for a moment: the workers that are known stay, new ones come later."""
     scene = fleet_scene()
@@ -110,7 +111,7 @@ async def test_a_registry_that_cannot_be_read_ends_no_router(
 
 
 @on_virtual_time
-async def test_a_bad_record_harms_no_one(fleet_scene: Any, eventually: Any) -> None:
+async def test_a_bad_record_harms_no_one(fleet_scene: Any) -> None:
     scene = fleet_scene()
     for boot_id in ("", "xyz", "00"):
         scene.registry.announce(
@@ -121,7 +122,7 @@ async def test_a_bad_record_harms_no_one(fleet_scene: Any, eventually: Any) -> N
 
 
 @on_virtual_time
-async def test_views_tell_what_each_worker_holds(fleet_scene: Any, eventually: Any) -> None:
+async def test_views_tell_what_each_worker_holds(fleet_scene: Any) -> None:
     scene = fleet_scene()
     scene.add("decode-0", 1)
     scene.add("decode-1", 2)
@@ -144,9 +145,7 @@ async def test_views_tell_what_each_worker_holds(fleet_scene: Any, eventually: A
 
 
 @on_virtual_time
-async def test_room_is_what_the_lines_of_decode_workers_leave(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_room_is_what_the_lines_of_decode_workers_leave(fleet_scene: Any) -> None:
     scene = fleet_scene()
     assert scene.fleet.room() == 0
     scene.add("prefill-0", 3)
@@ -162,7 +161,7 @@ async def test_room_is_what_the_lines_of_decode_workers_leave(
 
 
 @on_virtual_time
-async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any, eventually: Any) -> None:
+async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any) -> None:
     """Where handoffs go, the registry says, whatever a worker puts into its hello."""
     scene = fleet_scene()
     assert "handoff_address" not in worker_pb2.WorkerHello.DESCRIPTOR.fields_by_name
@@ -172,9 +171,7 @@ async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any, eventually:
 
 
 @on_virtual_time
-async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(fleet_scene: Any) -> None:
     scene = fleet_scene()
     with capture_logs() as told:
         scene.add("decode-0", 1)
@@ -199,7 +196,7 @@ async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(
 
 @on_virtual_time
 async def test_a_worker_of_slow_steps_is_passed_over(
-    fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = fleet_scene()
     monkeypatch.setattr("baton.router.fleet.circuits.SLOW_FOR_S", 0.1)
@@ -219,9 +216,7 @@ async def test_a_worker_of_slow_steps_is_passed_over(
 
 
 @on_virtual_time
-async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(fleet_scene: Any) -> None:
     scene = fleet_scene()
     assert scene.fleet.limits() == ContextLimits(1000, 300, 1000)
     scene.add("decode-0", max_context=500)
@@ -232,7 +227,7 @@ async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(
 
 @on_virtual_time
 async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good(
-    fleet_scene: Any, eventually: Any
+    fleet_scene: Any,
 ) -> None:
     """Where its link is down, where it is started anew, and where the registry has lost it."""
     scene = fleet_scene()
@@ -259,9 +254,7 @@ async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good
 
 
 @on_virtual_time
-async def test_who_is_new_and_not_linked_yet_may_hold_anything(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_who_is_new_and_not_linked_yet_may_hold_anything(fleet_scene: Any) -> None:
     scene = fleet_scene()
     scene.add("decode-0", max_context=500)
     for number, name in ((2, "decode-1"), (3, "prefill-0")):
@@ -272,9 +265,7 @@ async def test_who_is_new_and_not_linked_yet_may_hold_anything(
 
 
 @on_virtual_time
-async def test_who_has_become_a_prefill_worker_holds_no_answer(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_who_has_become_a_prefill_worker_holds_no_answer(fleet_scene: Any) -> None:
     scene = fleet_scene()
     old = scene.add("decode-0")
     await eventually(lambda: scene.names() == ["decode-0"])
@@ -289,7 +280,7 @@ async def test_who_has_become_a_prefill_worker_holds_no_answer(
 
 @on_virtual_time
 async def test_a_worker_whose_hello_cannot_be_true_fails_no_ones_placement(
-    fleet_scene: Any, eventually: Any
+    fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
     with capture_logs() as told:
@@ -308,7 +299,7 @@ async def test_a_worker_whose_hello_cannot_be_true_fails_no_ones_placement(
 
 
 @on_virtual_time
-async def test_a_draining_worker_does_not_count(fleet_scene: Any, eventually: Any) -> None:
+async def test_a_draining_worker_does_not_count(fleet_scene: Any) -> None:
     scene = fleet_scene()
     stub = scene.add("decode-0")
     await eventually(lambda: scene.fleet.linked_counts()["decode"] == 1)
@@ -317,9 +308,7 @@ async def test_a_draining_worker_does_not_count(fleet_scene: Any, eventually: An
 
 
 @on_virtual_time
-async def test_a_new_request_is_expected_to_end_where_it_ends_first(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_a_new_request_is_expected_to_end_where_it_ends_first(fleet_scene: Any) -> None:
     scene = fleet_scene()
     assert scene.fleet.expected_s() == 0
     for number, name in enumerate(("decode-0", "decode-1", "prefill-0")):
@@ -343,9 +332,7 @@ async def test_a_new_request_is_expected_to_end_where_it_ends_first(
 
 
 @on_virtual_time
-async def test_a_degraded_pair_is_known_while_both_are_linked(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_a_degraded_pair_is_known_while_both_are_linked(fleet_scene: Any) -> None:
     scene = fleet_scene()
     scene.add("prefill-0", 1)
     stub = scene.add("decode-0", 2)

@@ -18,6 +18,7 @@ from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.validator import Validator
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually
 
 pytestmark = pytest.mark.timed
 
@@ -94,7 +95,9 @@ async def refused(call: Any) -> Any:
         (b"", "give one of"),
     ],
 )
-async def test_what_is_no_message_is_refused(grpc_router: Any, raw: bytes, word: str) -> None:
+async def test_what_is_no_message_is_refused(
+    grpc_router: StartGrpcRouter, raw: bytes, word: str
+) -> None:
     async with (
         grpc_router() as (running, stub),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -105,7 +108,7 @@ async def test_what_is_no_message_is_refused(grpc_router: Any, raw: bytes, word:
 
 
 async def test_a_message_that_does_not_come(
-    grpc_router: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Call.read, "__defaults__", (0.1, None))
     async with (
@@ -122,9 +125,9 @@ async def test_a_message_that_does_not_come(
 
 
 async def test_more_calls_than_connections_are_refused_but_health_is_asked(
-    grpc_router: Any, eventually: Any, fast_config: Any
+    grpc_router: StartGrpcRouter,
 ) -> None:
-    config = replace(fast_config, max_connections=3)
+    config = replace(FAST_ROUTER, max_connections=3)
     async with (
         grpc_router(config=config) as (running, stub),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -148,7 +151,7 @@ async def read_all(call: Any) -> list[Any]:
 
 
 async def test_open_calls_are_bounded_too(
-    grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_call, "OPEN_CALLS", 1)
     async with (
@@ -164,7 +167,7 @@ async def test_open_calls_are_bounded_too(
 
 
 async def test_a_bug_before_the_answer_is_logged_and_not_told(
-    grpc_router: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: Any) -> Any:
         raise RuntimeError("a secret of the inside")

@@ -14,6 +14,7 @@ from baton.proto import client_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.grpc_frontend.call import Call
 from baton.runtime import metrics
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually, refused
 
 pytestmark = pytest.mark.timed
 
@@ -39,7 +40,7 @@ def passed(phase: str) -> float:
 # -- deadlines -------------------------------------------------------------------------------
 
 
-async def test_a_deadline_while_the_message_comes(refused: Any, grpc_router: Any) -> None:
+async def test_a_deadline_while_the_message_comes(grpc_router: StartGrpcRouter) -> None:
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -51,7 +52,7 @@ async def test_a_deadline_while_the_message_comes(refused: Any, grpc_router: Any
         assert passed("receiving") == before + 1
 
 
-async def test_a_deadline_in_the_queue(refused: Any, grpc_router: Any) -> None:
+async def test_a_deadline_in_the_queue(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router(workers=(), wait=False) as (_, stub):
         before = passed("placing")
         error = await refused(stub.Generate(prompted(), timeout=1.0))
@@ -62,7 +63,7 @@ async def test_a_deadline_in_the_queue(refused: Any, grpc_router: Any) -> None:
 
 @pytest.mark.parametrize("pause_at", [0, 3], ids=["prefill", "decode"])
 async def test_a_deadline_at_a_worker(
-    refused: Any, grpc_router: Any, eventually: Any, fair_watch: Any, pause_at: int
+    grpc_router: StartGrpcRouter, fair_watch: Any, pause_at: int
 ) -> None:
     async with grpc_router() as (running, stub):
         worker = running.workers["decode-0"]
@@ -81,9 +82,9 @@ async def test_a_deadline_at_a_worker(
 
 
 async def test_the_longest_life_is_a_setting_also_for_longer_deadlines(
-    refused: Any, grpc_router: Any, fast_config: Any
+    grpc_router: StartGrpcRouter,
 ) -> None:
-    config = replace(fast_config, request_s=0.3)
+    config = replace(FAST_ROUTER, request_s=0.3)
     async with grpc_router(config=config) as (running, stub):
         running.workers["decode-0"].pause_at = 0
         for timeout in (None, 3600):
@@ -93,7 +94,7 @@ async def test_the_longest_life_is_a_setting_also_for_longer_deadlines(
 
 
 async def test_a_deadline_that_is_over_reaches_no_worker(
-    refused: Any, grpc_router: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, over = Call.read, asyncio.Event()
 
@@ -118,7 +119,7 @@ async def test_a_deadline_that_is_over_reaches_no_worker(
 
 
 async def test_a_cancel_in_the_queue(
-    grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, begun = Dispatcher.start, asyncio.Event()
 
@@ -147,7 +148,7 @@ async def _unready(running: Any) -> bool:
 
 
 @pytest.mark.parametrize("pause_at", [0, 3], ids=["prefill", "decode"])
-async def test_a_cancel_at_a_worker(grpc_router: Any, eventually: Any, pause_at: int) -> None:
+async def test_a_cancel_at_a_worker(grpc_router: StartGrpcRouter, pause_at: int) -> None:
     async with grpc_router() as (running, stub):
         worker = running.workers["decode-0"]
         worker.pause_at = pause_at
@@ -163,9 +164,7 @@ async def test_a_cancel_at_a_worker(grpc_router: Any, eventually: Any, pause_at:
         await eventually(lambda: count("cancelled") == before + 1)
 
 
-async def test_a_channel_that_closes_is_a_client_that_leaves(
-    grpc_router: Any, eventually: Any
-) -> None:
+async def test_a_channel_that_closes_is_a_client_that_leaves(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, _):
         worker = running.workers["decode-0"]
         worker.pause_at = 1
@@ -179,9 +178,9 @@ async def test_a_channel_that_closes_is_a_client_that_leaves(
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_others_are_not(
-    refused: Any, grpc_router: Any, eventually: Any, fast_config: Any
+    grpc_router: StartGrpcRouter,
 ) -> None:
-    config = replace(fast_config, stream_buffer_messages=16)
+    config = replace(FAST_ROUTER, stream_buffer_messages=16)
     narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
     async with (
         grpc_router(config=config) as (running, stub),

@@ -17,6 +17,7 @@ from baton.router.grpc_frontend import frontend as grpc_front
 from baton.router.grpc_frontend.inference import SERVICE, Inference
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
 
@@ -35,34 +36,34 @@ def asked(text: str = "a") -> client_pb2.GenerateRequest:
     return client_pb2.GenerateRequest(model="tiny", prompt=text, max_tokens=1)
 
 
-async def test_it_is_off_by_default(router: Any) -> None:
+async def test_it_is_off_by_default(router: StartRouter) -> None:
     assert RouterConfig().grpc_port == -1
     async with router() as running:
         assert running.grpc_address == ""
 
 
-async def test_a_port_in_use_is_named(router: Any, fast_config: Any) -> None:
+async def test_a_port_in_use_is_named(router: StartRouter) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port} .*gRPC.*router\.grpc_port"):
-            async with router(config=replace(fast_config, grpc_port=port)):
+            async with router(config=replace(FAST_ROUTER, grpc_port=port)):
                 pass
 
 
-async def test_an_open_host_needs_keys(router: Any, fast_config: Any) -> None:
-    config = replace(fast_config, host="0.0.0.0", grpc_port=0)
+async def test_an_open_host_needs_keys(router: StartRouter) -> None:
+    config = replace(FAST_ROUTER, host="0.0.0.0", grpc_port=0)
     with pytest.raises(ConfigError, match=r"router\.host.*router\.api_keys"):
         async with router(config=config):
             pass
 
 
 async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
-    grpc_router: Any, fast_config: Any, eventually: Any
+    grpc_router: StartGrpcRouter,
 ) -> None:
     """However long the drain may last; a second signal then ends what is open."""
-    config = replace(fast_config, drain_s=3600.0)
+    config = replace(FAST_ROUTER, drain_s=3600.0)
     async with grpc_router(config=config) as (running, stub):
         async for _ in stub.Generate(asked()):
             pass
@@ -85,11 +86,11 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
 
 
 async def test_a_message_that_never_comes_does_not_outlast_a_second_signal(
-    grpc_router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.router.server.TOLD_S", 0.3)
     async with (
-        grpc_router(config=replace(fast_config, drain_s=3600.0)) as (running, _),
+        grpc_router(config=replace(FAST_ROUTER, drain_s=3600.0)) as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
     ):
         call = channel.stream_stream(f"/{SERVICE}/Generate")()
@@ -116,20 +117,20 @@ def test_ports_that_cannot_be(fields: dict[str, int], word: str) -> None:
     validate(Config(router=RouterConfig(port=0, grpc_port=0)))
 
 
-async def test_the_address_is_where_it_listens(grpc_router: Any) -> None:
+async def test_the_address_is_where_it_listens(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, _):
         host, port = running.grpc_address.split(":")
         assert host == "127.0.0.1" and int(port) != int(running.url.rsplit(":", 1)[1])
 
 
 @pytest.mark.usefixtures("ipv6")
-async def test_an_ipv6_address_stands_in_brackets(grpc_router: Any, fast_config: Any) -> None:
-    async with grpc_router(config=replace(fast_config, host="::1"), wait=False) as (running, stub):
+async def test_an_ipv6_address_stands_in_brackets(grpc_router: StartGrpcRouter) -> None:
+    async with grpc_router(config=replace(FAST_ROUTER, host="::1"), wait=False) as (running, stub):
         assert running.grpc_address.startswith("[::1]:")
         assert (await stub.ListModels(client_pb2.ListModelsRequest())).models
 
 
-async def test_the_served_methods_are_those_of_the_contract(grpc_router: Any) -> None:
+async def test_the_served_methods_are_those_of_the_contract(grpc_router: StartGrpcRouter) -> None:
     service = client_pb2.DESCRIPTOR.services_by_name["Inference"]
     assert service.full_name == SERVICE == "baton.client.v1.Inference"
     served = Inference.methods(object.__new__(Inference))
@@ -142,10 +143,8 @@ async def test_the_served_methods_are_those_of_the_contract(grpc_router: Any) ->
         assert error.code() is CODE.UNIMPLEMENTED
 
 
-async def test_a_large_message_is_refused_and_others_go_on(
-    grpc_router: Any, fast_config: Any
-) -> None:
-    config = replace(fast_config, max_body_bytes=100_000)
+async def test_a_large_message_is_refused_and_others_go_on(grpc_router: StartGrpcRouter) -> None:
+    config = replace(FAST_ROUTER, max_body_bytes=100_000)
     async with grpc_router(config=config) as (running, stub):
         error = await refused(stub.Generate(asked("a" * 100_001)))
         assert error.code() is CODE.RESOURCE_EXHAUSTED
@@ -153,7 +152,7 @@ async def test_a_large_message_is_refused_and_others_go_on(
         assert len(running.workers["decode-0"].seen("submit")) == 1
 
 
-async def test_a_compressed_message_is_refused_unopened(grpc_router: Any) -> None:
+async def test_a_compressed_message_is_refused_unopened(grpc_router: StartGrpcRouter) -> None:
     """Ten bytes that become a gigabyte are never made into one."""
     async with grpc_router() as (running, stub):
         call = stub.Generate(asked("a" * 100_000), compression=grpc.Compression.Gzip)
@@ -161,14 +160,14 @@ async def test_a_compressed_message_is_refused_unopened(grpc_router: Any) -> Non
         assert await read_all(stub.Generate(asked()))
 
 
-async def test_large_headers_are_refused(grpc_router: Any) -> None:
+async def test_large_headers_are_refused(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (_, stub):
         error = await refused(stub.Generate(asked(), metadata=(("x-a", "a" * 20_000),)))
         assert error.code() is CODE.RESOURCE_EXHAUSTED
         assert await read_all(stub.Generate(asked(), metadata=(("x-a", "a" * 1000),)))
 
 
-async def test_connections_are_bounded(grpc_router: Any, fast_config: Any) -> None:
+async def test_connections_are_bounded(grpc_router: StartGrpcRouter) -> None:
     async def models(channel: grpc.aio.Channel) -> bool:
         stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -177,7 +176,7 @@ async def test_connections_are_bounded(grpc_router: Any, fast_config: Any) -> No
             assert error.code() in (CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED)
             return False
 
-    async with grpc_router(config=replace(fast_config, max_connections=3)) as (running, _):
+    async with grpc_router(config=replace(FAST_ROUTER, max_connections=3)) as (running, _):
         channels = [
             grpc.aio.insecure_channel(running.grpc_address, options=[ALONE]) for _ in range(6)
         ]
@@ -188,7 +187,7 @@ async def test_connections_are_bounded(grpc_router: Any, fast_config: Any) -> No
 
 
 async def test_who_says_nothing_is_sent_away(
-    grpc_router: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_front, "HANDSHAKE_S", 1)
     async with grpc_router() as (running, stub):
@@ -201,7 +200,7 @@ async def test_who_says_nothing_is_sent_away(
 
 
 async def test_an_idle_connection_is_closed_and_opened_again(
-    grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_front, "IDLE_S", 1)
     async with grpc_router() as (running, _):
@@ -214,7 +213,7 @@ async def test_an_idle_connection_is_closed_and_opened_again(
             assert await read_all(stub.Generate(asked()))
 
 
-async def test_after_the_end_the_port_is_free(grpc_router: Any) -> None:
+async def test_after_the_end_the_port_is_free(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
         assert await read_all(stub.Generate(asked()))
         host, port = running.grpc_address.split(":")

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.proto import client_pb2
 from baton.router.grpc_frontend import health as grpc_health
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 SERVICE_UNKNOWN = b"\x08\x03"
@@ -26,7 +27,7 @@ def watch(channel: Any, asked: bytes = b"") -> Any:
     return channel.unary_stream("/grpc.health.v1.Health/Watch")(asked)
 
 
-async def test_it_says_what_readyz_says(grpc_router: Any, eventually: Any) -> None:
+async def test_it_says_what_readyz_says(grpc_router: StartGrpcRouter) -> None:
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -41,7 +42,7 @@ async def test_it_says_what_readyz_says(grpc_router: Any, eventually: Any) -> No
         assert (await running.http.get("/readyz")).status_code == 503
 
 
-async def test_list_names_each_service_and_its_status(grpc_router: Any) -> None:
+async def test_list_names_each_service_and_its_status(grpc_router: StartGrpcRouter) -> None:
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -51,7 +52,7 @@ async def test_list_names_each_service_and_its_status(grpc_router: Any) -> None:
         assert dict(listed.statuses) == {"": serving, "baton.client.v1.Inference": serving}
 
 
-async def test_a_service_that_is_not_there(grpc_router: Any) -> None:
+async def test_a_service_that_is_not_there(grpc_router: StartGrpcRouter) -> None:
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -64,9 +65,9 @@ async def test_a_service_that_is_not_there(grpc_router: Any) -> None:
         watching.cancel()
 
 
-async def test_it_needs_no_key(grpc_router: Any, fast_config: Any) -> None:
+async def test_it_needs_no_key(grpc_router: StartGrpcRouter) -> None:
     async with (
-        grpc_router(config=replace(fast_config, api_keys=("k",))) as (running, stub),
+        grpc_router(config=replace(FAST_ROUTER, api_keys=("k",))) as (running, stub),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
     ):
         assert await check(channel) == SERVING
@@ -74,7 +75,7 @@ async def test_it_needs_no_key(grpc_router: Any, fast_config: Any) -> None:
             await stub.ListModels(client_pb2.ListModelsRequest())
 
 
-async def test_who_watches_hears_each_change_and_the_end(grpc_router: Any, eventually: Any) -> None:
+async def test_who_watches_hears_each_change_and_the_end(grpc_router: StartGrpcRouter) -> None:
     async with (
         grpc_router(workers=("decode-0",)) as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -96,7 +97,7 @@ async def test_who_watches_hears_each_change_and_the_end(grpc_router: Any, event
 
 
 async def test_those_who_watch_are_bounded(
-    grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_health, "WATCHERS", 1)
     async with (
@@ -123,7 +124,7 @@ async def test_those_who_watch_are_bounded(
 
 
 async def test_a_question_that_does_not_come_is_not_waited_for(
-    grpc_router: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_health, "READ_S", 0.1)
     async with (

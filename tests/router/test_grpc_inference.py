@@ -15,6 +15,7 @@ from baton.proto import client_pb2
 from baton.router.answers.choice_text import ChoiceText
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually, refused
 
 pytestmark = pytest.mark.timed
 
@@ -67,7 +68,9 @@ def count(outcome: str) -> float:
         {"seed": 6},
     ],
 )
-async def test_a_prompt_as_text_and_as_tokens(grpc_router: Any, fields: dict[str, Any]) -> None:
+async def test_a_prompt_as_text_and_as_tokens(
+    grpc_router: StartGrpcRouter, fields: dict[str, Any]
+) -> None:
     async with grpc_router() as (running, stub):
         running.workers["decode-0"].cached_tokens = 2
         http = (await running.complete(**fields)).json()
@@ -88,7 +91,7 @@ async def test_a_prompt_as_text_and_as_tokens(grpc_router: Any, fields: dict[str
             assert usage.cached_tokens == 2
 
 
-async def test_a_chat_with_logprobs(grpc_router: Any) -> None:
+async def test_a_chat_with_logprobs(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
         fields = {"seed": 3, "max_tokens": 8}
         http = (await running.chat(logprobs=True, top_logprobs=2, **fields)).json()
@@ -111,7 +114,7 @@ async def test_a_chat_with_logprobs(grpc_router: Any) -> None:
         assert len(entries) == 8 and len(entries[0].alternatives) == 2
 
 
-async def test_calls_of_tools(grpc_router: Any, tool_model: Any) -> None:
+async def test_calls_of_tools(grpc_router: StartGrpcRouter, tool_model: Any) -> None:
     folder = tool_model("hermes", ("<tool_call>", "</tool_call>"))
     tokenizer = HfTokenizer(folder / "tokenizer.json")
     said = 'Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -137,7 +140,7 @@ async def test_calls_of_tools(grpc_router: Any, tool_model: Any) -> None:
         assert usage.prompt_tokens > 0
 
 
-async def test_tokenizer_and_models(grpc_router: Any) -> None:
+async def test_tokenizer_and_models(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
         http = (await running.http.post("/tokenize", json={"prompt": PROMPT})).json()
         got = await stub.Tokenize(client_pb2.TokenizeRequest(prompt=PROMPT))
@@ -156,7 +159,7 @@ async def test_tokenizer_and_models(grpc_router: Any) -> None:
 # -- refusals --------------------------------------------------------------------------------
 
 
-async def test_bad_input_is_named_and_no_worker_hears_of_it(refused: Any, grpc_router: Any) -> None:
+async def test_bad_input_is_named_and_no_worker_hears_of_it(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
         before = count("refused")
         for asked, field, code in [
@@ -182,9 +185,9 @@ async def test_bad_input_is_named_and_no_worker_hears_of_it(refused: Any, grpc_r
         assert not running.workers["decode-0"].seen("submit")
 
 
-async def test_keys_and_whose_prefixes(refused: Any, grpc_router: Any, fast_config: Any) -> None:
+async def test_keys_and_whose_prefixes(grpc_router: StartGrpcRouter) -> None:
     """The same key is the same tenant by either way."""
-    config = replace(fast_config, api_keys=("k1", "k2"))
+    config = replace(FAST_ROUTER, api_keys=("k1", "k2"))
     async with grpc_router(config=config) as (running, stub):
         for given in (None, "Bearer k3", "k1", "Basic k1"):
             metadata = () if given is None else (("authorization", given),)
@@ -205,10 +208,8 @@ async def test_keys_and_whose_prefixes(refused: Any, grpc_router: Any, fast_conf
         assert one == one_http != two == two_http
 
 
-async def test_overload_says_when_to_come_back(
-    refused: Any, grpc_router: Any, eventually: Any, fast_config: Any
-) -> None:
-    config = replace(fast_config, max_requests=2)
+async def test_overload_says_when_to_come_back(grpc_router: StartGrpcRouter) -> None:
+    config = replace(FAST_ROUTER, max_requests=2)
     async with (
         grpc_router(config=config) as (running, stub),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -232,7 +233,7 @@ async def test_overload_says_when_to_come_back(
 # -- workers that die, bugs, the end ---------------------------------------------------------
 
 
-async def test_a_migration_is_not_seen(grpc_router: Any, eventually: Any) -> None:
+async def test_a_migration_is_not_seen(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router(workers=("decode-0", "decode-1")) as (running, stub):
         workers = running.workers.values()
         await eventually(lambda: all(worker.seen("hello") for worker in workers))
@@ -253,7 +254,7 @@ async def test_a_migration_is_not_seen(grpc_router: Any, eventually: Any) -> Non
         assert usage.completion_tokens == 60
 
 
-async def test_a_failure_at_a_worker_is_the_status(refused: Any, grpc_router: Any) -> None:
+async def test_a_failure_at_a_worker_is_the_status(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
         running.workers["decode-0"].fail_at = {3: ("EngineError", False)}
         error = await refused(stub.Generate(prompted()))
@@ -261,7 +262,7 @@ async def test_a_failure_at_a_worker_is_the_status(refused: Any, grpc_router: An
 
 
 async def test_a_bug_tells_nothing_of_the_inside(
-    refused: Any, grpc_router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push, calls = ChoiceText.push, iter(range(100))
 
@@ -279,7 +280,7 @@ async def test_a_bug_tells_nothing_of_the_inside(
         await eventually(lambda: not worker.held)
 
 
-async def test_traces_logs_and_metrics(grpc_router: Any) -> None:
+async def test_traces_logs_and_metrics(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
         finished, first = count("finished"), metrics.TTFT._sum.get()
         trace = "0af7651916cd43dd8448eb211c80319c"
@@ -296,9 +297,9 @@ async def test_traces_logs_and_metrics(grpc_router: Any) -> None:
 
 
 async def test_stopping_lets_open_calls_end_and_tells_those_that_do_not(
-    refused: Any, grpc_router: Any, eventually: Any, fast_config: Any
+    grpc_router: StartGrpcRouter,
 ) -> None:
-    config = replace(fast_config, drain_s=1.0)
+    config = replace(FAST_ROUTER, drain_s=1.0)
     async with grpc_router(config=config) as (running, stub):
         worker = running.workers["decode-0"]
         worker.step_s = 0.01

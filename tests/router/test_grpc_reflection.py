@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +18,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 )
 
 from baton.router.grpc_frontend import reflection as grpc_reflection
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
 
 LISTING = ServerReflectionRequest(list_services="")
 
@@ -31,7 +31,7 @@ def described(address: str) -> tuple[list[str], list[str]]:
         return sorted(database.get_services()), sorted(service.methods_by_name)
 
 
-async def test_reflection_describes_the_services(grpc_router: Any) -> None:
+async def test_reflection_describes_the_services(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, _):
         services, methods = await asyncio.to_thread(described, running.grpc_address)
     assert methods == ["Detokenize", "Generate", "ListModels", "Tokenize"]
@@ -42,7 +42,7 @@ async def test_reflection_describes_the_services(grpc_router: Any) -> None:
     ]
 
 
-async def test_version_1_answers_as_v1alpha_does(grpc_router: Any) -> None:
+async def test_version_1_answers_as_v1alpha_does(grpc_router: StartGrpcRouter) -> None:
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -55,9 +55,9 @@ async def test_version_1_answers_as_v1alpha_does(grpc_router: Any) -> None:
     assert "baton.client.v1.Inference" in names
 
 
-async def test_reflection_needs_the_key(grpc_router: Any, fast_config: Any, refused: Any) -> None:
+async def test_reflection_needs_the_key(grpc_router: StartGrpcRouter) -> None:
     async with (
-        grpc_router(config=replace(fast_config, api_keys=("k",))) as (running, _),
+        grpc_router(config=replace(FAST_ROUTER, api_keys=("k",))) as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
     ):
         ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
@@ -67,7 +67,7 @@ async def test_reflection_needs_the_key(grpc_router: Any, fast_config: Any, refu
 
 
 async def test_a_call_is_ended_after_its_last_allowed_question(
-    grpc_router: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
+    grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_reflection, "MAX_QUESTIONS", 2)
     async with (

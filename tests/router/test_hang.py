@@ -11,6 +11,8 @@ from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.router_process import StartRouter, eventually
 
 pytestmark = pytest.mark.timed
 
@@ -38,7 +40,7 @@ async def whole_text(running: Any, eventually: Any) -> str:
 
 
 async def test_within_three_seconds_a_hung_workers_requests_go_on_elsewhere(
-    router: Any, eventually: Any, fair_watch: Any
+    router: StartRouter, fair_watch: Any
 ) -> None:
     """With the default times: the worker's loop lives and heartbeats, its device does nothing."""
     async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
@@ -66,7 +68,7 @@ async def _overdue(worker: Any) -> None:
 
 
 async def test_a_silent_worker_is_left_within_three_seconds(
-    router: Any, eventually: Any, fair_watch: Any
+    router: StartRouter, fair_watch: Any
 ) -> None:
     """With the default times: not even heartbeats come. The silence was the grace."""
     async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
@@ -80,7 +82,7 @@ async def test_a_silent_worker_is_left_within_three_seconds(
 
 
 async def test_within_two_seconds_a_silent_worker_is_not_counted_as_ready(
-    router: Any, eventually: Any, fair_watch: Any
+    router: StartRouter, fair_watch: Any
 ) -> None:
     """With the default times. Its link stands for longer, and what it has stays there."""
     async with router(config=DEFAULTS) as running:
@@ -102,9 +104,7 @@ async def test_within_two_seconds_a_silent_worker_is_not_counted_as_ready(
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_late_tokens_of_an_old_attempt_are_refused(
-    router: Any, eventually: Any, alone: bool
-) -> None:
+async def test_late_tokens_of_an_old_attempt_are_refused(router: StartRouter, alone: bool) -> None:
     """The device comes back and the worker has not heard the cancel: what it sends of the old
     attempt is dropped, even where the new attempt is on the same worker and link."""
     async with router(workers=("decode-0", "decode-1")[: 2 - alone]) as running:
@@ -130,7 +130,7 @@ async def test_late_tokens_of_an_old_attempt_are_refused(
 
 
 async def test_another_boot_of_a_worker_cannot_speak_for_the_one_before(
-    router: Any, eventually: Any
+    router: StartRouter,
 ) -> None:
     async with router() as running:
         whole = await whole_text(running, eventually)
@@ -163,9 +163,7 @@ async def prompted(running: Any, eventually: Any) -> asyncio.Task[Any]:
     return answer
 
 
-async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(
-    router: Any, eventually: Any
-) -> None:
+async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(router: StartRouter) -> None:
     async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
         workers, decode = running.workers, running.workers["decode-0"]
         answer = await prompted(running, eventually)
@@ -186,7 +184,7 @@ def hangs() -> float:
 
 @pytest.mark.parametrize("hangs_first", [True, False])
 async def test_a_prompt_does_not_wait_for_a_second_candidate_that_hangs(
-    router: Any, eventually: Any, hangs_first: bool
+    router: StartRouter, hangs_first: bool
 ) -> None:
     """Its decode worker tells whom it asks now: whether that one hangs by then, or later."""
     async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
@@ -213,8 +211,8 @@ async def test_a_prompt_does_not_wait_for_a_second_candidate_that_hangs(
 
 
 @on_virtual_time
-async def test_whose_outputs_come_waits_for_no_prefill_worker(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
+async def test_whose_outputs_come_waits_for_no_prefill_worker() -> None:
+    scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()
     (submission,) = scene.dispatcher._submissions.values()
     hung = scene.fleet.links["prefill-1"]

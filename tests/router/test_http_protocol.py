@@ -13,12 +13,13 @@ import pytest
 
 from baton.router.http_frontend import http_protocol
 from baton.router.http_frontend.http_protocol import HEAD_BYTES, BoundedHttp
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
 
 
 @pytest.fixture
-async def talk(router: Any) -> AsyncIterator[Any]:
+async def talk(router: StartRouter) -> AsyncIterator[Any]:
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
 
@@ -92,8 +93,8 @@ async def test_pipelined_requests_are_all_answered(talk: Any) -> None:
     assert status == 200 and rest.count(b"200 OK") == 20
 
 
-async def test_connections_are_bounded_and_health_is_not(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, max_connections=3)) as running:
+async def test_connections_are_bounded_and_health_is_not(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, max_connections=3)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
 
@@ -134,7 +135,7 @@ async def test_trailers_are_dropped(talk: Any) -> None:
     assert status == 200
 
 
-async def test_trailers_without_end_close_the_connection(router: Any) -> None:
+async def test_trailers_without_end_close_the_connection(router: StartRouter) -> None:
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -155,7 +156,7 @@ async def test_trailers_without_end_close_the_connection(router: Any) -> None:
 
 
 @pytest.fixture
-async def wire(router: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+async def wire(router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """`reader, writer` of a connection on which one request was answered and kept open."""
     monkeypatch.setattr(http_protocol, "HEAD_S", 1.0)
     async with router() as running:
@@ -223,10 +224,10 @@ async def test_a_request_after_a_stray_byte_is_answered(wire: Any) -> None:
 
 
 async def test_a_surplus_connection_has_a_second_for_its_head(
-    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "SURPLUS_S", 1.0)
-    async with router(config=replace(fast_config, max_connections=2)) as running:
+    async with router(config=replace(FAST_ROUTER, max_connections=2)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         idle = await asyncio.open_connection(host, int(port))
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -244,7 +245,9 @@ async def test_a_surplus_connection_has_a_second_for_its_head(
             each.close()
 
 
-async def test_a_long_body_and_the_next_head_in_one_read_are_no_long_head(router: Any) -> None:
+async def test_a_long_body_and_the_next_head_in_one_read_are_no_long_head(
+    router: StartRouter,
+) -> None:
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -263,7 +266,7 @@ async def test_a_long_body_and_the_next_head_in_one_read_are_no_long_head(router
         writer.close()
 
 
-async def test_a_head_that_began_behind_a_body_is_cut_off_too(router: Any) -> None:
+async def test_a_head_that_began_behind_a_body_is_cut_off_too(router: StartRouter) -> None:
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -288,7 +291,7 @@ async def _next_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 @pytest.fixture
 async def unread(
-    router: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Any, socket.socket, list[BoundedHttp]]]:
     """A router that soon gives up who does not read, a connection with small buffers, and the
     connections that the router has given up or ended."""
@@ -331,14 +334,14 @@ METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     [METRICS * 20, METRICS.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")],
     ids=["pipelined", "closing"],
 )
-async def test_who_does_not_read_is_cut_off(unread: Any, eventually: Any, requests: bytes) -> None:
+async def test_who_does_not_read_is_cut_off(unread: Any, requests: bytes) -> None:
     """A close alone would wait for the client to take what is left, for ever."""
     _, client, lost = unread
     client.send(requests)
     await eventually(lambda: lost, 10)
 
 
-async def test_a_stream_that_nobody_reads_is_cut_off(unread: Any, eventually: Any) -> None:
+async def test_a_stream_that_nobody_reads_is_cut_off(unread: Any) -> None:
     running, client, lost = unread
     client.send(post(max_tokens=900, stream=True, ignore_eos=True))
     await eventually(lambda: lost, 10)
@@ -370,7 +373,7 @@ async def test_who_reads_slowly_gets_everything(
 
 @pytest.mark.parametrize("together", [True, False], ids=["one-write", "two-writes"])
 async def test_who_leaves_ends_all_that_he_has_asked_for(
-    router: Any, eventually: Any, together: bool
+    router: StartRouter, together: bool
 ) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]

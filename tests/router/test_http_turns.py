@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
+
+from tests.support.router_process import StartRouter
 
 Ask = Callable[..., Awaitable[tuple[list[int], bytes]]]
 
@@ -19,7 +20,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 
 
 @pytest.fixture
-async def ask(router: Any) -> AsyncIterator[Ask]:
+async def ask(router: StartRouter) -> AsyncIterator[Ask]:
     """Sends the parts, each in a read of its own, and reads to the end: all statuses, and all."""
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")

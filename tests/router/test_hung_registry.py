@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from baton.runtime.registry import WorkerRecord
+from tests.support.router_process import StartRouter, eventually
 
 
 class Pipe:
@@ -29,7 +28,7 @@ class Pipe:
 
 
 async def test_requests_go_on_while_the_registry_hangs(
-    router: Callable[..., Any], eventually: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with router() as running:
         with closing(Pipe()) as pipe, monkeypatch.context() as hanging:

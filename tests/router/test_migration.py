@@ -15,6 +15,9 @@ import tokenizers
 from baton.proto import worker_pb2
 from baton.router.answers.active_request import ActiveRequest, OutputToken
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.scripted_worker import draw
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"
 STOP = "dog and"
@@ -42,8 +45,8 @@ def tokenizer(model_folder: Path) -> tokenizers.Tokenizer:
 
 
 @pytest.fixture
-def config(fast_config: Any) -> Any:
-    return replace(fast_config, link_grace_s=0.05)
+def config() -> Any:
+    return replace(FAST_ROUTER, link_grace_s=0.05)
 
 
 async def idle(running: Any, eventually: Any) -> None:
@@ -95,8 +98,7 @@ def choices_of(reply: Any, stream: bool) -> list[dict[str, Any]]:
 
 @both_ways
 async def test_a_stop_string_is_found_though_its_worker_died_within_it(
-    router: Any,
-    eventually: Any,
+    router: StartRouter,
     arrived: list[int],
     tokenizer: tokenizers.Tokenizer,
     config: Any,
@@ -134,7 +136,7 @@ async def test_a_stop_string_is_found_though_its_worker_died_within_it(
 
 @both_ways
 async def test_three_moves_in_a_row_change_neither_text_nor_logprobs_of_any_choice(
-    router: Any, eventually: Any, arrived: list[int], config: Any, stream: bool
+    router: StartRouter, arrived: list[int], config: Any, stream: bool
 ) -> None:
     names = tuple(f"decode-{number}" for number in range(6))
     async with router(workers=names, config=config) as running:
@@ -170,9 +172,7 @@ async def test_three_moves_in_a_row_change_neither_text_nor_logprobs_of_any_choi
 
 @both_ways
 async def test_a_sampled_request_without_a_seed_goes_on_as_it_began(
-    router: Any,
-    eventually: Any,
-    draw: Any,
+    router: StartRouter,
     arrived: list[int],
     tokenizer: tokenizers.Tokenizer,
     config: Any,
@@ -203,8 +203,8 @@ async def test_a_sampled_request_without_a_seed_goes_on_as_it_began(
 
 
 @on_virtual_time
-async def test_what_was_accepted_is_confirmed_now_and_then(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_what_was_accepted_is_confirmed_now_and_then() -> None:
+    scene = DispatchScene()
     scene.dispatcher.confirm_weight = 10
     generation = await scene.start(choices=2, max_tokens=100)
     for index in range(10):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,6 +11,7 @@ from baton.proto import worker_pb2
 from baton.router.answers.active_request import ActiveRequest
 from baton.runtime.errors import BatonError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, failed, output
 
 PROMPT = (5, 6, 7)
 
@@ -21,8 +21,8 @@ async def texts(generation: ActiveRequest) -> list[tuple[int | None, str | None]
 
 
 @on_virtual_time
-async def test_a_loss_goes_on_with_the_accepted_tokens(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_a_loss_goes_on_with_the_accepted_tokens() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.give(output(0, 10), output(1, 11))
     scene.link(0).up = False
@@ -37,10 +37,8 @@ async def test_a_loss_goes_on_with_the_accepted_tokens(scene_of: Any, output: An
 
 
 @on_virtual_time
-async def test_what_is_on_a_hung_worker_goes_elsewhere_and_is_cancelled_there(
-    scene_of: Any, output: Any
-) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_what_is_on_a_hung_worker_goes_elsewhere_and_is_cancelled_there() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.give(output(0, 10))
     scene.dispatcher.hung(scene.link(0))
@@ -55,11 +53,9 @@ async def test_what_is_on_a_hung_worker_goes_elsewhere_and_is_cancelled_there(
 
 
 @on_virtual_time
-async def test_parts_of_a_request_that_has_failed_are_not_placed_again(
-    scene_of: Any, output: Any
-) -> None:
+async def test_parts_of_a_request_that_has_failed_are_not_placed_again() -> None:
     """All parts are lost at once, and the first to be told has no attempt left."""
-    scene = scene_of("decode-0", max_attempts=2)
+    scene = DispatchScene("decode-0", max_attempts=2)
     generation = await scene.start(choices=2)
     scene.give(output(0, 10), output(0, 11, choice=1))
     scene.dispatcher.lost(scene.link(), None, "dead")
@@ -72,10 +68,8 @@ async def test_parts_of_a_request_that_has_failed_are_not_placed_again(
 
 
 @on_virtual_time
-async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with(
-    scene_of: Any, output: Any
-) -> None:
-    scene = scene_of("decode-0", "decode-1", "decode-2")
+async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with() -> None:
+    scene = DispatchScene("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "other kernels"}
     generation = await scene.start()
     scene.give(output(0, 10))
@@ -94,8 +88,8 @@ async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with(
 
 
 @on_virtual_time
-async def test_every_choice_stays_once_one_has_begun(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "decode-1", "decode-2")
+async def test_every_choice_stays_once_one_has_begun() -> None:
+    scene = DispatchScene("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "other kernels"}
     await scene.start(choices=2)
     scene.give(output(0, 10, choice=1))
@@ -106,8 +100,8 @@ async def test_every_choice_stays_once_one_has_begun(scene_of: Any, output: Any)
 
 
 @on_virtual_time
-async def test_an_answer_that_has_not_begun_may_go_anywhere(scene_of: Any, output: Any) -> None:
-    scene = scene_of("decode-0", "decode-1", "decode-2")
+async def test_an_answer_that_has_not_begun_may_go_anywhere() -> None:
+    scene = DispatchScene("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "g", "decode-2": "f"}
     await scene.start()
     scene.link(0).up = False
@@ -124,9 +118,9 @@ async def test_an_answer_that_has_not_begun_may_go_anywhere(scene_of: Any, outpu
 
 
 @on_virtual_time
-async def test_an_end_that_was_lost_is_known_by_the_tokens(scene_of: Any, output: Any) -> None:
+async def test_an_end_that_was_lost_is_known_by_the_tokens() -> None:
     for last, finish in ((1, "stop"), (12, "length")):
-        scene = scene_of()
+        scene = DispatchScene()
         generation = await scene.start(max_tokens=2)
         scene.give(output(0, 10), output(1, last))
         scene.dispatcher.lost(scene.link(), ["r"], "not held")
@@ -135,8 +129,8 @@ async def test_an_end_that_was_lost_is_known_by_the_tokens(scene_of: Any, output
 
 
 @on_virtual_time
-async def test_choices_that_have_begun_are_placed_one_by_one(scene_of: Any, output: Any) -> None:
-    scene = scene_of()
+async def test_choices_that_have_begun_are_placed_one_by_one() -> None:
+    scene = DispatchScene()
     await scene.start(choices=3)
     scene.give(output(0, 10, choice=1), output(0, 1, choice=2, end=worker_pb2.STOP))
     scene.dispatcher.lost(scene.link(), ["r"], "not held")
@@ -150,8 +144,8 @@ async def test_choices_that_have_begun_are_placed_one_by_one(scene_of: Any, outp
 
 
 @on_virtual_time
-async def test_choices_that_have_not_begun_stay_together(scene_of: Any, failed: Any) -> None:
-    scene = scene_of()
+async def test_choices_that_have_not_begun_stay_together() -> None:
+    scene = DispatchScene()
     await scene.start(choices=3)
     scene.give(failed("LeaseLost", True))
     await scene.settle_down()
@@ -161,11 +155,9 @@ async def test_choices_that_have_not_begun_stay_together(scene_of: Any, failed: 
 
 
 @on_virtual_time
-async def test_what_goes_wrong_in_a_move_is_told_at_once(
-    scene_of: Any, output: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_goes_wrong_in_a_move_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even what no one has thought of: else the client would wait until its deadline."""
-    scene = scene_of()
+    scene = DispatchScene()
     generation = await scene.start()
     scene.give(output(0, 10))
 

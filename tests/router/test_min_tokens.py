@@ -8,9 +8,10 @@ import openai
 import pytest
 
 from baton.proto import client_pb2
+from tests.support.router_process import StartGrpcRouter, StartRouter
 
 
-async def test_submit_bars_what_would_end_the_output(router: Any) -> None:
+async def test_submit_bars_what_would_end_the_output(router: StartRouter) -> None:
     async with (
         router() as running,
         openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
@@ -29,7 +30,7 @@ async def test_submit_bars_what_would_end_the_output(router: Any) -> None:
         ]
 
 
-async def test_stop_strings_wait_for_the_least(router: Any) -> None:
+async def test_stop_strings_wait_for_the_least(router: StartRouter) -> None:
     async with router() as running:
         free = (await running.complete(seed=4, max_tokens=30)).json()["choices"][0]["text"]
         pieces = (await running.complete(seed=4, max_tokens=30, logprobs=0)).json()
@@ -59,14 +60,14 @@ async def test_stop_strings_wait_for_the_least(router: Any) -> None:
         ({"min_tokens": "a"}, "min_tokens"),
     ],
 )
-async def test_impossible_least_is_refused(router: Any, fields: Any, param: str) -> None:
+async def test_impossible_least_is_refused(router: StartRouter, fields: Any, param: str) -> None:
     async with router() as running:
         for reply in (await running.complete(**fields), await running.chat(**fields)):
             assert reply.status_code == 400
             assert reply.json()["error"]["param"] == param
 
 
-async def test_grpc_clients_have_it_too(grpc_router: Any) -> None:
+async def test_grpc_clients_have_it_too(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
         asked = client_pb2.GenerateRequest(model="tiny", prompt="a", min_tokens=3, max_tokens=4)
         async for _ in stub.Generate(asked):

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from baton.router.text.tokenizer import HfTokenizer
+from tests.support.router_process import StartRouter
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -87,7 +88,7 @@ def body_of(route: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETE])
-async def test_neutral_values_and_hints_are_accepted(router: Any, route: str) -> None:
+async def test_neutral_values_and_hints_are_accepted(router: StartRouter, route: str) -> None:
     async with router() as running:
         plain = (await running.http.post(route, json=body_of(route, seed=1))).json()
         hinted = body_of(route, seed=1, **HINTS)
@@ -102,7 +103,7 @@ async def test_neutral_values_and_hints_are_accepted(router: Any, route: str) ->
 @pytest.mark.parametrize("route", [CHAT, COMPLETE])
 @pytest.mark.parametrize(("fields", "param"), REQUESTING)
 async def test_requests_for_unserved_features_are_refused(
-    router: Any, route: str, fields: dict[str, Any], param: str
+    router: StartRouter, route: str, fields: dict[str, Any], param: str
 ) -> None:
     async with router() as running:
         reply = await running.http.post(route, json=body_of(route, **fields))
@@ -112,7 +113,7 @@ async def test_requests_for_unserved_features_are_refused(
         assert not running.workers["decode-0"].seen("submit")
 
 
-async def test_echoed_assistant_messages_are_accepted(router: Any, tool_model: Any) -> None:
+async def test_echoed_assistant_messages_are_accepted(router: StartRouter, tool_model: Any) -> None:
     """Neither their unknown fields nor those of calls and parts change the prompt."""
     called = {**ECHOED["tool_calls"][0], "function": {"name": "get_time", "arguments": "{}"}}
     called = {name: called[name] for name in ("id", "type", "function")}
@@ -128,7 +129,7 @@ async def test_echoed_assistant_messages_are_accepted(router: Any, tool_model: A
         assert tokens[0] == tokens[1]
 
 
-async def test_unknown_fields_of_other_messages_are_refused(router: Any) -> None:
+async def test_unknown_fields_of_other_messages_are_refused(router: StartRouter) -> None:
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     async with router() as running:
         hinted = await running.chat(messages=[{"role": "user", "content": [part]}], max_tokens=1)
@@ -143,7 +144,9 @@ async def test_unknown_fields_of_other_messages_are_refused(router: Any) -> None
             assert reply.json()["error"]["param"] == param
 
 
-async def test_calls_from_our_own_stream_can_be_sent_back(router: Any, tool_model: Any) -> None:
+async def test_calls_from_our_own_stream_can_be_sent_back(
+    router: StartRouter, tool_model: Any
+) -> None:
     """Clients collect a stream's calls as they come, `index` and all."""
     folder = tool_model("hermes")
     async with (

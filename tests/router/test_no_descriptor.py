@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from baton.router import server
+from tests.support.router_process import FAST_ROUTER, StartRouter
 
 pytestmark = pytest.mark.timed
 
@@ -35,7 +36,7 @@ def none_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_who_is_connected_is_answered_and_who_comes_waits(router: Any) -> None:
+async def test_who_is_connected_is_answered_and_who_comes_waits(router: StartRouter) -> None:
     loop = asyncio.get_running_loop()
     complaints: list[str] = []
     loop.set_exception_handler(lambda _, told: complaints.append(told["message"]))
@@ -64,7 +65,7 @@ async def test_who_is_connected_is_answered_and_who_comes_waits(router: Any) -> 
 
 
 async def test_as_many_connections_wait_as_the_setting_says(
-    router: Any, fast_config: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio makes a listener's queue as long as what it takes in a turn."""
     true_bind, listeners = server.bind, list[socket.socket]()
@@ -74,6 +75,6 @@ async def test_as_many_connections_wait_as_the_setting_says(
         return listeners[0]
 
     monkeypatch.setattr("baton.router.server.bind", bind)
-    async with router(config=replace(fast_config, backlog=77)):
+    async with router(config=replace(FAST_ROUTER, backlog=77)):
         told = listeners[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
         assert struct.unpack_from("=I", told, 28) == (77,)  # tcpi_sacked: of a listener, its most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from baton.router.http_frontend.openapi import openapi_document
 from baton.router.http_frontend.routes import GENERATION_PATHS, ROUTES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime.config import RouterConfig
+from tests.support.router_process import FAST_ROUTER, StartRouter
 
 CASES = 500
 CHECKS = [
@@ -60,21 +60,19 @@ def test_document_is_published_on_the_loopback_or_by_setting(
     assert RouterConfig(host=host, openapi=openapi).publishes_openapi == published
 
 
-async def test_document_needs_the_key_where_there_is_one(
-    router: Callable[..., Any], fast_config: RouterConfig
-) -> None:
-    async with router(config=replace(fast_config, api_keys=("k" * 32,)), wait=False) as running:
+async def test_document_needs_the_key_where_there_is_one(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, api_keys=("k" * 32,)), wait=False) as running:
         assert (await running.http.get("/openapi.json")).status_code == 401
         headers = {"authorization": "Bearer " + "k" * 32}
         answer = await running.http.get("/openapi.json", headers=headers)
         assert answer.status_code == 200 and answer.json()["security"]
-    async with router(config=replace(fast_config, openapi="off"), wait=False) as running:
+    async with router(config=replace(FAST_ROUTER, openapi="off"), wait=False) as running:
         assert (await running.http.get("/openapi.json")).status_code == 404
 
 
 @pytest.mark.timeout(180)
 async def test_generated_requests_are_answered_as_the_document_says(
-    router: Callable[..., Any],
+    router: StartRouter,
 ) -> None:
     async with router(workers=("decode-0", "prefill-0")) as running:
         statuses = await asyncio.to_thread(ask_all, running.url)

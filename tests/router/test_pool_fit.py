@@ -31,6 +31,7 @@ from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavail
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene
 
 SIZE = 4
 
@@ -202,8 +203,8 @@ def unlike(scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_the_router_counts_them_and_a_small_worker_hears_nothing(scene_of: Any) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_the_router_counts_them_and_a_small_worker_hears_nothing() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     unlike(scene)
     await scene.start("long", max_tokens=30)
     assert not scene.link(0).submits() and len(scene.link(1).submits()) == 1
@@ -214,8 +215,8 @@ async def test_the_router_counts_them_and_a_small_worker_hears_nothing(scene_of:
 
 
 @on_virtual_time
-async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it(scene_of: Any) -> None:
-    scene = scene_of("decode-0", "decode-1")
+async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
     unlike(scene)
     large = scene.link(1)
     large.up = False
@@ -236,9 +237,9 @@ async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it(scene_
 
 
 @on_virtual_time
-async def test_who_has_lost_the_only_large_worker_waits_for_it(scene_of: Any) -> None:
+async def test_who_has_lost_the_only_large_worker_waits_for_it() -> None:
     """It was let in, so it is not called too large where only smaller ones are left."""
-    scene = scene_of("decode-0", "decode-1")
+    scene = DispatchScene("decode-0", "decode-1")
     unlike(scene)
     generation = await scene.start(max_tokens=30)
     large = scene.link(1)

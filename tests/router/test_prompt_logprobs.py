@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from baton.proto import client_pb2
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
 
 COMPLETE = "/v1/completions"
 
@@ -25,7 +26,7 @@ def events(body: str) -> list[Any]:
     return [json.loads(line) for line in found[:-1]]
 
 
-async def test_echo_with_logprobs_as_evaluations_ask_for_it(router: Any) -> None:
+async def test_echo_with_logprobs_as_evaluations_ask_for_it(router: StartRouter) -> None:
     """The harness sends token ids, `max_tokens` 0 or 1, and reads the echo's numbers."""
     prompt = [40, 50, 60, 70]
     async with router() as running, client_of(running) as client:
@@ -49,7 +50,7 @@ async def test_echo_with_logprobs_as_evaluations_ask_for_it(router: Any) -> None
         assert found.text_offset == [*scores.text_offset, len(choice.text)]
 
 
-async def test_echo_is_the_prompt_as_it_was_sent(router: Any) -> None:
+async def test_echo_is_the_prompt_as_it_was_sent(router: StartRouter) -> None:
     async with router() as running:
         plain = (await running.complete(seed=2, max_tokens=5)).json()["choices"][0]["text"]
         echoed = (await running.complete(seed=2, max_tokens=5, echo=True, n=2)).json()["choices"]
@@ -63,7 +64,7 @@ async def test_echo_is_the_prompt_as_it_was_sent(router: Any) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_prompt_logprobs_by_token_id(router: Any, chat: bool) -> None:
+async def test_prompt_logprobs_by_token_id(router: StartRouter, chat: bool) -> None:
     async with router() as running:
         ask = running.chat if chat else running.complete
         body = (await ask(prompt_logprobs=1, return_token_ids=True, max_tokens=2)).json()
@@ -76,7 +77,7 @@ async def test_prompt_logprobs_by_token_id(router: Any, chat: bool) -> None:
         assert len(body["choices"][0]["token_ids"]) == 2
 
 
-async def test_max_tokens_0_needs_something_to_tell(router: Any) -> None:
+async def test_max_tokens_0_needs_something_to_tell(router: StartRouter) -> None:
     async with router() as running:
         assert (await running.complete(max_tokens=0, prompt_logprobs=0)).status_code == 200
         assert (await running.chat(max_tokens=0, prompt_logprobs=0)).status_code == 200
@@ -100,14 +101,14 @@ async def test_max_tokens_0_needs_something_to_tell(router: Any) -> None:
         ({"return_token_ids": True, "prompt": [[5] * 3000] * 6, "n": 16}, "return_token_ids"),
     ],
 )
-async def test_what_costs_too_much_is_refused(router: Any, fields: Any, param: str) -> None:
+async def test_what_costs_too_much_is_refused(router: StartRouter, fields: Any, param: str) -> None:
     async with router() as running:
         reply = await running.complete(**fields)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == param
         assert not running.workers["decode-0"].seen("submit")
 
 
-async def test_missing_scores_are_asked_for_elsewhere(router: Any) -> None:
+async def test_missing_scores_are_asked_for_elsewhere(router: StartRouter) -> None:
     async with router(workers=("decode-0", "decode-1")) as running:
         for worker in running.workers.values():
             worker.withholds_scores = worker.worker_id == "decode-0"
@@ -118,7 +119,7 @@ async def test_missing_scores_are_asked_for_elsewhere(router: Any) -> None:
         assert running.workers["decode-0"].seen("submit")
 
 
-async def test_scores_are_asked_for_once(router: Any) -> None:
+async def test_scores_are_asked_for_once(router: StartRouter) -> None:
     """A worker that goes on from accepted tokens scores nothing again."""
     async with router(workers=("decode-0", "decode-1")) as running:
         for worker in running.workers.values():
@@ -132,7 +133,7 @@ async def test_scores_are_asked_for_once(router: Any) -> None:
         assert any(began) and [not each for each in began] == wanted
 
 
-async def test_several_prompts_have_numbered_choices(router: Any) -> None:
+async def test_several_prompts_have_numbered_choices(router: StartRouter) -> None:
     prompts: Any = ["the quick", "a lazy dog", "warm sun"]
     async with router() as running, client_of(running) as client:
         alone = [
@@ -162,7 +163,7 @@ async def test_several_prompts_have_numbered_choices(router: Any) -> None:
         assert by_ids.choices[0].text == texts[0] and len(by_ids.choices) == 2
 
 
-async def test_a_prompt_that_fails_fails_the_answer(router: Any, eventually: Any) -> None:
+async def test_a_prompt_that_fails_fails_the_answer(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.fail_at = {2: ("EngineError", False)}
@@ -171,14 +172,14 @@ async def test_a_prompt_that_fails_fails_the_answer(router: Any, eventually: Any
         await eventually(lambda: not worker.held)
 
 
-async def test_prompts_have_a_ticket_each(router: Any, fast_config: Any) -> None:
-    async with router(config=replace(fast_config, max_requests=3)) as running:
+async def test_prompts_have_a_ticket_each(router: StartRouter) -> None:
+    async with router(config=replace(FAST_ROUTER, max_requests=3)) as running:
         assert (await running.complete(prompt=["a"] * 4, max_tokens=1)).status_code == 503
         assert (await running.complete(prompt=["a"] * 3, max_tokens=1)).status_code == 200
 
 
 @pytest.mark.parametrize("route", [COMPLETE, "/v1/chat/completions"])
-async def test_usage_and_token_ids_in_each_chunk(router: Any, route: str) -> None:
+async def test_usage_and_token_ids_in_each_chunk(router: StartRouter, route: str) -> None:
     async with router() as running:
         body: Any = {"model": "tiny", "max_tokens": 5, "stream": True, "return_token_ids": True}
         body |= (
@@ -200,7 +201,7 @@ async def test_usage_and_token_ids_in_each_chunk(router: Any, route: str) -> Non
         assert first["prompt_token_ids"] == tokens.json()["tokens"]
 
 
-async def test_grpc_clients_get_prompt_logprobs(grpc_router: Any) -> None:
+async def test_grpc_clients_get_prompt_logprobs(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (_, stub):
         asked = client_pb2.GenerateRequest(
             model="tiny", prompt_tokens=[40, 50, 60], prompt_logprobs=1, max_tokens=0

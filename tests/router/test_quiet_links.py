@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from baton.proto import worker_pb2
 from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
+from tests.support.link_scene import LinkScene
+from tests.support.router_process import eventually
 
 
 def load() -> worker_pb2.WorkerMessage:
@@ -20,8 +21,8 @@ def now_s() -> float:
 
 
 @on_virtual_time
-async def test_a_hang_is_told_once_and_ends(link_scene: Any, eventually: Any) -> None:
-    made = link_scene()
+async def test_a_hang_is_told_once_and_ends() -> None:
+    made = LinkScene()
     far = await made.accept()
     for overdue_ms, hung, told in ((1499, False, 0), (1500, True, 1), (2100, True, 1)):
         load = worker_pb2.Load(overdue_ms=overdue_ms)
@@ -34,8 +35,8 @@ async def test_a_hang_is_told_once_and_ends(link_scene: Any, eventually: Any) ->
 
 
 @on_virtual_time
-async def test_after_a_silence_there_is_no_grace(link_scene: Any, eventually: Any) -> None:
-    made = link_scene(link_heartbeat_s=0.1, link_silence_s=0.15, link_grace_s=60.0)
+async def test_after_a_silence_there_is_no_grace() -> None:
+    made = LinkScene(link_heartbeat_s=0.1, link_silence_s=0.15, link_grace_s=60.0)
     await made.accept()
     began_s = now_s()
     await eventually(lambda: made.notes.losses)
@@ -46,18 +47,16 @@ async def test_after_a_silence_there_is_no_grace(link_scene: Any, eventually: An
 
 
 @on_virtual_time
-async def test_silence_is_a_break(link_scene: Any, eventually: Any) -> None:
-    made = link_scene(link_silence_s=0.2, link_grace_s=0.05)
+async def test_silence_is_a_break() -> None:
+    made = LinkScene(link_silence_s=0.2, link_grace_s=0.05)
     await made.accept()
     await eventually(lambda: made.notes.losses)
 
 
 @pytest.mark.parametrize("silence_s", [0.5, 1.0])
 @on_virtual_time
-async def test_a_stall_of_this_process_makes_no_worker_silent_or_quiet(
-    link_scene: Any, silence_s: float
-) -> None:
-    made = link_scene(link_heartbeat_s=0.05, link_silence_s=silence_s, link_grace_s=60.0)
+async def test_a_stall_of_this_process_makes_no_worker_silent_or_quiet(silence_s: float) -> None:
+    made = LinkScene(link_heartbeat_s=0.05, link_silence_s=silence_s, link_grace_s=60.0)
     far = await made.accept()
     await made.next(far, "heartbeat")
     stand_still(0.8)
@@ -69,10 +68,8 @@ async def test_a_stall_of_this_process_makes_no_worker_silent_or_quiet(
 
 
 @on_virtual_time
-async def test_a_quiet_worker_takes_nothing_new_and_keeps_its_link(
-    link_scene: Any, eventually: Any
-) -> None:
-    made = link_scene(link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0)
+async def test_a_quiet_worker_takes_nothing_new_and_keeps_its_link() -> None:
+    made = LinkScene(link_heartbeat_s=0.05, link_silence_s=1.0, link_grace_s=60.0)
     far = await made.accept()
     assert made.link.takes_work
     began_s = now_s()
@@ -87,8 +84,8 @@ async def test_a_quiet_worker_takes_nothing_new_and_keeps_its_link(
 
 
 @on_virtual_time
-async def test_one_heartbeat_that_is_late_makes_nobody_quiet(link_scene: Any) -> None:
-    made = link_scene(link_heartbeat_s=0.4, link_silence_s=1.0, link_grace_s=60.0)
+async def test_one_heartbeat_that_is_late_makes_nobody_quiet() -> None:
+    made = LinkScene(link_heartbeat_s=0.4, link_silence_s=1.0, link_grace_s=60.0)
     far = await made.accept()
     for _ in range(2):
         await asyncio.sleep(0.75)  # more than the share, less than two heartbeats

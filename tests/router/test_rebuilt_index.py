@@ -13,14 +13,13 @@ from structlog.testing import capture_logs
 from baton.proto import worker_pb2
 from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.router_process import eventually
 
 BOOT = bytes([1]) * 16  # of stub 1
 
 
 @on_virtual_time
-async def test_the_index_is_rebuilt_once_every_worker_has_told_its_blocks(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_the_index_is_rebuilt_once_every_worker_has_told_its_blocks(fleet_scene: Any) -> None:
     scene = fleet_scene()
     feeds = {}
     for name in ("decode-0", "prefill-0"):
@@ -42,7 +41,7 @@ async def test_the_index_is_rebuilt_once_every_worker_has_told_its_blocks(
 
 @on_virtual_time
 async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
-    fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = fleet_scene()
     monkeypatch.setattr("baton.router.fleet.fleet.REBUILD_LINK_TIMEOUT_S", 0.2)
@@ -54,7 +53,7 @@ async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
 
 @on_virtual_time
 async def test_a_worker_that_does_not_tell_its_blocks_is_not_waited_for_for_ever(
-    fleet_scene: Any, eventually: Any
+    fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
     scene.fleet._config = replace(scene.config, rebuild_s=0.2)
@@ -65,9 +64,7 @@ async def test_a_worker_that_does_not_tell_its_blocks_is_not_waited_for_for_ever
 
 
 @on_virtual_time
-async def test_a_router_without_workers_has_nothing_to_rebuild_yet(
-    fleet_scene: Any, eventually: Any
-) -> None:
+async def test_a_router_without_workers_has_nothing_to_rebuild_yet(fleet_scene: Any) -> None:
     scene = fleet_scene()
     await eventually(scene.fleet.rebuilt, 5)
     feed = scene.add("decode-0").feed
@@ -79,7 +76,7 @@ async def test_a_router_without_workers_has_nothing_to_rebuild_yet(
 
 @on_virtual_time
 async def test_a_registry_that_was_never_read_is_no_empty_one(
-    fleet_scene: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a router that begins without descriptors would say its index is rebuilt, of nobody."""
     scene = fleet_scene()
@@ -99,7 +96,7 @@ async def test_a_registry_that_was_never_read_is_no_empty_one(
 
 
 @on_virtual_time
-async def test_the_index_is_rebuilt_though_nobody_asks(fleet_scene: Any, eventually: Any) -> None:
+async def test_the_index_is_rebuilt_though_nobody_asks(fleet_scene: Any) -> None:
     scene = fleet_scene()
     with capture_logs() as logs:
         feed = scene.add("decode-0").feed

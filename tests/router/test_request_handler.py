@@ -16,17 +16,19 @@ from baton.router.answers.request_handler import RequestHandler, RequestServices
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
+from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.router_process import StartRouter, eventually
 
 
 async def test_the_time_between_tokens_is_that_of_one_choice(
-    scene_of: Any, output: Any, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, first, between = [100.0], [], []
     clock = type("Clock", (), {"perf_counter": lambda: now_s[0], "time": lambda: now_s[0]})
     monkeypatch.setattr(request_handler, "time", clock)
     monkeypatch.setattr(metrics.TTFT, "observe", first.append)
     monkeypatch.setattr(metrics.ITL, "observe", between.append)
-    scene = scene_of()
+    scene = DispatchScene()
     request = ValidatedRequest(
         prompt=(5, 6, 7), sampling=worker_pb2.Sampling(seed=1), max_tokens=9, choices=2
     )
@@ -53,7 +55,7 @@ async def test_the_time_between_tokens_is_that_of_one_choice(
 
 
 async def test_a_choice_that_its_stop_string_ends_is_not_computed_on(
-    router: Any, eventually: Any, model_folder: Path
+    router: StartRouter, model_folder: Path
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     texts = ("the lazy dog", "the quick brown fox sleeps")

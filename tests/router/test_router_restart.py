@@ -16,8 +16,10 @@ from baton.proto import client_pb2
 from baton.router.fleet.fleet import INDEX_NOT_REBUILT
 from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
-from baton.simulation.fleet.scripted_worker import ScriptedWorker
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
+from tests.support.scripted_worker import ScriptedWorker
 
 pytestmark = pytest.mark.timed
 
@@ -64,9 +66,9 @@ async def blocks_of_the_prompt(running: Any) -> list[bytes]:
 
 @both_ways
 async def test_a_request_waits_for_the_index_and_goes_to_who_holds_its_prompt(
-    ask: Ask, grpc_router: Any, fast_config: Any, eventually: Any
+    ask: Ask, grpc_router: StartGrpcRouter
 ) -> None:
-    config = replace(fast_config, rebuild_s=60)
+    config = replace(FAST_ROUTER, rebuild_s=60)
     names = ("decode-0", "decode-1")  # equal costs: the first would be taken
     async with grpc_router(config=config, workers=names, wait=False, tells_blocks=False) as (
         running,
@@ -88,9 +90,9 @@ async def test_a_request_waits_for_the_index_and_goes_to_who_holds_its_prompt(
 
 @both_ways
 async def test_a_worker_that_never_tells_its_blocks_holds_nobody_beyond_the_bound(
-    ask: Ask, grpc_router: Any, fast_config: Any
+    ask: Ask, grpc_router: StartGrpcRouter
 ) -> None:
-    config = replace(fast_config, rebuild_s=0.5)
+    config = replace(FAST_ROUTER, rebuild_s=0.5)
     with capture_logs() as logs:
         async with grpc_router(config=config, wait=False, tells_blocks=False) as (running, stub):
             asking = asyncio.ensure_future(ask(running, stub))
@@ -105,9 +107,9 @@ async def test_a_worker_that_never_tells_its_blocks_holds_nobody_beyond_the_boun
 
 @both_ways
 async def test_a_deadline_ends_the_wait_for_the_index(
-    ask: Ask, grpc_router: Any, fast_config: Any, eventually: Any
+    ask: Ask, grpc_router: StartGrpcRouter
 ) -> None:
-    config = replace(fast_config, rebuild_s=60)
+    config = replace(FAST_ROUTER, rebuild_s=60)
     async with grpc_router(config=config, wait=False, tells_blocks=False) as (running, stub):
         (worker,) = running.workers.values()
         loop = asyncio.get_running_loop()
@@ -120,8 +122,8 @@ async def test_a_deadline_ends_the_wait_for_the_index(
         assert await ask(running, stub) == "answered"
 
 
-async def test_why_it_was_late_is_told(router: Any, fast_config: Any, eventually: Any) -> None:
-    config = replace(fast_config, rebuild_s=60)
+async def test_why_it_was_late_is_told(router: StartRouter) -> None:
+    config = replace(FAST_ROUTER, rebuild_s=60)
     async with router(config=config, wait=False, tells_blocks=False) as running:
         await eventually(lambda: running.workers["decode-0"].seen("hello"))
         reply = await running.http.post(
@@ -133,9 +135,9 @@ async def test_why_it_was_late_is_told(router: Any, fast_config: Any, eventually
 
 
 async def test_a_worker_that_comes_later_and_tells_nothing_delays_nothing(
-    router: Any, fast_config: Any, eventually: Any
+    router: StartRouter,
 ) -> None:
-    async with router(config=replace(fast_config, rebuild_s=60)) as running:
+    async with router(config=replace(FAST_ROUTER, rebuild_s=60)) as running:
         later = ScriptedWorker(
             "decode-1", running.registry, running.vocabulary, TOKEN, tells_blocks=False
         )
@@ -149,8 +151,8 @@ async def test_a_worker_that_comes_later_and_tells_nothing_delays_nothing(
 
 
 @on_virtual_time
-async def test_the_wait_for_the_index_is_no_longer_than_that_for_a_worker(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_the_wait_for_the_index_is_no_longer_than_that_for_a_worker() -> None:
+    scene = DispatchScene()
     scene.fleet.known = False
     with pytest.raises(Unavailable, match="not known yet"):
         await scene.start()

@@ -8,6 +8,8 @@ from typing import Any
 
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.identity import chain, cluster_key, root
+from tests.support.router_process import StartRouter, eventually
+from tests.support.scripted_worker import draw
 
 KEY = cluster_key("a secret of the test")
 
@@ -36,7 +38,7 @@ async def prompt_of(running: Any, **body: Any) -> list[int]:
     return tokens
 
 
-async def test_chat_whole(router: Any, model_folder: Path, draw: Any) -> None:
+async def test_chat_whole(router: StartRouter, model_folder: Path) -> None:
     async with router() as running:
         running.workers["decode-0"].cached_tokens = 2
         reply = await running.chat(seed=7, max_tokens=20)
@@ -55,7 +57,7 @@ async def test_chat_whole(router: Any, model_folder: Path, draw: Any) -> None:
         assert reply.headers["x-request-id"].startswith("req-")
 
 
-async def test_chat_stream_adds_up_to_the_whole(router: Any) -> None:
+async def test_chat_stream_adds_up_to_the_whole(router: StartRouter) -> None:
     async with router() as running:
         whole = (await running.chat(seed=3, max_tokens=50)).json()
         reply = await running.chat(
@@ -74,7 +76,7 @@ async def test_chat_stream_adds_up_to_the_whole(router: Any) -> None:
         assert finishes == [None] * (len(finishes) - 1) + ["length"]
 
 
-async def test_completion_choices_and_logprobs(router: Any, model_folder: Path, draw: Any) -> None:
+async def test_completion_choices_and_logprobs(router: StartRouter, model_folder: Path) -> None:
     async with router() as running:
         reply = await running.complete(seed=5, max_tokens=6, n=3, logprobs=2)
         assert reply.status_code == 200, reply.text
@@ -92,7 +94,7 @@ async def test_completion_choices_and_logprobs(router: Any, model_folder: Path, 
         assert reply.json()["usage"]["completion_tokens"] == 18
 
 
-async def test_stop_string_cancels_and_cuts(router: Any, eventually: Any) -> None:
+async def test_stop_string_cancels_and_cuts(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         full = (await running.complete(seed=1, max_tokens=200)).json()["choices"][0]["text"]
@@ -112,7 +114,7 @@ async def test_stop_string_cancels_and_cuts(router: Any, eventually: Any) -> Non
         await eventually(lambda: len(worker.seen("cancel")) == 2 and not worker.held)
 
 
-async def test_end_token_is_not_shown(router: Any) -> None:
+async def test_end_token_is_not_shown(router: StartRouter) -> None:
     async with router() as running:
         running.workers["decode-0"].stop_at = 4
         body = (await running.complete(seed=1, max_tokens=9)).json()
@@ -123,7 +125,7 @@ async def test_end_token_is_not_shown(router: Any) -> None:
         assert list(submit.stop_token_ids) == [1]
 
 
-async def test_ended_requests_are_settled(router: Any, eventually: Any) -> None:
+async def test_ended_requests_are_settled(router: StartRouter) -> None:
     async with router() as running:
         await running.complete(max_tokens=2)
         worker = running.workers["decode-0"]
@@ -131,7 +133,7 @@ async def test_ended_requests_are_settled(router: Any, eventually: Any) -> None:
         assert not worker.seen("cancel")
 
 
-async def test_the_worker_that_holds_the_prefix_is_chosen(router: Any, eventually: Any) -> None:
+async def test_the_worker_that_holds_the_prefix_is_chosen(router: StartRouter) -> None:
     async with router(workers=("decode-0", "decode-1", "prefill-0")) as running:
         prompt = await prompt_of(running, prompt="the quick " * 100)
         blocks = chain(KEY, root(KEY, "f" * 32, "float32"), prompt, 16)
@@ -159,7 +161,7 @@ async def test_the_worker_that_holds_the_prefix_is_chosen(router: Any, eventuall
         await is_followed("decode-0 away")
 
 
-async def test_a_large_snapshot_is_taken_in_slices(router: Any, eventually: Any) -> None:
+async def test_a_large_snapshot_is_taken_in_slices(router: StartRouter) -> None:
     async with router(workers=("decode-0", "decode-1", "prefill-0")) as running:
         prompt = await prompt_of(running, prompt="the quick " * 100)
         blocks = chain(KEY, root(KEY, "f" * 32, "float32"), prompt, 16)
@@ -175,7 +177,7 @@ async def test_a_large_snapshot_is_taken_in_slices(router: Any, eventually: Any)
         await eventually(is_local)
 
 
-async def test_prefill_candidates_are_named(router: Any, eventually: Any) -> None:
+async def test_prefill_candidates_are_named(router: StartRouter) -> None:
     workers = ("decode-0", "prefill-0", "prefill-1")
     async with router(workers=workers) as running:
         running.workers["prefill-1"].blocks = []

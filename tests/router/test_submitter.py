@@ -13,12 +13,14 @@ from baton.router.fleet.radix_index import Holders
 from baton.runtime.errors import Overloaded
 from baton.runtime.identity import chain
 from baton.runtime.links import LinkClosed
-from baton.simulation.fleet.scripted_worker import ScriptedWorker
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene
+from tests.support.router_process import StartRouter, eventually
+from tests.support.scripted_worker import ScriptedWorker
 
 
 async def test_a_prompt_is_hashed_once_and_not_before_there_is_a_worker(
-    router: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not twenty times a second, as a whole, by every request that waits."""
     hashed: list[int] = []
@@ -54,8 +56,8 @@ async def test_a_prompt_is_hashed_once_and_not_before_there_is_a_worker(
 
 
 @on_virtual_time
-async def test_what_a_full_fleet_refuses_is_not_looked_at(scene_of: Any) -> None:
-    scene = scene_of()
+async def test_what_a_full_fleet_refuses_is_not_looked_at() -> None:
+    scene = DispatchScene()
     scene.fleet.waiting = 512
     with pytest.raises(Overloaded):
         await scene.start()
@@ -66,10 +68,8 @@ async def test_what_a_full_fleet_refuses_is_not_looked_at(scene_of: Any) -> None
 
 
 @on_virtual_time
-async def test_what_was_hashed_is_kept_until_it_is_placed(
-    scene_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene = scene_of()
+async def test_what_was_hashed_is_kept_until_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = DispatchScene()
     seen: list[dict[str, list[bytes]]] = []
     send = scene.link().send
 

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from baton.router.text.tokenizer import HfTokenizer
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 WEATHER = {
     "type": "function",
@@ -88,7 +89,9 @@ def calls_of(calls: Sequence[Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
 @pytest.mark.parametrize("special", [False, True])
-async def test_calls_of_each_form(router: Any, tool_model: Any, name: str, special: bool) -> None:
+async def test_calls_of_each_form(
+    router: StartRouter, tool_model: Any, name: str, special: bool
+) -> None:
     """Markers may be special tokens, which are not shown otherwise."""
     folder = tool_model(name, SPECIAL.get(name, ()) if special else ())
     async with router(folder) as running, client_of(running) as client:
@@ -108,7 +111,9 @@ async def test_calls_of_each_form(router: Any, tool_model: Any, name: str, speci
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
-async def test_a_call_and_its_result_go_back(router: Any, tool_model: Any, name: str) -> None:
+async def test_a_call_and_its_result_go_back(
+    router: StartRouter, tool_model: Any, name: str
+) -> None:
     folder = tool_model(name)
     async with router(folder) as running, client_of(running) as client:
         await says(running, folder, SAID[name].split(";")[0])
@@ -132,7 +137,7 @@ async def test_a_call_and_its_result_go_back(router: Any, tool_model: Any, name:
         assert "Regen" in prompt and "The weather of a city." in prompt
 
 
-async def test_choices_call_each_for_itself(router: Any, tool_model: Any) -> None:
+async def test_choices_call_each_for_itself(router: StartRouter, tool_model: Any) -> None:
     folder = tool_model("hermes")
     texts = [SAID["hermes"], "No call.", "<tool_call>\n{broken}\n</tool_call>", "<tool_call>"]
     async with router(folder) as running, client_of(running) as client:
@@ -147,7 +152,7 @@ async def test_choices_call_each_for_itself(router: Any, tool_model: Any) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stops_and_limits(router: Any, tool_model: Any, stream: bool) -> None:
+async def test_stops_and_limits(router: StartRouter, tool_model: Any, stream: bool) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         text = f"{SAID['hermes']} And more."
@@ -177,7 +182,7 @@ async def test_stops_and_limits(router: Any, tool_model: Any, stream: bool) -> N
         assert await found(parallel_tool_calls=False) == ("Moment.", 1, "tool_calls")
 
 
-async def test_one_call_ends_the_generation(router: Any, tool_model: Any, eventually: Any) -> None:
+async def test_one_call_ends_the_generation(router: StartRouter, tool_model: Any) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         worker = running.workers["decode-0"]
@@ -189,7 +194,7 @@ async def test_one_call_ends_the_generation(router: Any, tool_model: Any, eventu
         await eventually(lambda: len(worker.seen("cancel")) == 1 and not worker.held)
 
 
-async def test_without_tools_an_answer_is_content(router: Any, tool_model: Any) -> None:
+async def test_without_tools_an_answer_is_content(router: StartRouter, tool_model: Any) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         await says(running, folder, SAID["hermes"])
@@ -206,9 +211,7 @@ async def test_without_tools_an_answer_is_content(router: Any, tool_model: Any) 
         assert list(prompt) == tokenized.json()["tokens"]
 
 
-async def test_the_setting_names_a_form_or_none(
-    router: Any, tool_model: Any, fast_config: Any
-) -> None:
+async def test_the_setting_names_a_form_or_none(router: StartRouter, tool_model: Any) -> None:
     folder = tool_model("text")
     async with router(folder) as running, client_of(running) as client:
         with pytest.raises(openai.BadRequestError, match=r"router\.tool_calls") as refused:
@@ -216,7 +219,7 @@ async def test_the_setting_names_a_form_or_none(
         assert refused.value.param == "tools"
         assert (await ask(client, tool_choice="none", max_tokens=2)).choices
     for setting, calls in (("none", 0), ("hermes", 2), ("mistral", 0)):
-        config = replace(fast_config, tool_calls=setting)
+        config = replace(FAST_ROUTER, tool_calls=setting)
         async with router(folder, config=config) as running, client_of(running) as client:
             await says(running, folder, SAID["hermes"])
             message = (await ask(client)).choices[0].message
@@ -224,7 +227,7 @@ async def test_the_setting_names_a_form_or_none(
             assert message.content == ("Moment." if calls else SAID["hermes"])
 
 
-async def test_logprobs_are_those_of_all_tokens(router: Any, tool_model: Any) -> None:
+async def test_logprobs_are_those_of_all_tokens(router: StartRouter, tool_model: Any) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         await says(running, folder, SAID["hermes"])

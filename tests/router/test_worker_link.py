@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -11,11 +10,13 @@ from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
 from baton.runtime.links import LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.link_scene import LinkScene
+from tests.support.router_process import eventually
 
 
 @on_virtual_time
-async def test_nothing_is_sent_before_the_handshake(link_scene: Any) -> None:
-    made = link_scene()
+async def test_nothing_is_sent_before_the_handshake() -> None:
+    made = LinkScene()
     with pytest.raises(LinkClosed):
         made.link.send(made.submit("r"))
     far = await made.accept()
@@ -25,8 +26,8 @@ async def test_nothing_is_sent_before_the_handshake(link_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_outputs_and_load_are_passed_on(link_scene: Any, eventually: Any) -> None:
-    made = link_scene()
+async def test_outputs_and_load_are_passed_on() -> None:
+    made = LinkScene()
     far = await made.accept()
     assert made.link.load.free_blocks == 10  # until the worker says more
     made.link.placed_tokens = 99
@@ -39,9 +40,9 @@ async def test_outputs_and_load_are_passed_on(link_scene: Any, eventually: Any) 
 @on_virtual_time
 @pytest.mark.parametrize("crowded", [True, False])
 async def test_clients_have_a_turn_between_messages_once_their_buffers_are_full(
-    link_scene: Any, crowded: bool
+    crowded: bool,
 ) -> None:
-    made = link_scene()
+    made = LinkScene()
     far = await made.accept()
     made.notes.crowded = crowded
     for _ in range(9):
@@ -55,16 +56,16 @@ async def test_clients_have_a_turn_between_messages_once_their_buffers_are_full(
 
 
 @on_virtual_time
-async def test_heartbeats_go_down_without_traffic(link_scene: Any) -> None:
-    made = link_scene()
+async def test_heartbeats_go_down_without_traffic() -> None:
+    made = LinkScene()
     far = await made.accept()
     for _ in range(3):
         await made.next(far, "heartbeat")
 
 
 @on_virtual_time
-async def test_settled_goes_before_a_later_submit(link_scene: Any) -> None:
-    made = link_scene()
+async def test_settled_goes_before_a_later_submit() -> None:
+    made = LinkScene()
     far = await made.accept()
     made.link.settle("r")
     made.link.send(made.submit("r"))
@@ -76,18 +77,16 @@ async def test_settled_goes_before_a_later_submit(link_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_settled_goes_with_a_heartbeat_at_the_latest(link_scene: Any) -> None:
-    made = link_scene()
+async def test_settled_goes_with_a_heartbeat_at_the_latest() -> None:
+    made = LinkScene()
     far = await made.accept()
     made.link.settle("a")
     assert list((await made.next(far, "settled")).request_ids) == ["a"]
 
 
 @on_virtual_time
-async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each(
-    link_scene: Any,
-) -> None:
-    made = link_scene()
+async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each() -> None:
+    made = LinkScene()
     far = await made.accept()
     for name, attempt in (("a", 1), ("b", 1), ("a", 2)):
         made.link.confirm(worker_pb2.Resume(request_id=name, attempt=attempt))
@@ -97,8 +96,8 @@ async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each(
 
 
 @on_virtual_time
-async def test_a_worker_that_never_answers_hello_is_given_up(link_scene: Any) -> None:
-    made = link_scene(link_silence_s=0.1)
+async def test_a_worker_that_never_answers_hello_is_given_up() -> None:
+    made = LinkScene(link_silence_s=0.1)
     async with asyncio.timeout(20):
         first = await made.dialer.dialled.get()
         second = await made.dialer.dialled.get()
@@ -106,8 +105,8 @@ async def test_a_worker_that_never_answers_hello_is_given_up(link_scene: Any) ->
 
 
 @on_virtual_time
-async def test_another_first_message_is_refused(link_scene: Any) -> None:
-    made = link_scene()
+async def test_another_first_message_is_refused() -> None:
+    made = LinkScene()
     async with asyncio.timeout(20):
         far = await made.dialer.dialled.get()
         await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load()))
@@ -116,9 +115,9 @@ async def test_another_first_message_is_refused(link_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_another_worker_at_the_address_is_not_taken_for_this_one(link_scene: Any) -> None:
+async def test_another_worker_at_the_address_is_not_taken_for_this_one() -> None:
     """Nor does it take this router's link of its own for one that came back."""
-    made = link_scene()
+    made = LinkScene()
     far = await made.accept()
     mine = made.router_hello.boot_id
     await far.close()
@@ -129,7 +128,7 @@ async def test_another_worker_at_the_address_is_not_taken_for_this_one(link_scen
         await made.dialer.dialled.get()
     assert not made.link.up
     assert made.notes.losses == [(None, "another worker is at its address")]
-    other = link_scene(worker_id="decode-1")
+    other = LinkScene(worker_id="decode-1")
     await other.accept(other.hello(worker_id="decode-1"))
     assert (
         other.router_hello.router_id == made.router_hello.router_id
@@ -138,8 +137,8 @@ async def test_another_worker_at_the_address_is_not_taken_for_this_one(link_scen
 
 
 @on_virtual_time
-async def test_block_events_of_another_boot_are_not_taken(link_scene: Any, eventually: Any) -> None:
-    made = link_scene()
+async def test_block_events_of_another_boot_are_not_taken() -> None:
+    made = LinkScene()
     await made.accept()
 
     def snapshot(boot: bytes) -> worker_pb2.BlockEvents:
@@ -154,8 +153,8 @@ async def test_block_events_of_another_boot_are_not_taken(link_scene: Any, event
 
 
 @on_virtual_time
-async def test_a_worker_that_does_not_read_is_noticed(link_scene: Any) -> None:
-    made = link_scene(link_queue=4)
+async def test_a_worker_that_does_not_read_is_noticed() -> None:
+    made = LinkScene(link_queue=4)
     await made.accept()
     with pytest.raises(Overloaded):
         for _ in range(5):  # within one tick: nothing is written meanwhile
@@ -163,8 +162,8 @@ async def test_a_worker_that_does_not_read_is_noticed(link_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_the_end_tells_the_bearer(link_scene: Any) -> None:
-    made = link_scene()
+async def test_the_end_tells_the_bearer() -> None:
+    made = LinkScene()
     await made.accept()
     made.task.cancel()
     await asyncio.gather(made.task, return_exceptions=True)

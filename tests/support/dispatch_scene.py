@@ -133,7 +133,7 @@ def _role(link: FakeLink) -> str:
     return "prefill" if link.worker_id.startswith("prefill") else "decode"
 
 
-class Scene:
+class DispatchScene:
     """The dispatcher alone, with links that only write down what they are sent."""
 
     def __init__(self, *names: str, **settings: Any) -> None:

@@ -1,6 +1,6 @@
 """Small random models of each family, by their names: what makes them, and transformers' answers.
 
-Knows no engine of ours; `conftest` hands it to tests.
+Knows no engine of ours.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ class Reference:
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """[tokens, vocab]"""
         with torch.inference_mode():
-            return self.model(torch.tensor([list(tokens)])).logits[0]
+            found: torch.Tensor = self.model(torch.tensor([list(tokens)])).logits[0]
+        return found
 
     def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
         with torch.inference_mode():

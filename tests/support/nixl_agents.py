@@ -1,0 +1,65 @@
+"""NIXL agents over scripted bindings, and commands that run in an agent's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.kv_transfer.piece_queue import PieceQueue
+from baton.kv_transfer.pieces import Landed, cut
+from tests.support.handoff_stage import BLOCK_BYTES
+from tests.support.scripted_nixl import Ended
+
+PEER = b"P" * 16
+NIXL_BLOCKS = 8
+AGENT_S = 30.0  # for an agent's thread to do something
+
+
+def opened_agent() -> NixlAgent:
+    return NixlAgent(nixl_pool(), "name", PieceQueue())
+
+
+def nixl_pool() -> HostPool:
+    return HostPool(np.zeros((NIXL_BLOCKS, BLOCK_BYTES), dtype=np.uint8), 1)
+
+
+def nixl_peer(boot_id: bytes = PEER, name: bytes = b"peer") -> PeerPool:
+    return PeerPool(boot_id, "nixl", name, 1 << 33, BLOCK_BYTES, 5, 3)
+
+
+def there(agent: NixlAgent, action: Callable[[], Any]) -> Any:
+    """Do something in the agent's thread; its result, or what it raised."""
+    done = threading.Event()
+    result: list[Any] = []
+
+    def command() -> None:
+        try:
+            result.append(action())
+        except Exception as error:
+            result.append(error)
+        done.set()
+
+    assert agent.do(command)
+    assert done.wait(AGENT_S)
+    return result[0]
+
+
+def start_read(
+    agent: NixlAgent,
+    remote: Sequence[int] = (4, 0),
+    local: Sequence[int] = (7, 2),
+    landed: Landed | None = None,
+    step: int = NIXL_BLOCKS,
+) -> Ended:
+    """Queue a READ and wait until the agent's thread has posted it."""
+    ended = Ended()
+    agent._pieces.add(cut(PEER, remote, local, step, landed, ended))
+    agent.wake()
+    assert [there(agent, lambda: None) for _ in range(2)]  # a turn later
+    return ended
