@@ -8,7 +8,8 @@ come in pieces (pieces.py) from a queue that it shares with the mover's other ag
 time are under way from a peer.
 
 A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle stops
-nothing for certain (docs/decisions.md), so an abandoned READ is polled on and its peer kept.
+nothing for certain (docs/decisions/0001-read-not-write.md), so an abandoned READ is polled on and
+its peer kept.
 """
 
 from __future__ import annotations

@@ -20,10 +20,12 @@ from baton.runtime.config import section_names
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
-    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
 SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./-])(?:\w[\w-]*/)*[\w-]+\.(?:py|toml|proto|md)\b")
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 METRICS = [v for v in vars(metrics).values() if isinstance(v, Counter | Gauge | Histogram)]
 
 everywhere = pytest.mark.parametrize("page", PAGES)
@@ -35,7 +37,7 @@ def test_there_are_pages_to_look_at() -> None:
 
 @everywhere
 def test_settings_that_are_named_exist(page: str) -> None:
-    written = re.compile(rf"(?<![/\w])(?:{'|'.join(section_names())})\.[a-z_]+\b(?!\()")
+    written = re.compile(rf"(?<![/\w-])(?:{'|'.join(section_names())})\.[a-z_]+\b(?!\()")
     named = set(written.findall(PAGES[page])) - {"security.md", "handoff.proto", "worker.proto"}
     assert named - set(settings.names()) == set()
 
@@ -47,6 +49,39 @@ def test_files_that_are_named_exist(page: str) -> None:
     named = {name for name in FILE.findall(PAGES[page]) if not name.startswith("results/")}
     named.discard("baton.proto")  # a module
     assert named - ends == set()
+
+
+@everywhere
+def test_links_lead_to_files(page: str) -> None:
+    folder = (ROOT / page).parent
+    assert [link for link in LINK.findall(PAGES[page]) if not (folder / link).exists()] == []
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_decision_record_is_half_a_page_under_four_headings(record: Path) -> None:
+    lines = record.read_text().splitlines()
+    headings = [line for line in lines if line.startswith("#")]
+    assert re.fullmatch(rf"# {record.name[:4]} .{{8,90}}", headings[0])
+    assert headings[1:] == [
+        "## Context",
+        "## Decision",
+        "## Consequences",
+        "## What would change it",
+    ]
+    assert len(lines) <= 45 and max(len(line) for line in lines) <= 160
+
+
+def test_decision_records_have_unique_numbers_and_an_index() -> None:
+    numbers = [record.name[:4] for record in RECORDS]
+    assert len(numbers) > 50 and len(set(numbers)) == len(numbers)
+    index = PAGES["docs/decisions/README.md"]
+    titles = [record.read_text().partition("\n")[0].removeprefix("# ") for record in RECORDS]
+    rows = [
+        f"- [{title[:4]}]({record.name}) {title[5:]}"
+        for record, title in zip(RECORDS, titles, strict=True)
+    ]
+    assert [row for row in rows if row not in index.splitlines()] == []
+    assert sorted(LINK.findall(index)) == sorted(record.name for record in RECORDS)
 
 
 @everywhere

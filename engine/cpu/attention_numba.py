@@ -1,9 +1,9 @@
 """Attention compiled by Numba: decode walks the block tables in place.
 
-Gathering a sequence's blocks costs several times what reading them does (docs/decisions.md);
-here nothing is gathered. A bfloat16 pool goes to `BfloatAttention` where it can; other chunks go
-to `TorchAttention`, whose results all of these equal up to rounding. Needs numba, which is
-optional; owns nothing but views of the pool.
+Gathering a sequence's blocks costs several times what reading them does; here nothing is
+gathered. A bfloat16 pool goes to `BfloatAttention` where it can; other chunks go to
+`TorchAttention`, whose results all of these equal up to rounding. Needs numba, which is optional;
+owns nothing but views of the pool.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class RopeReader:
     def _longrope(self, rope: ConfigFields, theta: float, factor: float, original: int) -> RopeSpec:
         """The file has two sets of frequencies, for sequences up to `original` tokens and for
         longer ones; the tokens of a sequence must all be turned by one of them. Which one is
-        decided here, once, by the context that will be served (docs/decisions.md)."""
+        decided here, once, by the served context (docs/decisions/0041-longrope.md)."""
         if original == 1:
             raise rope.error("original_max_position_embeddings", "1 token is no context")
         short = rope.numbers("short_factor", self.dim // 2)

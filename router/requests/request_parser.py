@@ -3,7 +3,7 @@ bad field.
 
 Counts come before anything is made of them: the event loop waits for each of these steps, and
 what would hold it up for long is refused while it is still bytes. The bounds are such that a step
-takes up to about 100 ms (docs/reliability.md). Knows no model. Stateless.
+takes up to about 100 ms (docs/reliability/lab.md). Knows no model. Stateless.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     hang ─ PROBED_S ─▶ a step has begun, and hangs ─ RED_S ─▶ `health` names a trouble
 
 An idle worker is probed, so that it is judged too. Looked at on the worker's own clock, and only
-where nothing else has befallen it: what is slow or stopped may take longer (docs/reliability.md).
-Changes nothing of what happens.
+where nothing else has befallen it: a slow or stopped worker may take longer
+(docs/reliability/promises.md). Changes nothing of what happens.
 """
 
 from __future__ import annotations

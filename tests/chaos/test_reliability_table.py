@@ -1,4 +1,4 @@
-"""docs/reliability.md: the tests that it names exist, each scenario of `make chaos` has its row."""
+"""docs/reliability: the tests that it names exist, each scenario of `make chaos` has its row."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from chaos.scenarios import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "reliability.md").read_text()
+PROMISES = (ROOT / "docs" / "reliability" / "promises.md").read_text()
+LAB = (ROOT / "docs" / "reliability" / "lab.md").read_text()
 FILE = re.compile(r"((?:tests|benchmarks)(?:/\w+)*/)?(\w+\.py)\b")
 
 
-def rows(heading: str) -> list[list[str]]:
+def rows(text: str, heading: str) -> list[list[str]]:
     """The cells of the first table whose heading begins so."""
-    lines = TEXT.partition(f"\n{heading}")[2].split("\n")[2:]
+    lines = text.partition(f"\n{heading}")[2].split("\n")[2:]
     table = lines[: next(n for n, line in enumerate(lines) if not line.startswith("|"))]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
 
 
 def test_what_is_named_as_a_faults_test_exists() -> None:
-    found = rows("| fault | what happens | bound | where tested |")
+    found = rows(PROMISES, "| fault | what happens | bound | where tested |")
     assert len(found) > 35
     for fault, _, _, where in found:
         folder, files = "", FILE.findall(where)
@@ -31,7 +32,7 @@ def test_what_is_named_as_a_faults_test_exists() -> None:
 
 
 def test_each_scenario_has_its_row_with_its_requests_and_three_runs_at_least() -> None:
-    found = rows("| fault | what happens | seconds to recover |")
+    found = rows(LAB, "| fault | what happens | seconds to recover |")
     assert {row[-1] for row in found} == {f"`ONLY={scenario.name}`" for scenario in ALL}
     assert len(found) == len(ALL)
     redundant = {f"`ONLY={scenario.name}`" for scenario in ALL if scenario.redundant}

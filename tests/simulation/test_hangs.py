@@ -22,7 +22,7 @@ from baton.simulation.mutations.patches import Break
 from baton.simulation.mutations.regressions import PAST_BUGS
 
 HANGING = range(HANG_SEED, 10 * HANG_EVERY, HANG_EVERY)
-BOUND_S = 3.0  # from the beginning of the hang; docs/reliability.md
+BOUND_S = 3.0  # from the beginning of the hang; docs/reliability/promises.md
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,9 @@ from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 SLOW = "d1"
 SLOWNESS = 10.0
-OPENS_WITHIN_S = 3.0 + 0.5  # docs/reliability.md, once its mean step is five times its fellows'
+OPENS_WITHIN_S = (
+    3.0 + 0.5
+)  # docs/reliability/promises.md, once its mean step is five times its fellows'
 MEAN_S = 1.5  # for the mean of its steps to come to that
 BACK_WITHIN_S = 1.2 * OPEN_S + 1.0
 EVERY_S = 0.04
