@@ -1,8 +1,8 @@
-"""The router process: its parts put together, its port bound, served until it is told to stop.
+"""The router process: makes its parts, binds its port, and serves until it has to stop.
 
-Stopping: readiness goes off, open requests get a grace to end, then links close; nothing open is
-no wait. A second signal ends the grace. Owns every part of the router. SIGTERM and SIGINT are
-handled here when it runs in the main thread.
+To stop, readiness is turned off, open requests get a grace period to end, then links close;
+without open requests there is no wait. A second signal ends the grace period. Owns every part of
+the router. Handles SIGTERM and SIGINT if it runs in the main thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from baton.router.client_access.router import Router
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Dialer, GrpcDialer
 from baton.router.fleet.fleet import Fleet
-from baton.router.grpc_frontend.frontend import GrpcFront
+from baton.router.grpc_frontend.frontend import GrpcFrontend
 from baton.router.http_frontend.app import build_app
-from baton.router.http_frontend.auth_middleware import Gate
-from baton.router.http_frontend.http_protocol import BoundedHttp
+from baton.router.http_frontend.auth_middleware import AuthMiddleware
+from baton.router.http_frontend.http_protocol import BoundedHttpProtocol
 from baton.router.requests.admission import Admission
 from baton.router.requests.body_budget import body_budget
 from baton.router.requests.context_limits import ContextLimits
@@ -43,7 +43,7 @@ from baton.runtime.errors import ConfigError
 from baton.runtime.identity import cluster_key
 from baton.runtime.registry_client import RegistryClient
 
-TOLD_S = 5  # for streams that are cut off to take their last event
+LAST_EVENT_S = 5  # for clients to read the last event of a stream that is ended
 BACKLOG = RouterConfig().backlog
 KEEP_ALIVE_S = 30
 
@@ -62,8 +62,8 @@ async def serve_router(
     dialer: Dialer | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation. `ready` is called once with the URL when the
-    port answers (not when workers are there: that is /readyz); before it `grpc_ready` with
-    host:port, where gRPC is served. Raises ConfigError for a port in use or an open host without
+    port answers (/readyz says whether workers are there); before it, `grpc_ready` with the gRPC
+    host:port if there is one. Raises ConfigError for a port in use or a reachable host without
     keys, ModelError for the model's folder."""
     check_exposure(config.router)
     card = read_card(model_folder, model_name)
@@ -111,10 +111,10 @@ async def serve_router(
         await tokenizer.close()
 
 
-async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> GrpcFront | None:
+async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> GrpcFrontend | None:
     if router.config.grpc_port == NO_GRPC:
         return None
-    front = GrpcFront(router)
+    front = GrpcFrontend(router)
     await front.start()
     if ready is not None:
         ready(front.address)
@@ -126,14 +126,15 @@ def _http_server(
 ) -> _Server:
     return _Server(
         uvicorn.Config(
-            Gate(build_app(router), router.config.api_keys, router.config.cors_origins),
-            http=BoundedHttp,
+            AuthMiddleware(build_app(router), router.config.api_keys, router.config.cors_origins),
+            http=BoundedHttpProtocol,
             ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=router.config.max_connections + 1,  # BoundedHttp refuses before
-            timeout_graceful_shutdown=math.ceil(router.config.drain_s) + TOLD_S,
+            limit_concurrency=router.config.max_connections
+            + 1,  # BoundedHttpProtocol refuses before
+            timeout_graceful_shutdown=math.ceil(router.config.drain_s) + LAST_EVENT_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             backlog=ACCEPTS,
@@ -143,7 +144,7 @@ def _http_server(
 
 
 def _started(router: Router, listener: socket.socket, ready: Callable[[str], None] | None) -> None:
-    listener.listen(router.config.backlog)  # asyncio has made its queue ACCEPTS long
+    listener.listen(router.config.backlog)  # asyncio has set it to ACCEPTS
     if ready is not None:
         ready(url_of(listener))
 
@@ -153,35 +154,35 @@ async def _serve(
     dispatcher: Dispatcher,
     server: _Server,
     listener: socket.socket,
-    front: GrpcFront | None,
+    front: GrpcFrontend | None,
 ) -> None:
     drain_s, leave_s = router.config.drain_s, router.config.leave_s
     loop = asyncio.get_running_loop()
     metrics.watch_process(loop)
 
-    def leave() -> None:
-        """Nobody new; who is there may finish for a while, and is told before the end."""
+    def refuse_new() -> None:
+        """Refuse new requests; end the open ones, with a last event, after the grace period."""
         if not server.should_exit:
             server.should_exit = True
             if front is not None:
-                front.leave(drain_s + TOLD_S)
+                front.stop(drain_s + LAST_EVENT_S)
             loop.call_later(drain_s, dispatcher.end_all)
 
-    def cut() -> None:
-        """Who is there is told now; who does not take that is not waited for."""
-        leave()
+    def end_now() -> None:
+        """End all requests now; abort connections that do not read their last event."""
+        refuse_new()
         dispatcher.end_all()
         if front is not None:
-            front.leave(TOLD_S)
-        loop.call_later(TOLD_S, server.abort)
+            front.stop(LAST_EVENT_S)
+        loop.call_later(LAST_EVENT_S, server.abort)
 
     def stop() -> None:
-        """Readiness goes off first, for balancers to hear of it. Told twice: end now."""
+        """Turn off readiness first, so that load balancers notice; the second call ends now."""
         if router.stopping:
-            cut()
+            end_now()
         else:
             router.stopping = True
-            loop.call_later(leave_s, leave)
+            loop.call_later(leave_s, refuse_new)
 
     following = asyncio.create_task(router.fleet.run(dispatcher), name="fleet")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
@@ -193,9 +194,9 @@ async def _serve(
             if not router.stopping:
                 stop()
             if not serving.done():
-                await asyncio.wait({serving}, timeout=leave_s + drain_s + 2 * TOLD_S)
+                await asyncio.wait({serving}, timeout=leave_s + drain_s + 2 * LAST_EVENT_S)
             if front is not None:
-                await front.leave(drain_s + TOLD_S)
+                await front.stop(drain_s + LAST_EVENT_S)
             await dispatcher.close()
             for task in (serving, following):
                 task.cancel()
@@ -206,7 +207,7 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it has started, and leaves signals to the process's owner."""
+    """uvicorn with a callback after its start; signals are left to the process's owner."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -217,7 +218,7 @@ class _Server(uvicorn.Server):
         self._on_started()
 
     def abort(self) -> None:
-        """Close every connection that is still open, unread words and all."""
+        """Close every open connection, unread bytes included."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -242,24 +243,28 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def check_exposure(config: RouterConfig) -> None:
-    """Raises ConfigError if others than this machine could use the router without a key."""
+    """Raises ConfigError if other hosts could use the router without a key."""
     if not config.api_keys and not config.on_loopback:
         raise ConfigError(
-            f"router.host is {config.host!r}, which others can reach, and router.api_keys is "
+            f"router.host is {config.host!r}, which other hosts can reach, and router.api_keys is "
             "empty: set router.api_keys, or use 127.0.0.1"
         )
 
 
 def bind(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
-    """A listening socket, at which `backlog` connections may wait. Raises ConfigError naming the
-    port and the remedy."""
+    """Return a listening socket with a queue of `backlog` connections. Raises ConfigError, which
+    names the port and the remedy."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, UnicodeError) as error:  # the last: what can be no name of a host
-        raise ConfigError(f"router.host is {host!r}: {error}; give a name or an address") from error
-    listener = socket.socket(family, kind, protocol)  # named: asyncio then sends without delay
+    except (OSError, UnicodeError) as error:  # UnicodeError: no possible host name
+        raise ConfigError(
+            f"router.host is {host!r}: {error}; set a host name or an address"
+        ) from error
+    listener = socket.socket(
+        family, kind, protocol
+    )  # with the protocol's number asyncio disables Nagle's delay
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -269,7 +274,7 @@ def bind(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"port {port} on {host} cannot be used ({error.strerror}): "
-            "stop what listens there, or give another with router.port"
+            "stop what listens there, or set another port with router.port"
         ) from error
     return listener
 

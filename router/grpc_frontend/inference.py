@@ -1,7 +1,7 @@
-"""The methods of proto/client.proto, each as its HTTP route: parse, validate, hand on.
+"""The methods of proto/client.proto. Each parses and validates its message like its HTTP route.
 
-The validator, admission and the way of a request are those of the HTTP front end. Owns nothing
-beyond a call.
+Validator, admission and request handler are those of the HTTP front end. Keeps no state between
+calls.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from google.protobuf.message import Message
 from baton.proto import client_pb2
 from baton.router.answers.request_handler import RequestHandler
 from baton.router.client_access.router import Router
-from baton.router.grpc_frontend.call import Call, Method
+from baton.router.grpc_frontend.call import ClientCall, Method
 from baton.router.grpc_frontend.reply import pieces_reply, prompt_reply, usage_reply
-from baton.router.grpc_frontend.request import detokenizing_of, generation_of, tokenizing_of
+from baton.router.grpc_frontend.request import (
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
 from baton.router.requests.body_budget import HeldBody
 from baton.runtime import metrics, tracing
 from baton.runtime.errors import BatonError
 
-_Shape = TypeVar("_Shape", bound=Message)
+_Message = TypeVar("_Message", bound=Message)
 SERVICE = client_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-class Inference:
+class InferenceService:
     def __init__(self, router: Router) -> None:
         self._router = router
 
@@ -38,13 +42,13 @@ class Inference:
             "ListModels": self._list_models,
         }
 
-    async def _generate(self, call: Call) -> None:
+    async def _generate(self, call: ClientCall) -> None:
         router = self._router
         try:
             async with router.receiving(call.deadline_s, call.tenant) as body:
-                asked = await self._read(call, body, client_pb2.GenerateRequest)
+                sent = await self._read(call, body, client_pb2.GenerateRequest)
                 limits = router.fleet.limits()
-                request = await generation_of(asked, router.validator, limits)
+                request = await generate_request(sent, router.validator, limits)
         except BatonError:
             metrics.REQUESTS.labels("refused").inc()
             raise
@@ -64,10 +68,12 @@ class Inference:
             finally:
                 answering.leave()
 
-    async def _read(self, call: Call, body: HeldBody, shape: type[_Shape]) -> _Shape:
-        return await call.read(shape, body, admission=self._router.serving.admission)
+    async def _read(
+        self, call: ClientCall, body: HeldBody, message_type: type[_Message]
+    ) -> _Message:
+        return await call.read(message_type, body, admission=self._router.serving.admission)
 
-    async def _answer(self, answering: RequestHandler, call: Call, scored: bool) -> None:
+    async def _answer(self, answering: RequestHandler, call: ClientCall, scored: bool) -> None:
         await answering.begin()
         token_bytes = self._router.tokenizer.token_bytes
         while (pieces := await answering.next()) is not None:
@@ -81,26 +87,26 @@ class Inference:
             await call.write(reply)
         await call.write(usage_reply(answering.usage()))
 
-    async def _tokenize(self, call: Call) -> None:
+    async def _tokenize(self, call: ClientCall) -> None:
         router = self._router
         async with router.receiving(call.deadline_s, call.tenant) as body:
             sent = await self._read(call, body, client_pb2.TokenizeRequest)
-            asked = await tokenizing_of(sent, router.validator.turns)
+            request = await tokenize_request(sent, router.validator.turns)
             limits = router.fleet.limits()
-            tokens = await router.validator.tokens(asked, limits)
+            tokens = await router.validator.tokens(request, limits)
         await call.write(
             client_pb2.TokenizeResponse(tokens=tokens, max_model_len=limits.max_context)
         )
 
-    async def _detokenize(self, call: Call) -> None:
+    async def _detokenize(self, call: ClientCall) -> None:
         router = self._router
         async with router.receiving(call.deadline_s, call.tenant) as body:
             sent = await self._read(call, body, client_pb2.DetokenizeRequest)
-            asked = await detokenizing_of(sent, router.validator.turns)
-            text = await router.validator.text(asked, router.fleet.limits())
+            request = await detokenize_request(sent, router.validator.turns)
+            text = await router.validator.text(request, router.fleet.limits())
         await call.write(client_pb2.DetokenizeResponse(prompt=text))
 
-    async def _list_models(self, call: Call) -> None:
+    async def _list_models(self, call: ClientCall) -> None:
         router = self._router
         async with router.receiving(call.deadline_s, call.tenant) as body:
             await self._read(call, body, client_pb2.ListModelsRequest)

@@ -1,7 +1,7 @@
-"""gRPC reflection: what methods and messages there are, for grpcurl and its like.
+"""gRPC reflection: the descriptions of services and messages, for tools such as grpcurl.
 
-The answers are grpcio-reflection's; versions v1 and v1alpha differ by the service's name alone.
-Asks for a key where the router does. Stateless.
+The answers are grpcio-reflection's; versions v1 and v1alpha differ only in the service's name.
+Requires an API key if the router does. Stateless.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from baton.router.client_access.router import Router
-from baton.router.grpc_frontend.call import Call, Method
+from baton.router.grpc_frontend.call import ClientCall, Method
 from baton.router.grpc_frontend.health import HEALTH
 from baton.router.grpc_frontend.inference import SERVICE
 from baton.router.requests.body_budget import HeldBody
@@ -23,8 +23,8 @@ REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 MAX_QUESTIONS = 1024  # in one call
 
 
-class Reflection:
-    """Answers what a client asks about the services, one question after the other."""
+class ReflectionService:
+    """Answers a client's questions about the services, one after the other."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -33,17 +33,17 @@ class Reflection:
     def methods(self) -> dict[str, Method]:
         return {"ServerReflectionInfo": self._answer}
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: ClientCall) -> None:
         with self._router.bodies.account(call.tenant) as body:
             async for answer in self._servicer.ServerReflectionInfo(_questions(call, body), None):
                 await call.write(answer)
 
 
-async def _questions(call: Call, body: HeldBody) -> AsyncIterator[ServerReflectionRequest]:
+async def _questions(call: ClientCall, body: HeldBody) -> AsyncIterator[ServerReflectionRequest]:
     """Yield the call's messages. Raises InvalidRequest for one over MAX_QUESTIONS."""
     for _ in range(MAX_QUESTIONS):
         question = await call.read_next(ServerReflectionRequest, body)
         if question is None:
             return
         yield question
-    raise InvalidRequest(f"a call asks at most {MAX_QUESTIONS} questions: open another")
+    raise InvalidRequest(f"a call may ask {MAX_QUESTIONS} questions: open another call")

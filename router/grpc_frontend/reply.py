@@ -1,7 +1,6 @@
 """Answers as gRPC messages: pieces, usage, and errors as a status with trailers.
 
-Knows no call. Stateless. An error says what its HTTP body says (`http_error.py`): what is inside
-the server stays there.
+Knows no call. Stateless. An error's status says the same as its HTTP body (`error_body.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def pieces_reply(
 def prompt_reply(
     entries: Sequence[TokenLogprob], token_bytes: Callable[[int], bytes]
 ) -> client_pb2.GenerateResponse:
-    """The prompt's tokens from the second on."""
+    """Return the log-probabilities of the prompt's tokens from the second on."""
     scored = [_logprob(entry, token_bytes) for entry in entries[1:]]
     return client_pb2.GenerateResponse(prompt_logprobs=scored)
 
@@ -50,16 +49,16 @@ def usage_reply(usage: Usage) -> client_pb2.GenerateResponse:
 
 
 def status_of(error: BatonError, request_id: str) -> tuple[grpc.StatusCode, str, _Trailers]:
-    """Code, message and trailers: the code and field of the HTTP body, and Retry-After."""
-    told = error_body(error)["error"]
-    trailers = [(REQUEST_ID, request_id), ("x-error-code", told["code"])]
-    if told["param"]:
-        field = told["param"].encode("unicode_escape").decode()
+    """Return code, message and trailers: the code and field of the HTTP body, and Retry-After."""
+    body = error_body(error)["error"]
+    trailers = [(REQUEST_ID, request_id), ("x-error-code", body["code"])]
+    if body["param"]:
+        field = body["param"].encode("unicode_escape").decode()
         trailers.append(("x-error-field", field))
     wait_s = retry_after_s(error)
     if wait_s:
         trailers.append(("retry-after", str(wait_s)))
-    return grpc.StatusCode[error.grpc_code], told["message"], tuple(trailers)
+    return grpc.StatusCode[error.grpc_code], body["message"], tuple(trailers)
 
 
 def _piece(piece: ChoiceDelta, token_bytes: Callable[[int], bytes]) -> client_pb2.Piece:

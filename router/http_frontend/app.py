@@ -1,6 +1,6 @@
 """The HTTP routes: OpenAI's, the tokenizer's, and those for operators.
 
-Each route parses, validates and hands on; the work is `answer.py`'s. State lives in the parts
+Each route parses and validates; `http_responder.py` runs the request. State lives in the parts
 that are given to `build_app`, which is called once per router.
 """
 
@@ -26,8 +26,8 @@ from baton.router.http_frontend.http_responder import HttpResponder
 from baton.router.http_frontend.openai_body import (
     ChatRenderer,
     CompletionRenderer,
-    Heading,
     Renderer,
+    ResponseHead,
 )
 from baton.router.http_frontend.openapi import OPENAPI_PATH, openapi_document
 from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, GENERATION_PATHS, no_route
@@ -100,7 +100,7 @@ def _add_generation(app: FastAPI, router: Router) -> None:
 
 
 def _readable(app: FastAPI, path: str) -> Callable[[_Route], _Route]:
-    """Answers GET, and HEAD as some balancers ask for health: the same without the body."""
+    """Register a route for GET, and for HEAD, which some load balancers use for health checks."""
     return app.api_route(path, methods=["GET", "HEAD"])
 
 
@@ -140,7 +140,7 @@ def _add_operation(app: FastAPI, router: Router) -> None:
         return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
 
     @_readable(app, "/version")
-    async def told_version() -> Response:
+    async def get_version() -> Response:
         return _json({"version": _version()})
 
 
@@ -156,14 +156,14 @@ def _add_openapi(app: FastAPI, router: Router) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(BatonError)
-    async def ours(request: Request, error: Exception) -> Response:
+    async def baton_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, BatonError)
         if request.url.path in GENERATION_PATHS:
             metrics.REQUESTS.labels("refused").inc()
         return error_response(error)
 
     @app.exception_handler(HTTPException)
-    async def theirs(request: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path[:200]
         if error.status_code == 404:
@@ -218,9 +218,11 @@ def _deadline(router: Router, request: Request) -> float:
     return deadline_of(given, asyncio.get_running_loop().time(), router.config.request_s)
 
 
-def _heading(router: Router, kind: str, request: Request, validated: ValidatedRequest) -> Heading:
+def _heading(
+    router: Router, kind: str, request: Request, validated: ValidatedRequest
+) -> ResponseHead:
     answer_id = f"{kind}-{request.state.request_id.removeprefix('req-')}"
-    return Heading(
+    return ResponseHead(
         answer_id=answer_id,
         created_s=int(time.time()),
         model=router.model,

@@ -1,8 +1,7 @@
-"""The gate before every route: request ids, API keys or else by which name it is asked, and the
-size of bodies. ApiKeys and ids are those of the gRPC front end too.
+"""The middleware before every route: request ids, API keys or else allowed hosts, and body sizes.
 
-Plain ASGI, so that disconnects and streams pass untouched. Knows no route's meaning but which
-are open to everyone.
+Plain ASGI, so that disconnects and streams pass unchanged. Of the routes it knows only which ones
+need no key.
 """
 
 from __future__ import annotations
@@ -28,43 +27,45 @@ from baton.runtime import logs
 from baton.runtime.errors import Cancelled, InvalidRequest, TooLarge
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics"})
-_HERE = re.compile(rb"(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
-_PAGE_HERE = re.compile(
+_LOCAL_HOST = re.compile(
+    rb"(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE
+)
+_LOCAL_ORIGIN = re.compile(
     rb"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
 )
 
 
-def check_names(headers: Iterable[tuple[bytes, bytes]], cors: Cors) -> None:
-    """Without keys only who is on this host may ask, and a web page that a browser shows there is
-    somebody else: its Origin is another host's, or it has a name, in Host, that its owner's DNS
-    lets point here. Raises HostNotAllowed for any name but localhost, and for pages from elsewhere,
-    unless `cors` allows them."""
+def check_host(headers: Iterable[tuple[bytes, bytes]], cors: Cors) -> None:
+    """Refuse web pages of other hosts where no keys are required: then only local programs may
+    call. A browser on this host could send requests for a foreign page, whose Origin is another
+    host's, or whose own domain name, in Host, its DNS resolves to this host. Raises HostNotAllowed
+    for any Host but localhost or an address, and for any other Origin unless `cors` allows it."""
     for header, value in headers:
-        allowed = {b"host": _HERE, b"origin": _PAGE_HERE}.get(header)
+        allowed = {b"host": _LOCAL_HOST, b"origin": _LOCAL_ORIGIN}.get(header)
         if header == b"origin" and cors.allows(value):
             continue
         if allowed is not None and not allowed.fullmatch(value):
             name = header.decode().title()
             raise HostNotAllowed(
                 f"{name} is {value[:80].decode('latin-1')!r}: a server without router.api_keys "
-                "answers to localhost or an address, and to no web page from another host: ask "
-                "so, or give it keys",
+                "accepts only localhost or an address, and no web page from another host: use "
+                "one of these, or set router.api_keys",
                 name,
             )
 
 
-class Gate:
-    """Mints `scope["state"]["request_id"]` and sends it as X-Request-Id. A client's own
+class AuthMiddleware:
+    """Makes `scope["state"]["request_id"]` and sends it as X-Request-Id. A client's own
     X-Request-Id is only a label in the logs. `scope["state"]["tenant"]` is the digest of the
-    key that a request came with; empty where none is asked for. Then it lets nobody in who asks
-    by a name of his own. `cors_origins` are those of web pages that may call the API."""
+    request's API key, empty if none is required; then `check_host` applies. `cors_origins` are
+    those of web pages that may call the API."""
 
     def __init__(
         self, app: ASGIApp, api_keys: Sequence[str], cors_origins: Sequence[str] = ()
     ) -> None:
         self._app = app
         self._keys = ApiKeys(api_keys)
-        self._check_names = not api_keys
+        self._checks_host = not api_keys
         self._cors = Cors(cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,8 +90,8 @@ class Gate:
         label = given.get(b"x-request-id", b"")
         with logs.bind_request(request_id, client_label=client_label(label)):
             try:
-                if self._check_names:
-                    check_names(scope["headers"], self._cors)
+                if self._checks_host:
+                    check_host(scope["headers"], self._cors)
             except HostNotAllowed as error:
                 await error_response(error)(scope, receive, send_with_id)
                 return
@@ -111,8 +112,8 @@ class Gate:
 def _kept_open(
     scope: Scope, head: Mapping[bytes, bytes], answer: Iterable[tuple[bytes, bytes]]
 ) -> list[tuple[bytes, bytes]]:
-    """The header by which a connection of HTTP/1.0 stays open, if its client asked for that and
-    can tell where the answer ends; by another it is closed."""
+    """Return the Connection header of an answer by HTTP/1.0: the connection stays open if the
+    client asked for that and can see where the answer ends."""
     if scope["http_version"] != "1.0" or b"keep-alive" not in head.get(b"connection", b"").lower():
         return []
     sized = any(name == b"content-length" for name, _ in answer)
@@ -122,16 +123,16 @@ def _kept_open(
 async def read_body(
     request: Request, max_bytes: int, held: HeldBody, admission: Admission
 ) -> bytes:
-    """The request's body. Raises InvalidRequest if it is compressed, TooLarge as soon as
-    the limit is passed, with or without a Content-Length; InvalidRequest if it does not come in
-    time, Overloaded if it has to make room, RateLimited if the budget for bodies is used up."""
+    """Return the request's body. Raises InvalidRequest if it is compressed or does not come in
+    time, TooLarge as soon as it passes the limit, with or without a Content-Length, Overloaded if
+    it has to make room, RateLimited if the budget for bodies is used up."""
     _check_plain(request)
     too_large = TooLarge(f"the body is larger than {max_bytes} bytes: send less")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > max_bytes:
         raise too_large
     parts: list[bytes] = []
-    size = told = 0
+    size = reported = 0
     try:
         async with awaiting_upload("the body", UPLOAD_TIMEOUT_S, held, admission) as upload:
             async for part in request.stream():
@@ -140,11 +141,11 @@ async def read_body(
                     raise too_large
                 held.hold(size)
                 parts.append(part)
-                if size - told >= PROGRESS_BYTES:
-                    told = size
+                if size - reported >= PROGRESS_BYTES:
+                    reported = size
                     upload.record_progress()
     except ClientDisconnect as error:
-        raise Cancelled("the client left while sending its request") from error
+        raise Cancelled("the client disconnected while sending its request") from error
     return b"".join(parts)
 
 

@@ -1,7 +1,7 @@
-"""Cross-origin requests of web pages: which origins may read answers, and what browsers ask first.
+"""Cross-origin requests of web pages: the allowed origins, and answers to browsers' preflights.
 
 Off unless `router.cors_origins` names origins. A page of a listed origin may call the API from a
-browser; keys are required of it as of every other client. Knows no route. Stateless.
+browser, with an API key like every other client. Knows no route. Stateless.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from starlette.types import Scope
 
-PREFLIGHT_S = 600  # a browser remembers the answer for so long
+PREFLIGHT_MAX_AGE_S = 600  # for which a browser caches the answer
 EXPOSED = b"x-request-id, retry-after"
-_NAMES = re.compile(rb"[A-Za-z0-9_, \-]{1,2048}")  # of headers that a page wants to send
+_NAMES = re.compile(rb"[A-Za-z0-9_, \-]{1,2048}")  # of request headers
 _Headers = list[tuple[bytes, bytes]]
 
 
 class Cors:
-    """`origins` as pages send them (scheme://host:port); `*`: every one."""
+    """`origins` as browsers send them (scheme://host:port); `*` allows all."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._every = "*" in origins
@@ -28,7 +28,7 @@ class Cors:
         return bool(origin) and (self._every or origin in self._origins)
 
     def headers(self, origin: bytes) -> _Headers:
-        """The headers that let a page of an allowed origin read an answer."""
+        """Return the headers that let a page of an allowed origin read an answer."""
         return [
             (b"access-control-allow-origin", b"*" if self._every else origin),
             (b"access-control-expose-headers", EXPOSED),
@@ -36,13 +36,13 @@ class Cors:
         ]
 
     def preflight(self, scope: Scope, given: dict[bytes, bytes]) -> _Headers | None:
-        """The headers that answer a browser's question before a request; None if `scope` is no
-        such question. It carries no key and runs nothing."""
+        """Return the headers that answer a browser's preflight; None if `scope` is none. A
+        preflight carries no key and runs nothing."""
         if scope["method"] != "OPTIONS" or b"access-control-request-method" not in given:
             return None
         names = given.get(b"access-control-request-headers", b"")
         found = [(b"access-control-allow-methods", b"GET, POST")]
         if _NAMES.fullmatch(names):
             found.append((b"access-control-allow-headers", names))
-        found.append((b"access-control-max-age", str(PREFLIGHT_S).encode()))
+        found.append((b"access-control-max-age", str(PREFLIGHT_MAX_AGE_S).encode()))
         return found

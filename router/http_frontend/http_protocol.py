@@ -1,11 +1,11 @@
 """HTTP on a socket: uvicorn's protocol, with bounds on what comes before a request's body.
 
-A head (request line and headers) is small and comes soon, or the connection ends: uvicorn alone
-would keep a head of any size, for any time. So does what is left of a body that nobody reads any
-more. Nor are there more connections than a limit: one more is answered 503 and closed, unless it
-asks for health. What is not HTTP is answered as every other error, and in its turn: behind the
-answers to what came before it. Who does not read what he is sent is cut off, and who leaves ends
-all that he has asked for. An offer to speak another protocol is passed over.
+A head (request line and headers) must be small and arrive soon, or the connection is closed:
+uvicorn alone would wait for a head of any size, for any time. The same holds for the rest of a body
+that no route reads. The number of connections is limited: a surplus one is answered 503 and closed,
+unless it asks for health. Bytes that are not HTTP get an error like any other, behind the answers
+to earlier requests. A client that does not read its answers is disconnected, and a client that
+disconnects ends all of its requests. An offer of another protocol is ignored.
 Owned by one connection; the event loop calls everything here.
 """
 
@@ -23,24 +23,24 @@ from baton.router.answers.request_handler import SEND_S
 from baton.router.client_access.error_body import error_body
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded
 
-HEAD_BYTES = 64 << 10  # of an incomplete head, beside what came in one read with other things
-HEAD_S = 20.0
-ALWAYS = tuple(  # whatever the load
+HEAD_BYTES = 64 << 10  # of an incomplete head, without a read that held other bytes too
+HEAD_TIMEOUT_S = 20.0
+ALWAYS_SERVED = tuple(  # under any load
     b"%b /%b " % (method, path)
     for method in (b"GET", b"HEAD")
     for path in (b"health", b"livez", b"readyz", b"metrics")
 )
-SEND_BYTES = 64 << 10  # or all there is: who takes less in SEND_S is gone
-SURPLUS_S = 1.0  # for a connection too many to ask something, so that it gets an answer
+SEND_BYTES = 64 << 10  # or all: a client that reads less in SEND_S is disconnected
+SURPLUS_TIMEOUT_S = 1.0  # in which a surplus connection may send a request, to get an answer
 FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class StayingParser(httptools.HttpRequestParser):
-    """Reads on as HTTP/1.1 behind a head with `Upgrade`, which a server may ignore (RFC 9110,
-    7.8). The library stops there, and would take a body for the next request: Java's client
-    makes this offer with each request."""
+class UpgradeIgnoringParser(httptools.HttpRequestParser):
+    """Continues with HTTP/1.1 after a head with `Upgrade`, which a server may ignore (RFC 9110,
+    7.8). The library stops there, and would take a body for the next request. Java's client sends
+    this header with each request."""
 
-    def __init__(self, connection: BoundedHttp) -> None:
+    def __init__(self, connection: BoundedHttpProtocol) -> None:
         super().__init__(connection)
         self._connection = connection
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
@@ -52,17 +52,18 @@ class StayingParser(httptools.HttpRequestParser):
                 super().feed_data(left)
                 return
             except httptools.HttpParserUpgrade as offer:
-                self._connection.stay(super().feed_data)
+                self._connection.ignore_upgrade(super().feed_data)
                 left = left[offer.args[0] :]
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """One connection. `_head_bytes` counts what came since the last complete head, `_tail_bytes`
-    what came since then that was no body. `_head_alone`: what is being read belongs to one head.
-    `_unsent_bytes` were not taken by the client when `_send_timer` was set, which runs while
-    there are any. `_answering` is the request that is being answered, the first of those that
-    are pipelined; `cycle` is the last. `_refusal` is what was wrong after that, to be told once
-    it is answered: nothing is read any more. `_staying`: a head is read that nobody sent."""
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection. `_head_bytes` counts the bytes since the last complete head, `_tail_bytes`
+    those of them that belong to no body. `_head_alone`: the bytes being read belong to one head.
+    `_unsent_bytes` were not read by the client when `_send_timer` was set; the timer runs while
+    there are any. `_answering` is the request that is being answered, the first of the pipelined
+    ones; `cycle` is the last. `_refusal` is the error answer to what came after that, to be sent
+    behind it; after a refusal nothing more is read. `_in_made_head`: the parser reads a head that
+    this class has made."""
 
     _surplus = False
     _head_open = True
@@ -74,16 +75,18 @@ class BoundedHttp(HttpToolsProtocol):
     _send_timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
     _refusal: bytes | None = None
-    _staying = False
+    _in_made_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.parser = StayingParser(self)
-        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of every byte
+        self.parser = UpgradeIgnoringParser(self)
+        transport.set_write_buffer_limits(
+            high=0
+        )  # so that `pause_writing` is called for any unsent byte
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.connections.discard(self)
             self._surplus = True
-            self._head_timer = self.loop.call_later(SURPLUS_S, self._turn_away)
+            self._head_timer = self.loop.call_later(SURPLUS_TIMEOUT_S, self._turn_away)
         else:
             self._expect_head()
 
@@ -93,7 +96,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
-        self.pipeline.clear()  # for nobody
+        self.pipeline.clear()  # these requests have no client any more
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -111,7 +114,7 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing() or self._refusal is not None:
             return
-        if self._surplus and not self._head_bytes and not data.startswith(ALWAYS):
+        if self._surplus and not self._head_bytes and not data.startswith(ALWAYS_SERVED):
             self._turn_away()
             return
         self._tail_bytes += len(data)
@@ -120,11 +123,11 @@ class BoundedHttp(HttpToolsProtocol):
         if self._refusal is not None:
             return
         if not self._head_open and self._tail_bytes > HEAD_BYTES:
-            self.transport.close()  # trailers without end: nobody waits for them
+            self.transport.close()  # endless trailers
         if self.transport.is_closing():
             return
         if self._head_timer is None and self._answered() and not self.timeout_keep_alive_task:
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_late)
         if self._head_open and self._head_alone:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
@@ -142,36 +145,36 @@ class BoundedHttp(HttpToolsProtocol):
         if self._surplus:
             self.transport.close()
 
-    def stay(self, feed: Callable[[bytes], None]) -> None:
-        """The parser has read a head with an offer to leave HTTP/1.1: let it read the body."""
+    def ignore_upgrade(self, feed: Callable[[bytes], None]) -> None:
+        """Let the parser read the body after a head that offers another protocol."""
         framing = [line for line in self.headers if line[0] in FRAMING]
         if framing:
-            self._staying = True
+            self._in_made_head = True
             feed(b"POST / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % line for line in framing))
-            self.cycle.more_body = True  # its task has not begun
+            self.cycle.more_body = True  # the request's task has not begun
             feed(b"\r\n")
-            self._staying = False
+            self._in_made_head = False
 
     def on_message_begin(self) -> None:
-        if self._staying:
+        if self._in_made_head:
             return
         super().on_message_begin()
         self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_open:  # trailers after a chunked body are dropped: nobody reads them
+        if self._head_open:  # trailers after a chunked body are dropped
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._staying:
+        if self._in_made_head:
             return
         self._head_open = self._head_alone = False
         self._head_bytes = self._tail_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":  # uvicorn would close it in any case
+        if self.parser.get_http_version() == "1.0":  # uvicorn would always close it
             self.cycle.keep_alive = self.parser.should_keep_alive()
-        if len(self.pipeline) == 1:  # uvicorn would read no further, and not see the client leave
+        if len(self.pipeline) == 1:  # uvicorn would stop reading, and not see a disconnect
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
@@ -182,23 +185,23 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(b"400 Bad Request", "this is not a valid HTTP/1.1 request")
 
     def _answered(self) -> bool:
-        """No request is under way, and there was one."""
+        """Return whether the last request has been answered."""
         return self.cycle is not None and self.cycle.response_complete
 
     def _expect_head(self) -> None:
         self._head_open = True
-        if not self._surplus:  # else a timer runs, and shorter
+        if not self._surplus:  # whose shorter timer runs
             self._stop_timer()
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_late)
 
     def _head_late(self) -> None:
         self._head_timer = None
         if self.cycle is not None and not self._answered():
-            self._expect_head()  # an answer to an earlier request is under way
+            self._expect_head()  # an earlier request is being answered
         elif not self._head_open:
-            self.transport.close()  # something came after an answer that was no head
+            self.transport.close()  # the bytes after the answer were no head
         elif not self.transport.is_closing():
-            self._refuse(b"408 Request Timeout", f"no request came within {HEAD_S:g} s")
+            self._refuse(b"408 Request Timeout", f"no request came within {HEAD_TIMEOUT_S:g} s")
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -211,7 +214,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _reader_late(self) -> None:
         if self._unsent_bytes - self.transport.get_write_buffer_size() < SEND_BYTES:
-            self.transport.abort()  # `close` would wait for it for ever
+            self.transport.abort()  # `close` would wait for the client for ever
         else:
             self._expect_reader()
 
@@ -229,7 +232,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._answer(status, InvalidRequest(message))
 
     def _owed(self) -> bool:
-        """Answers are to be given before one to what is being read."""
+        """Return whether earlier requests have to be answered before what is being read."""
         if self.cycle is None or self._answered():
             return False
         if self._head_open or not self.cycle.more_body:
@@ -237,7 +240,7 @@ class BoundedHttp(HttpToolsProtocol):
         return self._answering is not self.cycle
 
     def _answer(self, status: bytes, error: BatonError) -> None:
-        """The last answer on this connection; `status` may hold headers."""
+        """Send the last answer on this connection; `status` may include headers."""
         self._stop_timer()
         body = orjson.dumps(error_body(error))
         head = (
@@ -248,7 +251,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._owed():
             self._refusal = answer
             if not self._head_open and self.cycle.more_body:
-                self.pipeline.popleft()  # this is its answer
+                self.pipeline.popleft()  # the refusal is its answer
         else:
             self.transport.write(answer)
             self.transport.close()

@@ -1,9 +1,9 @@
-"""The HTTP answer to a generation request: the response that runs the request, watches its
-client, and writes what comes, as one body or as server-sent events.
+"""The HTTP answer to a generation request: runs the request, watches its client, and writes the
+output as one body or as server-sent events.
 
-Errors before the first byte get their true status code; after it an error event and the finish
-reason "error". A client that leaves ends the request on every worker at once. Knows HTTP by
-ASGI's messages; the request's own way is `answering.py`'s.
+An error before the first byte gets its status code; a later one an error event and the finish
+reason "error". A disconnect ends the request on every worker at once. Knows HTTP as ASGI messages;
+`request_handler.py` runs the request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HttpResponder(Response):
         except ClientGone:
             pass
         except BatonError as error:
-            await self._tell(error, client, scope, receive, send)
+            await self._send_error(error, client, scope, receive, send)
 
     async def _answer(self, client: _Client) -> None:
         try:
@@ -77,7 +77,7 @@ class HttpResponder(Response):
                 into.calls += piece.calls
                 into.tokens += piece.tokens
                 into.finish = piece.finish or into.finish
-        if self._request.scored:  # up to half a second of work, which holds up no other request
+        if self._request.scored:  # in a thread: it takes up to half a second
             body = await asyncio.to_thread(self._render, whole)
         else:
             body = self._render(whole)
@@ -122,19 +122,19 @@ class HttpResponder(Response):
         await client.write(tail + b"data: [DONE]\n\n", last=True)
 
     async def _end_with(self, error: Exception, client: _Client) -> None:
-        """The end of a stream that failed: each open choice finishes with "error", then why; of
-        what is not our error, only that it is inside the server."""
-        told = error if isinstance(error, BatonError) else BatonError()
+        """End a failed stream: each open choice finishes with "error", then the error follows. An
+        exception that is no BatonError becomes an internal error."""
+        sent = error if isinstance(error, BatonError) else BatonError()
         events = [
             _event(body)
             for choice in self._answering.unfinished()
             for body in self._renderer.chunks(ChoiceDelta(choice, finish="error"))
         ]
-        events.append(b"event: error\n" + _event(orjson.dumps(error_body(told))))
+        events.append(b"event: error\n" + _event(orjson.dumps(error_body(sent))))
         events.append(b"data: [DONE]\n\n")
         await client.write(b"".join(events), last=True)
 
-    async def _tell(
+    async def _send_error(
         self, error: BatonError, client: _Client, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if not client.started:
@@ -142,11 +142,11 @@ class HttpResponder(Response):
                 async with asyncio.timeout(SEND_S):
                     await error_response(error)(scope, receive, send)
             except TimeoutError:
-                log.info("client takes no answer", request_id=self._request_id)
+                log.info("answer not accepted", request_id=self._request_id)
 
 
 class _Client:
-    """The client's end of the connection: writes with a deadline, and notices its leaving."""
+    """The client's end of the connection: bounds each write, and notices a disconnect."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -154,8 +154,8 @@ class _Client:
         self.started = False
 
     async def run(self, work: Any) -> None:
-        """Do the work until it ends or the client leaves. Raises ClientGone, or what the work
-        raised."""
+        """Run the work until it ends or the client disconnects. Raises ClientGone, or what the
+        work raised."""
         working = asyncio.create_task(work)
         watching = asyncio.create_task(self._watch())
         try:

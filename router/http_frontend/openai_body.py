@@ -1,7 +1,7 @@
-"""OpenAI's response bodies, for chats and completions, whole and in pieces.
+"""OpenAI's response bodies for chats and completions, whole and in chunks.
 
-Bodies only: rendered to bytes with as little work per token as can be; the constant head of a
-chunk is rendered once. Knows no transport. One renderer serves one request.
+Bodies are rendered to bytes with little work for each token: the constant head of a chunk is
+rendered once. Knows no transport. One renderer serves one request.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TokenBytes = Callable[[int], bytes]
 
 
 class Renderer(Protocol):
-    """`opening` comes before a choice's first piece. `chunks` and `usage_chunk` are JSON bodies
-    of server-sent events; `whole` is that of an answer in one. `usage` is that up to a chunk,
-    where each is to hold it."""
+    """`opening` precedes a choice's first piece. `chunks` and `usage_chunk` are JSON bodies of
+    server-sent events; `whole` is the body of an answer without streaming. `usage` is the usage up
+    to a chunk, if each chunk is to hold it."""
 
     def opening(self, piece: ChoiceDelta, usage: Usage | None = None) -> bytes | None: ...
 
@@ -34,8 +34,8 @@ class Renderer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """What all bodies of one answer share. `created_s` is Unix time."""
+class ResponseHead:
+    """The fields that all bodies of one answer share. `created_s` is Unix time."""
 
     answer_id: str
     created_s: int
@@ -52,21 +52,21 @@ class Heading:
         }
 
     def opened(self, kind: str) -> bytes:
-        """The start of every chunk, up to its choices."""
+        """Return the start of every chunk, up to its choices."""
         return orjson.dumps(self.fields(kind))[:-1] + b',"choices":['
 
     def closed(self, usage: Usage | None = None) -> bytes:
-        """The end of a chunk; `usage` is that up to it, where each chunk is to hold it."""
+        """Return the end of a chunk; `usage` is the usage up to it, if each chunk holds it."""
         if usage is not None:
             return b'],"usage":' + orjson.dumps(_usage_body(usage)) + b"}"
         return b'],"usage":null}' if self.include_usage else b"]}"
 
 
 class ChatRenderer:
-    """`tools`: the answer may consist of calls, so its content is null until there is some."""
+    """`tools`: the answer may consist of tool calls, so its content is null until text comes."""
 
     def __init__(
-        self, heading: Heading, token_bytes: TokenBytes, logprobs: bool, tools: bool = False
+        self, heading: ResponseHead, token_bytes: TokenBytes, logprobs: bool, tools: bool = False
     ) -> None:
         self._heading = heading
         self._token_bytes = token_bytes
@@ -83,7 +83,7 @@ class ChatRenderer:
         return body[:-1] + b',"prompt_token_ids":' + orjson.dumps(piece.prompt) + b"}"
 
     def chunks(self, piece: ChoiceDelta, usage: Usage | None = None) -> list[bytes]:
-        """One, unless there are calls: each takes two, its id and name, then its arguments."""
+        """Return one chunk, and for each tool call two: id and name, then arguments."""
         if not piece.calls:
             return [self._chunk(piece, usage)]
         bodies = []
@@ -93,8 +93,8 @@ class ChatRenderer:
         for call in piece.calls:
             named = {"index": call.index, **_call_body(call.name, "")}
             filled = {"index": call.index, "function": {"arguments": call.arguments}}
-            for told in (named, filled):
-                delta = orjson.dumps({"tool_calls": [told]})
+            for part in (named, filled):
+                delta = orjson.dumps({"tool_calls": [part]})
                 bodies.append(self._body(piece.choice, delta, usage=usage))
         if piece.finish is not None:
             bodies.append(self._chunk(ChoiceDelta(piece.choice, finish=piece.finish), usage))
@@ -161,7 +161,7 @@ class ChatRenderer:
 
 
 class CompletionRenderer:
-    def __init__(self, heading: Heading, token_bytes: TokenBytes, logprobs: bool) -> None:
+    def __init__(self, heading: ResponseHead, token_bytes: TokenBytes, logprobs: bool) -> None:
         self._heading = heading
         self._token_bytes = token_bytes
         self._logprobs = logprobs
@@ -205,8 +205,8 @@ class CompletionRenderer:
         }
 
     def _top(self, entry: TokenLogprob) -> dict[str, float | None] | None:
-        """Return the likeliest tokens and the drawn one, by name. Of tokens with one name the
-        drawn one counts, else the likeliest. A prompt's first token has none."""
+        """Return the most likely tokens and the drawn one, by name. Of tokens with the same name
+        the drawn one counts, else the most likely. A prompt's first token has none."""
         if entry.logprob is None:
             return None
         named: dict[str, float | None] = {}
@@ -215,8 +215,8 @@ class CompletionRenderer:
         return named | {self._name(entry.token): _finite(entry.logprob)}
 
     def _name(self, token: int) -> str:
-        """Return a token's text; of one that is no whole characters its bytes, as OpenAI writes
-        them, so that two of them differ."""
+        """Return a token's text, or its bytes in OpenAI's form if it is no valid UTF-8, so that
+        different tokens have different names."""
         raw = self._token_bytes(token)
         try:
             return raw.decode()
@@ -225,7 +225,7 @@ class CompletionRenderer:
 
 
 def _prompt_fields(piece: ChoiceDelta, token_bytes: TokenBytes) -> dict[str, Any]:
-    """What an answer holds of its prompt, where it was asked for."""
+    """Return the fields about the prompt that the request asked for."""
     fields: dict[str, Any] = {}
     if piece.prompt is not None:
         fields["prompt_token_ids"] = piece.prompt
@@ -238,7 +238,7 @@ def _prompt_fields(piece: ChoiceDelta, token_bytes: TokenBytes) -> dict[str, Any
 
 
 def _by_id(entry: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
-    """The token and the best ones in its place, by their ids."""
+    """Return the token and the most likely alternatives, by their ids."""
     ranked = [(entry.token, entry.logprob, entry.rank)]
     ranked += [(token, value, place) for place, (token, value) in enumerate(entry.top, 1)]
     return {
@@ -278,5 +278,5 @@ def _text(raw: bytes) -> str:
 
 
 def _finite(logprob: float | None) -> float | None:
-    """JSON has no -inf: OpenAI's own stand-in for "as good as impossible"."""
+    """Replace -inf, which JSON lacks, by OpenAI's value for "practically impossible"."""
     return None if logprob is None else max(logprob, -9999.0)

@@ -1,7 +1,7 @@
-"""The HTTP API as an OpenAPI document, made of the models that validate requests.
+"""The HTTP API as an OpenAPI document, made from the models that validate requests.
 
-What a request may hold is said by pydantic, from `openai_schema.py`: so the document cannot promise
-what is refused for its shape. What answers hold is written down here. Knows no router. Stateless.
+pydantic describes the requests, from `openai_schema.py`, so the document cannot promise a field
+that is refused. The answers are described here. Knows no router. Stateless.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _EVENT: Schema = {  # of a stream
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _NULL: Schema = {"type": "null"}
 _ABOUT = (
-    "Fields that are not named here are refused by name, unless they request nothing: a null, or a "
-    "value of OpenAI's or vLLM's APIs that changes no answer. What a model's context, vocabulary "
-    "or chat template does not take is refused with 400 too."
+    "Fields that are not named here are refused by name, unless they change nothing: a null, or a "
+    "value of OpenAI's or vLLM's APIs that has no effect on the answer. Requests that do not fit "
+    "the model's context, vocabulary or chat template are refused with 400 too."
 )
 _ERRORS = {
     "400": "a bad field or body; `param` names the field",
     "401": "no API key, or a wrong one",
-    "403": "another host name, or a web page from elsewhere",
+    "403": "a host name that is not allowed, or a web page from another host",
     "404": "another model, or no such route",
     "405": "another method",
     "408": "the body came too slowly",
     "413": "the body is too large",
-    "429": "too many bytes of bodies, of this key or of all",
-    "500": "an error inside; the router's log says more",
-    "503": "overloaded, no worker, or stopping; `Retry-After` says when to come back",
+    "429": "too many bytes of bodies, from this key or from all clients",
+    "500": "an internal error; the router's log has the reason",
+    "503": "overloaded, no worker, or stopping; `Retry-After` says when to retry",
     "504": "the deadline has passed",
 }
 
@@ -67,7 +67,7 @@ def openapi_document(model: str, version: str, needs_key: bool) -> Schema:
         found = components[shape.__name__]["properties"]["model"]
         for schema in found.get("anyOf", [found]):
             if schema["type"] == "string":
-                schema["enum"] = [model]  # one is served
+                schema["enum"] = [model]  # the only one that is served
     paths = {
         path: {"post": _operation(path, components, shapes[shape, "validation"])}
         for path, shape in _BODIES.items()
@@ -99,7 +99,7 @@ def _operation(path: str, components: Schema, body: Schema) -> Schema:
             {
                 "name": HEADER,
                 "in": "header",
-                "description": "the request's time in seconds, as 2.5",
+                "description": "the time limit of the request in seconds, such as 2.5",
                 "schema": seconds,
             }
         ],
@@ -155,7 +155,7 @@ def _ref(name: str) -> Schema:
 
 
 def _without_titles(value: Any) -> Any:
-    """pydantic names each field by its own name again."""
+    """Remove the titles, which in pydantic's schemas repeat the fields' names."""
     if isinstance(value, list):
         return [_without_titles(entry) for entry in value]
     if not isinstance(value, dict):
@@ -232,12 +232,12 @@ _ANSWERS: Schema = {
 }
 _POSTED: dict[str, tuple[str, Schema]] = {
     CHAT_PATH: ("the model's answer to a chat", _ref("ChatCompletion")),
-    COMPLETION_PATH: ("what the model goes on with", _ref("Completion")),
+    COMPLETION_PATH: ("the model's continuation of a prompt", _ref("Completion")),
     "/tokenize": ("the token ids of a prompt or a chat", _ref("Tokens")),
     "/detokenize": ("the text of token ids", _ref("Text")),
 }
 _READABLE: dict[str, tuple[str, Schema, tuple[str, ...]]] = {
-    "/v1/models": ("the model that is served", _ref("Models"), ()),
+    "/v1/models": ("the served model", _ref("Models"), ()),
     "/v1/models/{name}": ("one model", _ref("Model"), ("404",)),
     "/tokenizer_info": ("special tokens, chat template and context", {"type": "object"}, ()),
     "/livez": ("the process answers", _object({"status": {"const": "alive"}}), ()),

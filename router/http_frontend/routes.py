@@ -1,6 +1,6 @@
-"""The routes that clients look for, and the right one for a path that does not exist.
+"""The routes of the API, and the nearest route for a path that does not exist.
 
-Knows names only. Stateless.
+Knows only names. Stateless.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ ROUTES = (
     "/version",
     "/openapi.json",
 )
-_INSTEAD = {  # routes of other APIs, and the one that serves the same purpose
+_EQUIVALENTS = {  # routes of other APIs, and ours for the same purpose
     "/v1/responses": CHAT_PATH,
     "/v1/messages": CHAT_PATH,
     "/api/chat": CHAT_PATH,
     "/generate": COMPLETION_PATH,
     "/api/generate": COMPLETION_PATH,
 }
-_LONGEST_PATH = 200  # characters that are looked at
-_LIKENESS = 0.75  # from 0 to 1: below it, a route is not what was meant
+_MAX_PATH = 200  # characters that are compared
+_MIN_SIMILARITY = 0.75  # from 0 to 1: below it, a route is not suggested
 
 
 def no_route(path: str) -> NotFound:
-    """The error for a path that has no route; it names the nearest one."""
-    shown = path[:_LONGEST_PATH]
+    """Return the error for a path that has no route; it names the nearest one."""
+    shown = path[:_MAX_PATH]
     instead = _nearest(shown)
     use = f"use {instead}" if instead else f"the routes are {', '.join(ROUTES)}"
     return NotFound(f"there is no route {shown}: {use}")
@@ -48,11 +48,11 @@ def no_route(path: str) -> NotFound:
 def _nearest(path: str) -> str | None:
     parts = [part for part in path.lower().split("/") if part not in ("", "v1")]
     wanted = "/" + "/".join(parts)
-    by_end = {route.removeprefix("/v1"): route for route in (*ROUTES, *_INSTEAD)}
+    by_end = {route.removeprefix("/v1"): route for route in (*ROUTES, *_EQUIVALENTS)}
     if wanted not in by_end:
-        near = difflib.get_close_matches(wanted, by_end, n=1, cutoff=_LIKENESS)
+        near = difflib.get_close_matches(wanted, by_end, n=1, cutoff=_MIN_SIMILARITY)
         if not near:
             return None
         wanted = near[0]
     found = by_end[wanted]
-    return _INSTEAD.get(found, found)
+    return _EQUIVALENTS.get(found, found)

@@ -163,7 +163,7 @@ async def test_stalled_messages_of_one_key_stop_at_its_share(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_budget, "SILENT_S", 1000.0)
-    monkeypatch.setattr(grpc_call, "UNSEEN_S", 0.1)
+    monkeypatch.setattr(grpc_call, "UNKNOWN_PROGRESS_S", 0.1)
     config = small(FAST_ROUTER, grpc_port=0)
     async with (
         router(config=config) as running,

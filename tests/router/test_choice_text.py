@@ -13,12 +13,17 @@ from baton.router.answers.active_request import OutputToken
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.client_access.error_body import error_body
 from baton.router.http_frontend.http_error import error_response
-from baton.router.http_frontend.openai_body import ChatRenderer, CompletionRenderer, Heading, Usage
+from baton.router.http_frontend.openai_body import (
+    ChatRenderer,
+    CompletionRenderer,
+    ResponseHead,
+    Usage,
+)
 from baton.router.text.tool_calls import FORMS, Call, Calling
 from baton.runtime import errors
 
 END = 0
-HEADING = Heading("id-1", 123, "tiny", include_usage=True)
+HEADING = ResponseHead("id-1", 123, "tiny", include_usage=True)
 USAGE = Usage(prompt=5, completion=2, cached=3)
 
 
@@ -292,7 +297,7 @@ def test_completion_bodies() -> None:
         "top_logprobs": [{"b": -0.5, "bytes:\\xe2\\x82": -9999.0}],
         "text_offset": [4],
     }
-    plain = Heading("id", 1, "m", include_usage=False)
+    plain = ResponseHead("id", 1, "m", include_usage=False)
     (body,) = CompletionRenderer(plain, token_bytes, False).chunks(ChoiceDelta(0, "x"))
     assert "usage" not in json.loads(body)
 

@@ -295,7 +295,7 @@ async def test_a_second_signal_tells_streams_and_ends_at_once(router: StartRoute
 async def test_an_upload_that_never_comes_does_not_outlast_a_second_signal(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.router.server.TOLD_S", 0.3)
+    monkeypatch.setattr("baton.router.server.LAST_EVENT_S", 0.3)
     async with router(config=replace(FAST_ROUTER, drain_s=3600.0)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from baton.proto import client_pb2
 from baton.router.grpc_frontend import call as grpc_call
-from baton.router.grpc_frontend.call import Call
+from baton.router.grpc_frontend.call import ClientCall
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.validator import Validator
 from baton.runtime.config import RouterConfig
@@ -28,7 +28,7 @@ CODE = grpc.StatusCode
 
 
 class Context:
-    """What a Call asks of gRPC; `left_s` is the call's deadline."""
+    """What a ClientCall asks of gRPC; `left_s` is the call's deadline."""
 
     def __init__(self, left_s: float | None = None) -> None:
         self.left_s = left_s
@@ -50,8 +50,8 @@ class Context:
         self.sent.append(message)
 
 
-def call_of(context: Any, longest_s: float = 60.0) -> Call:
-    return Call(context, "req-1", {"a": "b"}, RouterConfig(request_s=longest_s), LoopBudget())
+def call_of(context: Any, longest_s: float = 60.0) -> ClientCall:
+    return ClientCall(context, "req-1", {"a": "b"}, RouterConfig(request_s=longest_s), LoopBudget())
 
 
 @pytest.mark.parametrize(("left_s", "allowed_s"), [(None, 60.0), (5.0, 4.99), (600.0, 60.0)])
@@ -110,7 +110,7 @@ async def test_what_is_no_message_is_refused(
 async def test_a_message_that_does_not_come(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Call.read, "__defaults__", (0.1, None))
+    monkeypatch.setattr(ClientCall.read, "__defaults__", (0.1, None))
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -153,7 +153,7 @@ async def read_all(call: Any) -> list[Any]:
 async def test_open_calls_are_bounded_too(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_call, "OPEN_CALLS", 1)
+    monkeypatch.setattr(grpc_call, "MAX_KEYLESS_CALLS", 1)
     async with (
         grpc_router() as (running, stub),
         grpc.aio.insecure_channel(running.grpc_address) as channel,

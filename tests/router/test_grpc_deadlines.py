@@ -12,7 +12,7 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
-from baton.router.grpc_frontend.call import Call
+from baton.router.grpc_frontend.call import ClientCall
 from baton.runtime import metrics
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually, refused
 
@@ -96,9 +96,9 @@ async def test_the_longest_life_is_a_setting_also_for_longer_deadlines(
 async def test_a_deadline_that_is_over_reaches_no_worker(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, over = Call.read, asyncio.Event()
+    read, over = ClientCall.read, asyncio.Event()
 
-    async def late(self: Call, *what: Any, **how: Any) -> Any:
+    async def late(self: ClientCall, *what: Any, **how: Any) -> Any:
         message = await read(self, *what, **how)
         try:
             await asyncio.sleep(0.5)
@@ -107,7 +107,7 @@ async def test_a_deadline_that_is_over_reaches_no_worker(
         return message
 
     async with grpc_router() as (running, stub):
-        monkeypatch.setattr(Call, "read", late)
+        monkeypatch.setattr(ClientCall, "read", late)
         error = await refused(stub.Generate(prompted(), timeout=0.2))
         assert error.code() is CODE.DEADLINE_EXCEEDED
         await asyncio.wait_for(over.wait(), 20)

@@ -14,7 +14,7 @@ import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
 from baton.router.grpc_frontend import frontend as grpc_front
-from baton.router.grpc_frontend.inference import SERVICE, Inference
+from baton.router.grpc_frontend.inference import SERVICE, InferenceService
 from baton.runtime.config import Config, RouterConfig, validate
 from baton.runtime.errors import ConfigError
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
@@ -88,7 +88,7 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
 async def test_a_message_that_never_comes_does_not_outlast_a_second_signal(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.router.server.TOLD_S", 0.3)
+    monkeypatch.setattr("baton.router.server.LAST_EVENT_S", 0.3)
     async with (
         grpc_router(config=replace(FAST_ROUTER, drain_s=3600.0)) as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -133,7 +133,7 @@ async def test_an_ipv6_address_stands_in_brackets(grpc_router: StartGrpcRouter) 
 async def test_the_served_methods_are_those_of_the_contract(grpc_router: StartGrpcRouter) -> None:
     service = client_pb2.DESCRIPTOR.services_by_name["Inference"]
     assert service.full_name == SERVICE == "baton.client.v1.Inference"
-    served = Inference.methods(object.__new__(Inference))
+    served = InferenceService.methods(object.__new__(InferenceService))
     assert set(served) == {method.name for method in service.methods}
     async with (
         grpc_router() as (running, _),
@@ -189,7 +189,7 @@ async def test_connections_are_bounded(grpc_router: StartGrpcRouter) -> None:
 async def test_who_says_nothing_is_sent_away(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_front, "HANDSHAKE_S", 1)
+    monkeypatch.setattr(grpc_front, "HANDSHAKE_TIMEOUT_S", 1)
     async with grpc_router() as (running, stub):
         host, port = running.grpc_address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -202,7 +202,7 @@ async def test_who_says_nothing_is_sent_away(
 async def test_an_idle_connection_is_closed_and_opened_again(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_front, "IDLE_S", 1)
+    monkeypatch.setattr(grpc_front, "IDLE_TIMEOUT_S", 1)
     async with grpc_router() as (running, _):
         address = running.grpc_address
         async with grpc.aio.insecure_channel(address, options=[ALONE]) as channel:

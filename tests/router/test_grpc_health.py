@@ -1,4 +1,4 @@
-"""grpc.health.v1, on the wire as its own clients speak it: asked, watched, open to everyone."""
+"""grpc.health.v1, on the wire as its own clients speak it: checked, watched, open without a key."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_who_watches_hears_each_change_and_the_end(grpc_router: StartGrpcR
 async def test_those_who_watch_are_bounded(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_health, "WATCHERS", 1)
+    monkeypatch.setattr(grpc_health, "MAX_WATCHERS", 1)
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
@@ -126,7 +126,7 @@ async def test_those_who_watch_are_bounded(
 async def test_a_question_that_does_not_come_is_not_waited_for(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_health, "READ_S", 0.1)
+    monkeypatch.setattr(grpc_health, "HEALTH_READ_TIMEOUT_S", 0.1)
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,

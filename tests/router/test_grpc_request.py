@@ -14,10 +14,10 @@ from google.protobuf.json_format import ParseDict
 from baton.proto import client_pb2
 from baton.router.grpc_frontend import request as grpc_request
 from baton.router.grpc_frontend.request import (
-    MOST_MESSAGES,
-    detokenizing_of,
-    generation_of,
-    tokenizing_of,
+    MAX_MESSAGES,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
 )
 from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import (
@@ -88,7 +88,7 @@ async def by_http(body: dict[str, Any], limits: ContextLimits = LIMITS) -> Valid
 
 
 async def by_grpc(body: dict[str, Any], limits: ContextLimits = LIMITS) -> ValidatedRequest:
-    return await generation_of(message_of(body), VALIDATOR, limits)
+    return await generate_request(message_of(body), VALIDATOR, limits)
 
 
 SAMPLING: dict[str, Any] = {
@@ -254,7 +254,7 @@ async def test_what_both_refuse_is_refused_by_the_same_words(
 @pytest.mark.parametrize("count", [-1, 21])
 async def test_a_chats_logprobs_are_named_as_sent(count: int) -> None:
     with pytest.raises(InvalidRequest, match=r"^logprobs: it should be ") as refused:
-        await generation_of(
+        await generate_request(
             ParseDict({"model": "m", "messages": USER, "logprobs": count}, message()),
             VALIDATOR,
             LIMITS,
@@ -280,7 +280,7 @@ def message(**fields: Any) -> client_pb2.GenerateRequest:
 )
 async def test_what_http_cannot_say_is_refused_too(sent: Any, field: str, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word) as refused:
-        await generation_of(sent, VALIDATOR, LIMITS)
+        await generate_request(sent, VALIDATOR, LIMITS)
     assert refused.value.field == field
 
 
@@ -294,8 +294,8 @@ async def test_a_schema_that_is_no_json_is_refused(text: str) -> None:
     sent = message(model="m", messages=[client_pb2.Message(role="user", content="a")])
     function = sent.tools.add(type="function").function
     function.name, function.parameters = "f", text
-    with pytest.raises(InvalidRequest, match="text of a JSON object") as refused:
-        await generation_of(sent, VALIDATOR, LIMITS)
+    with pytest.raises(InvalidRequest, match="JSON object as text") as refused:
+        await generate_request(sent, VALIDATOR, LIMITS)
     assert refused.value.field == "tools[0].function.parameters"
 
 
@@ -310,7 +310,7 @@ async def test_schemas_are_counted_together_before_any_is_parsed(
         sent.tools.add(type="function").function.parameters = "[" * 30_000
     monkeypatch.setattr(grpc_request.orjson, "loads", unexpected)
     with pytest.raises(InvalidRequest, match="90000 lists and objects"):
-        await generation_of(sent, VALIDATOR, LIMITS)
+        await generate_request(sent, VALIDATOR, LIMITS)
 
 
 async def test_fields_that_are_not_known_are_refused_wherever_they_stand() -> None:
@@ -319,41 +319,41 @@ async def test_fields_that_are_not_known_are_refused_wherever_they_stand() -> No
     good = message(model="m", prompt="a").SerializeToString()
     sent = client_pb2.GenerateRequest.FromString(good + unknown)
     with pytest.raises(InvalidRequest, match="field number 127 of GenerateRequest"):
-        await generation_of(sent, VALIDATOR, LIMITS)
+        await generate_request(sent, VALIDATOR, LIMITS)
     inner = client_pb2.Message(role="user", content="a").SerializeToString() + unknown
     chat = message(model="m").SerializeToString() + b"\x22" + bytes([len(inner)]) + inner
     sent = client_pb2.GenerateRequest.FromString(chat)
     with pytest.raises(InvalidRequest, match="field number 127 of Message"):
-        await generation_of(sent, VALIDATOR, LIMITS)
+        await generate_request(sent, VALIDATOR, LIMITS)
 
 
 async def test_very_many_values_are_refused_before_they_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    many = message(model="m", messages=[client_pb2.Message()] * (MOST_MESSAGES + 1))
+    many = message(model="m", messages=[client_pb2.Message()] * (MAX_MESSAGES + 1))
     few = message(model="m", messages=[client_pb2.Message(role="user", content="a")])
     few.messages[0].tool_calls.add()
     biased = message(model="m", prompt="a", logit_bias=dict.fromkeys(range(1025), 1.0))
     monkeypatch.setattr(grpc_request, "MOST_TOKEN_VALUES", 100)
     for sent, word, field in (
-        (many, f"over {MOST_MESSAGES} others", None),
+        (many, f"over {MAX_MESSAGES} others", None),
         (biased, "give at most 1024 tokens", "logit_bias"),
         (message(model="m", prompt_tokens=[1] * 101), "over 100 values", "prompt_tokens"),
     ):
         with pytest.raises(InvalidRequest, match=word) as refused:
-            await generation_of(sent, VALIDATOR, LIMITS)
+            await generate_request(sent, VALIDATOR, LIMITS)
         assert refused.value.field == field
-    monkeypatch.setattr(grpc_request, "MOST_MESSAGES", 2)  # the call's function would be the third
+    monkeypatch.setattr(grpc_request, "MAX_MESSAGES", 2)  # the call's function would be the third
     few.messages[0].tool_calls[0].function.name = "f"
     with pytest.raises(InvalidRequest, match="over 2 others"):
-        await generation_of(few, VALIDATOR, LIMITS)
+        await generate_request(few, VALIDATOR, LIMITS)
 
 
 async def tokens(body: dict[str, Any]) -> tuple[list[int], list[int]]:
     """By HTTP and by gRPC; the first error, if both raise it."""
     http = await VALIDATOR.parsed(orjson.dumps(body), TokenizeRequest)
     sent = message_of(body, client_pb2.TokenizeRequest)
-    grpc = await tokenizing_of(sent, VALIDATOR.turns)
+    grpc = await tokenize_request(sent, VALIDATOR.turns)
     return await VALIDATOR.tokens(http, ROOMY), await VALIDATOR.tokens(grpc, ROOMY)
 
 
@@ -377,14 +377,14 @@ async def test_tokenizing_takes_one_source() -> None:
         client_pb2.TokenizeRequest(prompt="a", messages=[client_pb2.Message(role="user")]),
     ):
         with pytest.raises(InvalidRequest, match="either prompt or messages"):
-            await VALIDATOR.tokens(await tokenizing_of(sent, VALIDATOR.turns), LIMITS)
+            await VALIDATOR.tokens(await tokenize_request(sent, VALIDATOR.turns), LIMITS)
     with pytest.raises(NotFound):
         sent = client_pb2.TokenizeRequest(prompt="a", model="other")
-        await VALIDATOR.tokens(await tokenizing_of(sent, VALIDATOR.turns), LIMITS)
+        await VALIDATOR.tokens(await tokenize_request(sent, VALIDATOR.turns), LIMITS)
 
 
 async def text_of(sent: client_pb2.DetokenizeRequest) -> str:
-    return await VALIDATOR.text(await detokenizing_of(sent, VALIDATOR.turns), LIMITS)
+    return await VALIDATOR.text(await detokenize_request(sent, VALIDATOR.turns), LIMITS)
 
 
 async def test_detokenizing_means_the_same() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from baton.proto import client_pb2
 from baton.router.grpc_frontend import wire as grpc_wire
-from baton.router.grpc_frontend.wire import MOST_FIELDS, message_of
+from baton.router.grpc_frontend.wire import MAX_FIELDS, message_of
 from baton.runtime.errors import InvalidRequest
 
 Generate = client_pb2.GenerateRequest
 LONG = b"\x3a\x03abc"  # of `stop`
-MANY = MOST_FIELDS + 1
+MANY = MAX_FIELDS + 1
 
 
 def nested(number: int, inner: bytes) -> bytes:
@@ -47,21 +47,21 @@ def test_very_many_fields_are_refused_unread(sent: bytes) -> None:
         raise AssertionError("read")
 
     shape: Any = type("Shape", (), {"DESCRIPTOR": Generate.DESCRIPTOR, "FromString": unexpected})
-    with pytest.raises(InvalidRequest, match=f"over {MOST_FIELDS} fields"):
+    with pytest.raises(InvalidRequest, match=f"over {MAX_FIELDS} fields"):
         message_of(sent, shape)
 
 
 def test_as_many_fields_as_are_read_are_read() -> None:
-    sent = LONG * MOST_FIELDS
-    assert len(message_of(sent, Generate).stop) == MOST_FIELDS
-    tokens = Generate(prompt_tokens=[7] * (4 * MOST_FIELDS))  # packed: one field
+    sent = LONG * MAX_FIELDS
+    assert len(message_of(sent, Generate).stop) == MAX_FIELDS
+    tokens = Generate(prompt_tokens=[7] * (4 * MAX_FIELDS))  # packed: one field
     assert message_of(tokens.SerializeToString(), Generate) == tokens
     text = Generate(prompt="\x22\x00" * MANY)
     assert message_of(text.SerializeToString(), Generate) == text
 
 
 def test_what_is_cut_off_is_no_message() -> None:
-    whole = LONG * (MOST_FIELDS - 10)
+    whole = LONG * (MAX_FIELDS - 10)
     assert message_of(whole, Generate).stop
     for sent in (
         whole[:-1],

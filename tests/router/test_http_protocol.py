@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton.router.http_frontend import http_protocol
-from baton.router.http_frontend.http_protocol import HEAD_BYTES, BoundedHttp
+from baton.router.http_frontend.http_protocol import HEAD_BYTES, BoundedHttpProtocol
 from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
@@ -81,7 +81,7 @@ async def test_a_long_body_is_no_head(talk: Any) -> None:
 async def test_a_head_that_does_not_come_ends_the_connection(
     talk: Any, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
     status, body = await talk(sent)
     assert status == 408 and "0.2 s" in message(body)
 
@@ -158,7 +158,7 @@ async def test_trailers_without_end_close_the_connection(router: StartRouter) ->
 @pytest.fixture
 async def wire(router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """`reader, writer` of a connection on which one request was answered and kept open."""
-    monkeypatch.setattr(http_protocol, "HEAD_S", 1.0)
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 1.0)
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -226,13 +226,13 @@ async def test_a_request_after_a_stray_byte_is_answered(wire: Any) -> None:
 async def test_a_surplus_connection_has_a_second_for_its_head(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "SURPLUS_S", 1.0)
+    monkeypatch.setattr(http_protocol, "SURPLUS_TIMEOUT_S", 1.0)
     async with router(config=replace(FAST_ROUTER, max_connections=2)) as running:
         host, port = running.url.removeprefix("http://").split(":")
         idle = await asyncio.open_connection(host, int(port))
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /livez HTTP/1.1\r\nX-Slow: ")
-        async with asyncio.timeout(10):  # much less than HEAD_S
+        async with asyncio.timeout(10):  # much less than HEAD_TIMEOUT_S
             assert b" 503 " in await reader.read()
         writer.close()
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -292,23 +292,23 @@ async def _next_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 @pytest.fixture
 async def unread(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Any, socket.socket, list[BoundedHttp]]]:
+) -> AsyncIterator[tuple[Any, socket.socket, list[BoundedHttpProtocol]]]:
     """A router that soon gives up who does not read, a connection with small buffers, and the
     connections that the router has given up or ended."""
-    lost: list[BoundedHttp] = []
-    made, ended = BoundedHttp.connection_made, BoundedHttp.connection_lost
+    lost: list[BoundedHttpProtocol] = []
+    made, ended = BoundedHttpProtocol.connection_made, BoundedHttpProtocol.connection_lost
 
-    def narrow(self: BoundedHttp, transport: asyncio.Transport) -> None:
+    def narrow(self: BoundedHttpProtocol, transport: asyncio.Transport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         made(self, transport)
 
-    def note(self: BoundedHttp, exc: Exception | None) -> None:
+    def note(self: BoundedHttpProtocol, exc: Exception | None) -> None:
         lost.append(self)
         ended(self, exc)
 
     async with router() as running:
-        monkeypatch.setattr(BoundedHttp, "connection_made", narrow)
-        monkeypatch.setattr(BoundedHttp, "connection_lost", note)
+        monkeypatch.setattr(BoundedHttpProtocol, "connection_made", narrow)
+        monkeypatch.setattr(BoundedHttpProtocol, "connection_lost", note)
         monkeypatch.setattr(http_protocol, "SEND_S", 0.5)
         host, port = running.url.removeprefix("http://").split(":")
         page = await running.http.get("/metrics")

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from baton.proto import client_pb2
-from baton.router.grpc_frontend.request import detokenizing_of, generation_of, tokenizing_of
+from baton.router.grpc_frontend.request import (
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
 from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import SHARE_S, LoopBudget
 from baton.router.requests.validator import Validator
@@ -132,15 +136,15 @@ async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
     sent = client_pb2.GenerateRequest(
         model="m", messages=[client_pb2.Message(role="user", content="a")]
     )
-    await generation_of(sent, validator, ContextLimits(max_context=50, vocab_size=200))
-    await tokenizing_of(client_pb2.TokenizeRequest(prompt="a"), validator.turns)
-    await detokenizing_of(client_pb2.DetokenizeRequest(), validator.turns)
+    await generate_request(sent, validator, ContextLimits(max_context=50, vocab_size=200))
+    await tokenize_request(client_pb2.TokenizeRequest(prompt="a"), validator.turns)
+    await detokenize_request(client_pb2.DetokenizeRequest(), validator.turns)
     assert steps == [
-        "_sent",
+        "_fields",
         "shaped",
         "plain",
         "plain_tools",
         "guard",
         "render",
-        *["_sent", "shaped"] * 2,
+        *["_fields", "shaped"] * 2,
     ]

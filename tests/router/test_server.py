@@ -56,7 +56,7 @@ def test_an_open_host_needs_keys(host: str, keys: tuple[str, ...], allowed: bool
 
 @pytest.mark.parametrize("host", ["..", "a" * 300, "no\0name"])
 def test_what_can_be_no_host_is_named(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"router\.host is .*give a name or an address"):
+    with pytest.raises(ConfigError, match=r"router\.host is .*set a host name or an address"):
         bind(host, 0)
 
 

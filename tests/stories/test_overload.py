@@ -22,7 +22,7 @@ from baton.models.embedded import embedded_model
 from baton.router.answers.request_handler import RequestServices
 from baton.router.client_access.router import Router
 from baton.router.http_frontend.app import build_app
-from baton.router.http_frontend.auth_middleware import Gate
+from baton.router.http_frontend.auth_middleware import AuthMiddleware
 from baton.router.requests.body_budget import body_budget
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.validator import Validator
@@ -83,7 +83,7 @@ class Site:
             world.start_worker(name, role, BLOCKS)  # type: ignore[arg-type]  # a Role as it is
         self.process = world.start_router("r0")
         tokenizer = HfTokenizer(embedded_model() / "tokenizer.json")
-        self.app = Gate(build_app(self._router(config.router, tokenizer)), ())
+        self.app = AuthMiddleware(build_app(self._router(config.router, tokenizer)), ())
         self.answers: list[HttpResponder] = []
         self._numbers = itertools.count()
 
