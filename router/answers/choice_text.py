@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from baton.router.answers.active_request import OutputToken
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.stop_strings import StopMatcher
-from baton.router.text.tool_calls import Call, Calling, CallParser
+from baton.router.text.tool_calls import CallableTools, ParsedCall, ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ChoiceDelta:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     prompt: Sequence[int] | None = None  # its tokens, where their ids are wanted
     prompt_entries: list[TokenLogprob] | None = None  # where the answer is to hold them
@@ -58,7 +58,7 @@ class ChoiceText:
         detokenizer: Detokenizer,
         stops: Sequence[str],
         stop_tokens: Collection[int],
-        calling: Calling | None = None,
+        calling: CallableTools | None = None,
         min_tokens: int = 0,
         *,
         token_ids: bool = False,
@@ -67,7 +67,7 @@ class ChoiceText:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops)
         self._stop_tokens = stop_tokens
-        self._calls = None if calling is None else CallParser(calling)
+        self._calls = None if calling is None else ToolCallParser(calling)
         self._min_tokens = min_tokens
         self._token_ids = token_ids
         self._characters = 0
@@ -125,6 +125,6 @@ class ChoiceText:
             if self._calls.count and finish == "stop":
                 piece.finish = "tool_calls"
 
-    def _add(self, piece: ChoiceDelta, found: tuple[str, list[Call]]) -> None:
+    def _add(self, piece: ChoiceDelta, found: tuple[str, list[ParsedCall]]) -> None:
         piece.text += found[0]
         piece.calls += found[1]

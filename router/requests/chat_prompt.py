@@ -1,7 +1,7 @@
-"""From a chat request to its prompt's text, and to what may be called in its answer.
+"""From a chat request to its prompt's text, and to the tools that its answer may call.
 
-What the model's template would ignore (tools, calls, their results) is refused by name. Knows
-the template and what it does with tools; knows no tokens. Stateless.
+Fields that the model's template would ignore (tools, calls, their results) are refused by name.
+Knows the template and how it handles tools; knows no tokens. Stateless.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from baton.router.requests.openai_schema import ChatRequest, Message, Tool
 from baton.router.requests.template_messages import plain_messages, plain_tools
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import support_of
-from baton.router.text.control_tokens import ControlTokens, Guarded
+from baton.router.text.control_tokens import ControlTokens, GuardedChat
 from baton.router.text.tokenizer import Text
-from baton.router.text.tool_calls import FORMS, Calling
+from baton.router.text.tool_calls import FORMS, CallableTools
 from baton.runtime.config import StrictTools, ToolCalls
 from baton.runtime.errors import InvalidRequest
 
-INLINE = 512  # values and KiB of text that are rendered in a turn of the loop: milliseconds
+MAX_INLINE_WEIGHT = 512  # values and KiB of text: rendered on the event loop in milliseconds
 
 
 class ChatPrompt:
-    """For one model. `template` is None where it has none; `tool_calls` and `strict_tools` are
-    settings of the router."""
+    """The chat prompts of one model. `template` is None if it has none; `tool_calls` and
+    `strict_tools` are settings of the router."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class ChatPrompt:
         self._refuses_strict = strict_tools == "refuse"
         self._control = control
 
-    def tools(self, request: ChatRequest) -> tuple[Sequence[Tool], Calling | None]:
-        """The tools that the model is told of, and what it may call. Raises InvalidRequest where
-        the model cannot be told, or its calls could not be read."""
+    def tools(self, request: ChatRequest) -> tuple[Sequence[Tool], CallableTools | None]:
+        """Return the tools for the prompt, and those that the answer may call. Raises
+        InvalidRequest if the template prints no tools, or the form of its calls is not known."""
         tools = request.tools or ()
         if self._template is None or not tools or request.tool_choice == "none":
             return (), None
@@ -55,16 +55,16 @@ class ChatPrompt:
             return tools, None
         if self._form is None:
             raise InvalidRequest(
-                f"tools: {self._model!r} writes calls in a form that is not known here: leave "
-                "tools out, or have router.tool_calls set",
+                f"tools: {self._model!r} writes calls in an unknown form: leave tools out, or "
+                "have router.tool_calls set",
                 "tools",
             )
         names = frozenset(tool.function.name for tool in tools)
-        return tools, Calling(self._form, names, request.parallel_tool_calls is not False)
+        return tools, CallableTools(self._form, names, request.parallel_tool_calls is not False)
 
     def plain(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-        """The messages as the template wants them. Raises InvalidRequest naming the field that
-        cannot be told to the model."""
+        """Return the messages in the template's form. Raises InvalidRequest, which names the field
+        that the template cannot print."""
         if self._template is None:
             raise InvalidRequest(
                 f"the model {self._model!r} has no chat template: use /v1/completions", "messages"
@@ -74,7 +74,7 @@ class ChatPrompt:
         plain = plain_messages(messages)
         if not (self._support.calls if tools else self._support.calls_alone):
             self._check_no_calls(plain)
-        return self._support.suited(plain)
+        return self._support.adapted(plain)
 
     async def text(
         self,
@@ -83,11 +83,11 @@ class ChatPrompt:
         variables: Mapping[str, Any] | None,
         turns: LoopBudget,
     ) -> Text:
-        """Return the prompt, open for an answer, of what `plain` gave; in pieces where control
-        tokens in it are text. Raises InvalidRequest if the template refuses it."""
+        """Return the prompt for the messages that `plain` returned, open for an answer; in pieces
+        if control tokens in it are text. Raises InvalidRequest if the template refuses it."""
         assert self._template is not None
         described = await turns.run(0, plain_tools, tools, self._refuses_strict)
-        given = Guarded([*plain], described, dict(variables or {}))
+        given = GuardedChat([*plain], described, dict(variables or {}))
         long = _is_long([given.messages, given.tools, given.variables])
         if self._control is not None:
             guard = self._control.guard
@@ -128,8 +128,8 @@ class ChatPrompt:
 
 
 def _is_long(value: Any) -> bool:
-    """Whether a template would hold up the loop with it; looks at no more than it has to."""
-    left, layer = INLINE, [value]
+    """Return whether rendering the value would block the event loop for too long."""
+    left, layer = MAX_INLINE_WEIGHT, [value]
     while layer and left >= 0:
         each = layer.pop()
         left -= 1

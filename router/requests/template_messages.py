@@ -1,7 +1,7 @@
-"""Messages and tools of a chat in the form that chat templates take.
+"""Messages and tools of a chat in the form that chat templates require.
 
-Text parts are joined, absent fields are left out, a call's arguments are an object, and so is what
-a function takes. Knows no template. Stateless.
+Text parts are joined, missing fields are left out, the arguments of a call and the parameters of a
+function are objects. Knows no template. Stateless.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # templat
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Raises InvalidRequest for a message without content, calls that are not an assistant's,
-    and a tool's message that answers no call before it."""
+    """Convert the messages. Raises InvalidRequest for a message without content, calls in a
+    message that is not an assistant's, and a tool's message that answers no earlier call."""
     called: set[str] = set()
     plain = []
     for place, message in enumerate(messages):
@@ -74,8 +74,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def plain_tools(tools: Sequence[Tool], refuse_strict: bool = True) -> list[dict[str, Any]]:
-    """Raises InvalidRequest for two tools of one name, and for a `strict` one if those are to be
-    refused: no call is held to its schema."""
+    """Convert the tools. Raises InvalidRequest for two tools of one name, and for a `strict` one
+    if `refuse_strict`: no call is constrained to its schema."""
     plain = []
     names: set[str] = set()
     for place, tool in enumerate(tools):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.proto import worker_pb2
-from baton.router.text.tool_calls import Calling
+from baton.router.text.tool_calls import CallableTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ValidatedRequest:
     silent: bool = False  # nothing is generated for the client: the one token is dropped
     token_ids: bool = False
     continuous_usage: bool = False
-    calling: Calling | None = None  # None: an answer is content, whatever it looks like
+    calling: CallableTools | None = None  # None: an answer is content, whatever it looks like
 
     @property
     def logprobs(self) -> bool:

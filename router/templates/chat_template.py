@@ -1,8 +1,8 @@
 """Chat templates: from a list of messages to the prompt's text, by the model's own template.
 
-Rendering is Jinja2's, as in transformers, in the bounds of `template_sandbox.py`. It is Python, so
-a long chat is rendered in a thread, beside which the event loop goes on. Knows no tokens. State:
-the compiled templates.
+Rendered by Jinja2, as in transformers, within the limits of `template_sandbox.py`. That is Python
+code, so a long chat is rendered in a thread, while the event loop continues. Knows no tokens.
+State: the compiled templates.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from baton.router.templates.template_meter import Meter
 from baton.router.templates.template_sandbox import TemplateEnvironment, TemplateRefusal
 from baton.runtime.errors import InvalidRequest, ModelError
 
-MOST_SOURCE = 1 << 18  # characters of a template; the longest public ones have some 20,000
-LONGEST_ERROR = 300  # characters
+MAX_TEMPLATE_CHARS = 1 << 18  # the longest public templates have some 20,000
+MAX_ERROR_CHARS = 300
 
 
 class ChatTemplate:
@@ -35,7 +35,7 @@ class ChatTemplate:
 
     @property
     def literals(self) -> str:
-        """All that the templates can print of their own, with zeros in between."""
+        """Return all texts in the templates, separated by zeros."""
         return self._inline.literals
 
     def render(
@@ -57,7 +57,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Same as `render` for a long chat: it is done in a thread, one after the other."""
+        """Same as `render` for a long chat: in a thread, one chat after the other."""
         given = self._given(messages, tools, True, variables)
         await self._thread_is_free.acquire()  # bounded by the caller's deadline
         running = asyncio.ensure_future(asyncio.to_thread(self._apart.render, *given))
@@ -65,7 +65,7 @@ class ChatTemplate:
         return await asyncio.shield(running)  # a thread cannot be stopped; its bounds end it
 
     def _ended(self, running: asyncio.Task[str]) -> None:
-        """The thread is free, also of a chat whose request has ended before."""
+        """Free the thread, even if the chat's request has ended before."""
         self._thread_is_free.release()
         if not running.cancelled():
             running.exception()
@@ -77,7 +77,7 @@ class ChatTemplate:
         answer: bool,
         variables: Mapping[str, Any] | None,
     ) -> tuple[str, dict[str, Any]]:
-        """Return the template's name and what it is given."""
+        """Return the template's name and its variables."""
         name = "tools" if tools else "chat"
         if not self._knows_developer[name]:
             messages = [
@@ -105,21 +105,21 @@ class _Compiled:
         )
 
     def _compile(self, source: str) -> jinja2.Template:
-        if len(source) > MOST_SOURCE:
+        if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelError(
-                f"the model's chat template has {len(source)} characters, at most {MOST_SOURCE} "
-                "are read: shorten it, or download the model again"
+                f"the model's chat template has {len(source)} characters, at most "
+                f"{MAX_TEMPLATE_CHARS} are allowed: shorten it, or download the model again"
             )
         try:
             return self._environment.from_string(source)
-        except Exception as error:  # a hostile one fails in many ways; this is their seam
+        except Exception as error:  # a hostile template may raise anything
             raise ModelError(
                 f"the model's chat template does not compile ({error}): repair it, "
                 "or download the model again"
             ) from error
 
     def render(self, name: str, given: dict[str, Any]) -> str:
-        """Raises InvalidRequest."""
+        """Return the text. Raises InvalidRequest if the template fails."""
         self._environment.meter = Meter()
         try:
             return self._templates[name].render(given)
@@ -128,7 +128,7 @@ class _Compiled:
                 f"the model's chat template refuses these messages: {error}", "messages"
             ) from error
         except Exception as error:  # as above
-            said = str(error)[:LONGEST_ERROR]
+            said = str(error)[:MAX_ERROR_CHARS]
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages: {said}", "messages"
             ) from error

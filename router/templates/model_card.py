@@ -1,4 +1,4 @@
-"""What the router knows of a model from its folder: names, limits, end tokens, chat template.
+"""The router's knowledge of a model, from its folder: names, limits, end tokens, chat template.
 
 Read once at start from config.json, generation_config.json, tokenizer_config.json and
 chat_template.jinja. Knows no weights. The template is taken from this folder only, never from
@@ -22,8 +22,8 @@ _TEXT_SIZES = {"gemma3_text": {"max_position_embeddings": 131_072, "vocab_size":
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """`max_context` counts tokens of prompt and output together. `template` is None where the
-    model has no chat template; `tool_template` is its own one for chats with tools, where it has
-    that; `special` are the named tokens that templates may print."""
+    model has no chat template; `tool_template` is the one for chats with tools if that differs;
+    `special` are the named tokens that templates may print."""
 
     name: str
     max_context: int
@@ -37,7 +37,7 @@ class ModelCard:
 
 
 def read_card(folder: Path, name: str) -> ModelCard:
-    """Raises ModelError naming the file, what is wrong with it, and the remedy."""
+    """Read the model's files. Raises ModelError, which names the file, the fault and the remedy."""
     config = _json(folder / "config.json", required=True)
     generation = _json(folder / "generation_config.json")
     tokenizer = _json(folder / "tokenizer_config.json")
@@ -63,7 +63,7 @@ def read_card(folder: Path, name: str) -> ModelCard:
 
 
 def tokenizer_info(card: ModelCard) -> dict[str, Any]:
-    """What clients that tokenize through the router must know: special tokens, chat template."""
+    """Return what clients that tokenize by the router need: special tokens, chat template."""
     info: dict[str, Any] = {**card.special, "model_max_length": card.max_context}
     if card.template is not None:
         info["chat_template"] = card.template
@@ -71,7 +71,7 @@ def tokenizer_info(card: ModelCard) -> dict[str, Any]:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """Those of the text part, where a model reads images too; its file may leave out what its
+    """Return the sizes of the text part if the model also reads images; its file may lack what its
     class in transformers fixes."""
     text = config.get("text_config")
     if not isinstance(text, dict):

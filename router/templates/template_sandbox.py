@@ -1,9 +1,9 @@
-"""Jinja2 as transformers runs chat templates, with bounds on time, memory and output.
+"""Jinja2 as transformers runs chat templates, with limits on time, memory and output.
 
-A template comes with a model and is not trusted. Jinja2's sandbox keeps it from Python; this one
-keeps it from running for ever and from filling the memory: what a template does passes a meter,
-and what would make more than it is given is refused before it is made. Knows no messages. State:
-the meter of the rendering under way; one environment renders one at a time.
+A template comes with a model and is not trusted. Jinja2's sandbox gives it no access to Python;
+this one keeps it from running for ever and from filling the memory: a meter counts its
+operations, and a value that would be too large is refused before it is made. Knows no messages.
+State: the meter of the current rendering; one environment renders one chat at a time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter, sa
 from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from baton.router.templates.template_meter import MOST_BITS, LimitExceeded, Meter
+from baton.router.templates.template_meter import MAX_INT_BITS, LimitExceeded, Meter
 
-WIDEST = 10_000  # a width or count that a filter or a method is given
-_WIDEST_FORMAT = 999
+MAX_WIDTH = 10_000  # of a width or count that a filter or a method gets
+_MAX_FORMAT_WIDTH = 999
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_PRINTING = _words(  # filters that make text of what they are given
+_PRINTING = _words(  # filters that convert their arguments to text
     "capitalize center e escape forceescape format indent lower replace string striptags title "
     "tojson trim truncate upper urlencode wordcount"
 )
@@ -60,11 +60,11 @@ _WIDE_FORMAT = re.compile(r"%(\([^)]*\))?[-+ #0]*(\d*\.)?(\d{4}|\*)")
 
 
 class TemplateRefusal(Exception):
-    """The template called `raise_exception`: the messages do not suit it."""
+    """The template called `raise_exception` for these messages."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Give `meter` a new one before each rendering."""
+    """Set a new `meter` before each rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -73,7 +73,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # it would compute constants before there is a meter
+            optimized=False,  # it would compute constants without the meter
             extensions=[_Generation, LoopControlExtension],
             finalize=self._print,
         )
@@ -104,14 +104,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def literals(self, source: str) -> Iterator[str]:
-        """Yield the texts that stand in a template, outside its expressions and in them."""
+        """Yield the texts of a template, outside and inside its expressions."""
         tree = self.parse(source)
         yield from (node.data for node in tree.find_all(nodes.TemplateData))
         constants = (node.value for node in tree.find_all(nodes.Const))
         yield from (value for value in constants if isinstance(value, str))
 
     def join_texts(self, values: Sequence[Any]) -> Any:
-        """What `~` does."""
+        """Return what the operator `~` makes."""
         return self.meter.admit("".join([str(self.meter.printed(value)) for value in values]))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -119,8 +119,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             for times, value in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(value, str | list | tuple):
                     self.meter.reserve(times * self.meter.weigh(value))
-        elif operator == "**" and abs(right) > MOST_BITS:
-            raise LimitExceeded(f"it makes an integer of over {MOST_BITS} bits")
+        elif operator == "**" and abs(right) > MAX_INT_BITS:
+            raise LimitExceeded(f"it makes an integer of over {MAX_INT_BITS} bits")
         elif operator == "%" and isinstance(left, str):
             self._check_percent(left, right if isinstance(right, tuple) else (right,))
         made = super().call_binop(context, operator, left, right)
@@ -167,7 +167,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _refuse_format_map(self, *_: Any) -> str:
         raise LimitExceeded("it calls format_map")
 
-    @jinja2.pass_context  # so that no constant is printed while it compiles
+    @jinja2.pass_context  # so that no constant is printed at compile time
     def _print(self, _: Context, value: Any) -> Any:
         return self.meter.printed(value)
 
@@ -239,7 +239,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def _joinable(self, values: Any, separator: str) -> Any:
-        """The values, as a list if they can be read but once, if their join is not too large."""
+        """Return the values, as a list unless they are a text, if their join is not too large."""
         if not isinstance(values, str):
             values = self.meter.admit(list(values))
         self.meter.reserve(self.meter.weigh(values) + len(values) * len(separator))
@@ -247,21 +247,21 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def _check_percent(self, form: str, values: Sequence[Any]) -> None:
         if _WIDE_FORMAT.search(form):
-            raise LimitExceeded(f"it formats a value with a width of over {_WIDEST_FORMAT}")
+            raise LimitExceeded(f"it formats a value with a width of over {_MAX_FORMAT_WIDTH}")
         self._check_places(form, form.count("%"), values)
 
     def _check_places(self, form: str, places: int, values: Sequence[Any]) -> None:
-        """Each place shows one of the values, or fills a width."""
+        """Reserve the weight of a format whose every place shows a value or fills a width."""
         heaviest = max((self.meter.weigh(self.meter.printed(value)) for value in values), default=0)
-        self.meter.reserve(len(form) + places * (heaviest + _WIDEST_FORMAT))
+        self.meter.reserve(len(form) + places * (heaviest + _MAX_FORMAT_WIDTH))
 
     def _check_widths(self, values: Iterable[Any]) -> None:
-        if any(isinstance(value, int) and abs(value) > WIDEST for value in values):
-            raise LimitExceeded(f"it asks for a width or count of over {WIDEST}")
+        if any(isinstance(value, int) and abs(value) > MAX_WIDTH for value in values):
+            raise LimitExceeded(f"it asks for a width or count of over {MAX_WIDTH}")
 
 
 class _MeteredGenerator(CodeGenerator):
-    """Compiles each statement and what makes values with a look at the meter."""
+    """Adds a call of the meter to each statement and each expression that makes a value."""
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
         super().blockvisit([], frame)  # a body may be empty
@@ -313,7 +313,7 @@ def _printed_length(node: nodes.Node) -> int:
 
 
 class _Generation(Extension):
-    """transformers' tag for what an assistant wrote: it prints its body."""
+    """transformers' tag around an assistant's text: prints its body."""
 
     tags = {"generation"}
 
@@ -330,7 +330,7 @@ class _Generation(Extension):
 class _NarrowFormatter(SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         if re.search(r"\d{4}", format_spec):
-            raise LimitExceeded(f"it formats a value with a width of over {_WIDEST_FORMAT}")
+            raise LimitExceeded(f"it formats a value with a width of over {_MAX_FORMAT_WIDTH}")
         return super().format_field(value, format_spec)
 
 

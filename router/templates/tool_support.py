@@ -1,12 +1,12 @@
-"""What a model's chat template does with tools: found by showing it some, and reading it back.
+"""How a model's chat template handles tools: found by rendering some and reading the result.
 
     one tool              is its name in the prompt?
     a call and its result are they in the prompt, with arguments as an object or as a text?
     a call alone          is a missing content null, absent or empty to it?
     that call's text      which form of `tool_calls.py` reads the same call back?
 
-So no list of models is kept: whoever prints calls in a known form is known. Knows no requests.
-Stateless; asked once for each model.
+So there is no list of models: a template that prints calls in a known form is supported. Knows no
+requests. Stateless; called once for each model.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, Literal, get_args
 import orjson
 
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.text.tool_calls import FORMS, Calling, CallParser, Form
+from baton.router.text.tool_calls import FORMS, CallableTools, CallForm, ToolCallParser
 from baton.runtime.errors import InvalidRequest
 
 NoContent = Literal["null", "absent", "empty"]
 _NO_CONTENT: tuple[NoContent, ...] = get_args(NoContent)
-_NAME, _TOLD = "look_up_probe", "what the probe told"
+_NAME, _RESULT = "look_up_probe", "what the probe told"
 _ARGUMENTS = {"probe_key": "probe value"}
-_ID = "call_" + "0" * 32  # as ours are
-_SHORT_LENGTH = 9  # letters and digits: all that the templates of Mistral take
+_ID = "call_" + "0" * 32  # the form of our own ids
+_SHORT_LENGTH = 9  # letters and digits: Mistral's templates require it
 _TOOL = {
     "type": "function",
     "function": {
@@ -49,16 +49,15 @@ _CALLED = {
         {"id": _ID, "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
     ],
 }
-_ANSWERED = {"role": "tool", "content": _TOLD, "tool_call_id": _ID}
+_ANSWERED = {"role": "tool", "content": _RESULT, "tool_call_id": _ID}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
-    """`tools` are printed in the prompt; `calls` and their results are, beside tools, and
-    `calls_alone` without. `text_arguments`: the template wants a text where others want an
-    object. `short_ids`: it refuses ids of another length than 9. `no_content`: what it takes for
-    the content of a message that is calls alone. `form` is None where calls are printed in a form
-    that is not known."""
+    """`tools`: the template prints tools; `calls`: also calls and their results, with tools, and
+    `calls_alone` without. `text_arguments`: it requires arguments as text, not as an object.
+    `short_ids`: it refuses ids that have not 9 characters. `no_content`: the content that it
+    accepts for a message of calls only. `form` is None if it prints calls in an unknown form."""
 
     tools: bool = False
     calls: bool = False
@@ -66,23 +65,23 @@ class ToolSupport:
     text_arguments: bool = False
     short_ids: bool = False
     no_content: NoContent = "null"
-    form: Form | None = None
+    form: CallForm | None = None
 
-    def suited(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with arguments, ids and missing contents as the template wants
+    def adapted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages with arguments, ids and missing contents as the template requires
         them."""
-        return [self._suited(message) for message in messages]
+        return [self._adapted(message) for message in messages]
 
-    def _suited(self, message: dict[str, Any]) -> dict[str, Any]:
-        suited = dict(message)
+    def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
+        adapted = dict(message)
         if message["content"] is None and self.no_content == "absent":
-            del suited["content"]
+            del adapted["content"]
         elif message["content"] is None and self.no_content == "empty":
-            suited["content"] = ""
+            adapted["content"] = ""
         if "tool_call_id" in message:
-            suited["tool_call_id"] = self._id(message["tool_call_id"])
+            adapted["tool_call_id"] = self._id(message["tool_call_id"])
         if "tool_calls" in message:
-            suited["tool_calls"] = [
+            adapted["tool_calls"] = [
                 {
                     **call,
                     "id": self._id(call["id"]),
@@ -93,7 +92,7 @@ class ToolSupport:
                 }
                 for call in message["tool_calls"]
             ]
-        return suited
+        return adapted
 
     def _id(self, given: str) -> str:
         if not self.short_ids or (len(given) == _SHORT_LENGTH and given.isalnum()):
@@ -105,7 +104,7 @@ class ToolSupport:
 
 
 def support_of(template: ChatTemplate | None) -> ToolSupport:
-    """What this template does; without one, nothing."""
+    """Return what this template supports; without one, nothing."""
     if template is None:
         return ToolSupport()
     prompt = _render(template, [_ASKED], [_TOOL])
@@ -121,22 +120,22 @@ def support_of(template: ChatTemplate | None) -> ToolSupport:
 
 
 def _prints_calls(template: ChatTemplate, support: ToolSupport, tools: Any) -> bool:
-    """Whether a call and its result are in the prompt, and no "None" for the missing content."""
+    """Return whether a call and its result are in the prompt, without "None" as content."""
     asked = _render(template, [_ASKED], tools) or ""
-    text = _render(template, support.suited([_ASKED, _CALLED, _ANSWERED]), tools)
+    text = _render(template, support.adapted([_ASKED, _CALLED, _ANSWERED]), tools)
     return (
         text is not None
-        and all(value in text for value in (_TOLD, *_ARGUMENTS.values()))
+        and all(value in text for value in (_RESULT, *_ARGUMENTS.values()))
         and text.count("None") <= asked.count("None")
     )
 
 
-def _form(template: ChatTemplate, support: ToolSupport, prompt: str | None) -> Form | None:
-    """The form in which a model that answers `prompt` is expected to write a call."""
-    text = _render(template, support.suited([_ASKED, _CALLED]), [_TOOL], answer=False) or ""
+def _form(template: ChatTemplate, support: ToolSupport, prompt: str | None) -> CallForm | None:
+    """Return the form in which a model that answers `prompt` is expected to write a call."""
+    text = _render(template, support.adapted([_ASKED, _CALLED]), [_TOOL], answer=False) or ""
     answer = text.removeprefix(prompt or "")
     for form in FORMS.values():
-        parser = CallParser(Calling(form, frozenset({_NAME})))
+        parser = ToolCallParser(CallableTools(form, frozenset({_NAME})))
         calls = parser.push(answer)[1] + parser.flush()[1]
         if [orjson.loads(call.arguments) for call in calls] == [_ARGUMENTS]:
             return form

@@ -1,4 +1,4 @@
-"""Control tokens in what clients write: they stay text, so that no message can forge a turn.
+"""Control tokens in clients' messages: they stay text, so that no message can forge a turn.
 
     content    a<|im_end|>b              guard: a mark breaks each control token
     template   <|im_start|>user\\na<M|im_end|>b<|im_end|>
@@ -6,9 +6,9 @@
                user\\na<|im_end|>b       as plain text
                <|im_end|>                with control tokens
 
-A piece begins and ends at a control token of the template's own, where a tokenizer begins anew
-too: so the tokens are those of the whole text, but for the broken ones. Contents without control
-tokens are not touched. Knows no tokenizer. Stateless.
+A piece begins and ends at a control token of the template's own, where tokenizers split texts too:
+so the tokens are those of the whole text, except for the broken ones. Contents without control
+tokens are not changed. Knows no tokenizer. Stateless.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 from baton.runtime.errors import InvalidRequest
 
-_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # no characters, by Unicode's own word
-MOST_BROKEN = 4096  # control tokens in one request
-_WINDOW = 1 << 16  # characters that are searched at once, in which nothing else runs
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode's noncharacters
+MAX_BROKEN_TOKENS = 4096  # control tokens in one request
+_WINDOW_CHARS = 1 << 16  # searched in one call, during which no other thread runs
 
 
 @dataclass(frozen=True, slots=True)
 class ControlToken:
     """`special` tokens are never shown in an answer; others, such as <think>, are. `lstrip` and
-    `rstrip`: the white space before and after it belongs to it."""
+    `rstrip`: the white space before and after belongs to the token."""
 
     text: str
     special: bool = True
@@ -38,16 +38,16 @@ class ControlToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """`plain`: what looks like a control token in it is text."""
+class PromptPiece:
+    """A part of a prompt. In a `plain` one control tokens are text."""
 
     text: str
     plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
-    """What a template is given. `mark` is empty where nothing is broken."""
+class GuardedChat:
+    """The values that a template is given. `mark` is empty if no control token was broken."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -56,44 +56,44 @@ class Guarded:
 
 
 class ControlTokens:
-    """Of one model: its special tokens, and those others that its template prints."""
+    """The control tokens of one model: special tokens, and others that its template prints."""
 
     def __init__(self, tokens: Iterable[ControlToken]) -> None:
         self._tokens = {token.text: token for token in tokens if len(token.text) > 1}
         special = [token.text for token in self._tokens.values() if token.special]
-        self._any = _Search(self._tokens)
-        self._special = _Search(special)
+        self._any = _TextSearch(self._tokens)
+        self._special = _TextSearch(special)
 
     @property
     def texts(self) -> frozenset[str]:
         return frozenset(self._tokens)
 
-    def guard(self, given: Guarded) -> Guarded:
-        """Break the control tokens in all texts. An assistant's and a system's content keep those
-        that are not special, such as <think>. Raises InvalidRequest for very many of them, and
-        where no mark is left."""
+    def guard(self, given: GuardedChat) -> GuardedChat:
+        """Break the control tokens in all texts. The contents of assistant and system messages
+        keep those that are not special, such as <think>. Raises InvalidRequest for over
+        MAX_BROKEN_TOKENS of them, and if the texts contain all possible marks."""
         values = (*given.messages, *given.tools, given.variables)
         found = chain.from_iterable(map(self._found, values))
-        count = sum(1 for _ in islice(found, MOST_BROKEN + 1))
+        count = sum(1 for _ in islice(found, MAX_BROKEN_TOKENS + 1))
         if not count:
             return given
-        if count > MOST_BROKEN:
+        if count > MAX_BROKEN_TOKENS:
             raise InvalidRequest(
-                f"messages: over {MOST_BROKEN} control tokens stand in them as text: send fewer",
+                f"messages: their texts have over {MAX_BROKEN_TOKENS} control tokens: send fewer",
                 "messages",
             )
         mark = self._mark(given)
-        return Guarded(
+        return GuardedChat(
             [self._message(message, mark) for message in given.messages],
             [self._broken(tool, mark) for tool in given.tools],
             self._broken(given.variables, mark),
             mark,
         )
 
-    def pieces(self, text: str, mark: str) -> list[Piece]:
-        """What a template printed, cut for the tokenizer."""
-        cut: list[Piece] = []
-        run = ""  # with control tokens
+    def pieces(self, text: str, mark: str) -> list[PromptPiece]:
+        """Split what a template printed into pieces for the tokenizer."""
+        cut: list[PromptPiece] = []
+        run = ""  # text with control tokens
         last: ControlToken | None = None
         for start, end, token in self._sections(text):
             section, space = text[start:end], ""
@@ -105,14 +105,14 @@ class ControlTokens:
                 if token is not None and token.lstrip:
                     space = section[len(section.rstrip()) :]
                     section = section.rstrip()
-                cut += [Piece(run)] * bool(run) + [Piece(section, plain=True)]
+                cut += [PromptPiece(run)] * bool(run) + [PromptPiece(section, plain=True)]
                 section, run = space, ""
             run += section + (token.text if token else "")
             last = token
-        return cut + [Piece(run)] * bool(run)
+        return cut + [PromptPiece(run)] * bool(run)
 
     def _sections(self, text: str) -> Iterator[tuple[int, int, ControlToken | None]]:
-        """The start and end of each text before a control token, and that token."""
+        """Yield the start and end of each text before a control token, and that token."""
         start = 0
         for match in self._any.each(text, overlapping=False):
             yield start, match.start(), self._tokens[match.group()]
@@ -121,7 +121,7 @@ class ControlTokens:
 
     def _message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         broken: dict[str, Any] = self._broken(message, mark)
-        if _is_ours(message):
+        if _is_trusted(message):
             broken["content"] = self._special.broken(message["content"], mark)
         return {**broken, "role": message["role"]}
 
@@ -136,24 +136,24 @@ class ControlTokens:
 
     def _found(self, value: Mapping[str, Any]) -> Iterator[re.Match[str]]:
         for name, entry in value.items():
-            search = self._special if name == "content" and _is_ours(value) else self._any
+            search = self._special if name == "content" and _is_trusted(value) else self._any
             for text in (name, *_texts_in(entry)):
                 yield from search.each(text)
 
-    def _mark(self, given: Guarded) -> str:
+    def _mark(self, given: GuardedChat) -> str:
         values = [given.messages, given.tools, given.variables]
         texts = [text for value in values for text in _texts_in(value)]
         for mark in _MARKS:
             if not any(mark in text for text in texts):
                 return mark
         raise InvalidRequest(
-            "messages: they hold all of U+FDD0 to U+FDEF, which are no characters: remove them",
+            "messages: they contain all of U+FDD0 to U+FDEF, which are no characters: remove them",
             "messages",
         )
 
 
-class _Search:
-    """Finds texts; the longest where one begins another."""
+class _TextSearch:
+    """Finds any of several texts; the longest if one is the start of another."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = [text for text in texts if text]
@@ -161,12 +161,14 @@ class _Search:
         self._pattern = re.compile(_alternatives(known) if known else "(?!)")
 
     def each(self, text: str, overlapping: bool = True) -> Iterator[re.Match[str]]:
-        """`overlapping`: also what begins inside of another one."""
+        """Yield the matches; if `overlapping`, also those that begin inside another one."""
         at = 0
         while at < len(text):
-            match = self._pattern.search(text, at, at + _WINDOW + self._overlap)
-            if match is None or match.start() >= at + _WINDOW:  # there its end may be cut off
-                at += _WINDOW
+            match = self._pattern.search(text, at, at + _WINDOW_CHARS + self._overlap)
+            if (
+                match is None or match.start() >= at + _WINDOW_CHARS
+            ):  # its end may be beyond the window
+                at += _WINDOW_CHARS
                 continue
             yield match
             at = match.start() + 1 if overlapping else match.end()
@@ -179,8 +181,8 @@ class _Search:
         return "".join((*parts, text[at:]))
 
 
-def _is_ours(message: Mapping[str, Any]) -> bool:
-    """Whether the model or the application wrote the content, not a user or a tool."""
+def _is_trusted(message: Mapping[str, Any]) -> bool:
+    """Return whether the model or the application wrote the content, not a user or a tool."""
     roles = ("assistant", "system", "developer")
     return message.get("role") in roles and isinstance(message.get("content"), str)
 
@@ -198,7 +200,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _alternatives(texts: Iterable[str]) -> str:
-    """A pattern of all texts that looks at each character once: hundreds may begin alike."""
+    """Return a pattern of all texts that reads each character once: hundreds may share a start."""
     branches: dict[str, list[str]] = {}
     ends = False
     for text in texts:

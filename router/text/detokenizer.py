@@ -3,9 +3,10 @@
     tokens   ─▶  [ e2 ] [ 82 ac ] [ 20 61 ]
     text out ─▶   ""      "€"       " a"
 
-Bytes of an unfinished character are held until they are whole, and come out as U+FFFD only if
-another character or the end proves that they never will be. Whatever the split, the pieces add
-up to the decoding of all tokens at once. One detokenizer serves one choice, and owns its state.
+The bytes of an unfinished character are held until it is complete, and become U+FFFD only when
+another character or the end proves that it never will be. The pieces add up to the decoding of
+all tokens at once. One detokenizer serves one choice, and owns its state. Why it is our own:
+docs/decisions/0072-own-detokenizer.md.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import orjson
 import tokenizers
 
 REPLACEMENT = "\ufffd"
-_CONTEXT = 6  # tokens of the prompt, so that a leading space is kept
-_HELD_TOKENS = 16  # a character has 4 bytes at most: what is held longer is no character
+_CONTEXT_TOKENS = 6  # of the prompt, so that a leading space is kept
+_MAX_HELD_TOKENS = 16  # more are no character: that has at most 4 bytes
 
 
 class Detokenizer(Protocol):
     def push(self, token: int) -> str:
-        """The text that became certain with this token; often all of it, maybe none."""
+        """Return the text that is certain with this token; it may be empty."""
         ...
 
     def flush(self) -> str:
-        """What is still held, at the end of the output."""
+        """Return the text of the held tokens, at the end of the output."""
         ...
 
 
@@ -51,9 +52,9 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other vocabulary: decodes a short window of tokens twice, before and after. Special
-    tokens stay out of the window: one alone in it would be no context, and the space before the
-    next word would be lost."""
+    """For any other vocabulary: decodes a short window without and with the new token, and returns
+    the difference. Special tokens are left out of the window: alone in it, one would give no
+    context, and the space before the next word would be lost."""
 
     def __init__(
         self,
@@ -63,9 +64,11 @@ class WindowDetokenizer:
     ) -> None:
         self._decode = decode
         self._special = special
-        context = islice((token for token in reversed(prompt) if token not in special), _CONTEXT)
+        context = islice(
+            (token for token in reversed(prompt) if token not in special), _CONTEXT_TOKENS
+        )
         self._window = [*context][::-1]
-        self._known = len(self._window)  # tokens of the window whose text is out
+        self._known = len(self._window)  # tokens of the window whose text was returned
         self._before = decode(self._window) if self._window else ""
 
     def push(self, token: int) -> str:
@@ -74,7 +77,7 @@ class WindowDetokenizer:
         self._window.append(token)
         text = self._decode(self._window)
         held = len(self._window) - self._known
-        if text.endswith(REPLACEMENT) and held < _HELD_TOKENS:
+        if text.endswith(REPLACEMENT) and held < _MAX_HELD_TOKENS:
             return ""
         return self._advance(text)
 
@@ -91,8 +94,8 @@ class WindowDetokenizer:
         return piece
 
 
-class MarkingDetokenizer:
-    """Another one, and beside it the text of some special tokens, which it leaves out."""
+class SpecialTokenDetokenizer:
+    """Adds the texts of some special tokens, which the inner detokenizer leaves out."""
 
     def __init__(self, inner: Detokenizer, marks: Mapping[int, str]) -> None:
         self._inner = inner
@@ -109,7 +112,7 @@ class MarkingDetokenizer:
 def byte_level_bytes(
     tokenizer: tokenizers.Tokenizer, vocabulary: Mapping[str, int]
 ) -> dict[int, bytes] | None:
-    """The bytes of every token if the tokenizer's decoder is the byte-level one, else None."""
+    """Return the bytes of every token if the tokenizer's decoder is byte-level, else None."""
     decoder = orjson.loads(tokenizer.to_str()).get("decoder") or {}
     if decoder.get("type") == "Sequence" and len(decoder.get("decoders", ())) == 1:
         decoder = decoder["decoders"][0]
@@ -120,14 +123,14 @@ def byte_level_bytes(
     for piece, token in vocabulary.items():
         try:
             table[token] = bytes(letters[letter] for letter in piece)
-        except KeyError:  # an added token outside the byte alphabet stands for itself
+        except KeyError:  # an added token that is not in the byte alphabet
             table[token] = piece.encode(errors="replace")
     return table
 
 
 def _byte_letters() -> dict[str, int]:
-    """The printable letter of each byte in byte-level vocabularies (GPT-2's table): printable
-    Latin-1 stands for itself, the rest for letters from U+0100 on, in order."""
+    """Return the byte of each letter in byte-level vocabularies (GPT-2's table): printable Latin-1
+    letters are their own bytes; all other bytes have letters from U+0100 on, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)

@@ -1,12 +1,12 @@
-"""The queue of texts for the tokenizer's threads: which is next.
+"""The queue of texts for the tokenizer's threads, fair between tenants.
 
-    put ─▶ tenants, each with its texts ── next: the tenant that has had least, ─▶ thread ─▶ ended
-                                           and of it the text that is due first
+    put ─▶ tenants, each with its texts ── next: the tenant with the least ─▶ thread ─▶ ended
+                                           use, and its text that is due first
 
-A text is due when it came plus a second for each AGED_CHARS: short texts pass long ones, and no
-text waits for ever. A tenant's turns cost it the characters that they take (start-time fair
-queueing), so one tenant's texts, however many and long, delay another's by one text. A long text
-cannot be interrupted: one thread is kept from them. Pure: time is given. Owned by the tokenizer.
+A text is due a second after its arrival for each CHARS_PER_SECOND: short texts pass long ones, no
+text waits for ever. Each text adds its characters to its tenant's use (start-time fair queueing),
+so one tenant's texts, however many and long, delay another's by one text. A long text cannot be
+interrupted, so one thread takes none. Pure: time is given. Owned by the tokenizer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dataclasses import dataclass, field
 
 from baton.runtime.errors import Overloaded
 
-LONG_CHARS = 1 << 16  # some 50 ms
-AGED_CHARS = 1 << 20  # a second, as long as a thread takes for them
-TURN_CHARS = 256  # a turn costs a tenant no less
+LONG_TEXT_CHARS = 1 << 16  # some 50 ms
+CHARS_PER_SECOND = 1 << 20  # the speed of a thread
+MIN_TURN_CHARS = 256  # the least use that a text adds
 
 _TENANT: ContextVar[bytes] = ContextVar("tenant", default=b"")
 
 
 @contextmanager
 def on_behalf_of(tenant: bytes) -> Iterator[None]:
-    """Texts that the block's task has encoded are this tenant's. The validator, which lies between
-    a front end and the tokenizer, knows no tenants."""
+    """Count the texts that the block's task has encoded as this tenant's. The validator, between
+    front end and tokenizer, knows no tenants."""
     before = _TENANT.set(tenant)
     try:
         yield
@@ -40,31 +40,31 @@ def on_behalf_of(tenant: bytes) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class EncodeJob:
-    """`answer` gets what `work`, on a thread, returns or raises."""
+    """`answer` receives what `work` returns or raises on a thread."""
 
     chars: int
-    came_s: float
+    arrival_s: float
     work: Callable[[], list[int]]
     answer: asyncio.Future[list[int]]
     tenant: bytes = field(default_factory=_TENANT.get)
 
     @property
     def long(self) -> bool:
-        return self.chars > LONG_CHARS
+        return self.chars > LONG_TEXT_CHARS
 
     @property
     def due_s(self) -> float:
-        return self.came_s + self.chars / AGED_CHARS
+        return self.arrival_s + self.chars / CHARS_PER_SECOND
 
 
-_Entry = tuple[float, int, EncodeJob]  # when it is due, and its number
+_Entry = tuple[float, int, EncodeJob]  # due time, and number
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """`had` are the characters of its turns, counted on from those of the last tenant called."""
+    """`used_chars` continues from the use of the tenant that was served last."""
 
-    had: int = 0
+    used_chars: int = 0
     waiting: dict[bool, list[_Entry]] = field(default_factory=lambda: {False: [], True: []})
 
     def __len__(self) -> int:
@@ -79,22 +79,22 @@ class _Tenant:
 
 
 class EncodeQueue:
-    """For `threads` threads; `most` texts at most wait or are with one."""
+    """For `threads` threads; at most `max_texts` wait or are being encoded."""
 
-    def __init__(self, most: int, threads: int) -> None:
-        self._most = most
+    def __init__(self, max_texts: int, threads: int) -> None:
+        self._max_texts = max_texts
         self._threads = threads
-        self._tenants: dict[bytes, _Tenant] = {}  # those with texts that wait, or that had more
+        self._tenants: dict[bytes, _Tenant] = {}  # with waiting texts, or with more use than others
         self._waiting = 0
         self._running = {False: 0, True: 0}
         self._numbers = 0
-        self._had = 0
+        self._served_chars = 0
 
     def put(self, job: EncodeJob) -> EncodeJob | None:
-        """Queue a job. Where the queue is full, the tenant with most texts in it loses the one that
-        is due last, which is returned; Overloaded is raised where that would be this one."""
+        """Queue a job. If the queue is full, remove and return the last due job of the tenant with
+        the most texts; raise Overloaded if that would be this one."""
         displaced = None
-        if self._waiting + sum(self._running.values()) >= self._most:
+        if self._waiting + sum(self._running.values()) >= self._max_texts:
             displaced = self._surplus(job.tenant)
             if displaced is None:
                 raise Overloaded("too many prompts wait for tokenization: try again later")
@@ -106,31 +106,31 @@ class EncodeQueue:
         return displaced
 
     def next(self) -> EncodeJob | None:
-        """Take the job that a free thread is to do now, if there is one."""
+        """Take the next job for a free thread, if there are both."""
         if not self._waiting or sum(self._running.values()) >= self._threads:
             return None
         long_too = self._running[True] < max(1, self._threads - 1)
         heads = [
-            (max(tenant.had, self._had), head, tenant)
+            (max(tenant.used_chars, self._served_chars), head, tenant)
             for tenant in self._tenants.values()
             if (head := tenant.first(long_too)) is not None
         ]
         if not heads:
             return None
-        self._had, (_, _, job), tenant = min(heads, key=lambda found: found[:2])
+        self._served_chars, (_, _, job), tenant = min(heads, key=lambda found: found[:2])
         heapq.heappop(tenant.waiting[job.long])
-        tenant.had = self._had + max(TURN_CHARS, job.chars)
+        tenant.used_chars = self._served_chars + max(MIN_TURN_CHARS, job.chars)
         self._waiting -= 1
         self._running[job.long] += 1
         self._forget(job.tenant)
         return job
 
     def ended(self, job: EncodeJob) -> None:
-        """Its thread is free."""
+        """Record that the job's thread is free."""
         self._running[job.long] -= 1
 
     def discard(self, job: EncodeJob) -> None:
-        """Remove a job that waits; others are left as they are."""
+        """Remove a job if it is still waiting."""
         tenant = self._tenants.get(job.tenant, _Tenant())
         left = [entry for entry in tenant.waiting[job.long] if entry[2] is not job]
         self._waiting -= len(tenant.waiting[job.long]) - len(left)
@@ -147,5 +147,5 @@ class EncodeQueue:
 
     def _forget(self, name: bytes) -> None:
         tenant = self._tenants.get(name)
-        if tenant is not None and not tenant and tenant.had <= self._had:
+        if tenant is not None and not tenant and tenant.used_chars <= self._served_chars:
             del self._tenants[name]

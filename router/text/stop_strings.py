@@ -1,8 +1,8 @@
-"""Stop strings: found across the borders of tokens, never shown, with as little held as can be.
+"""Stop strings: found across token boundaries and never shown; holds back as little as possible.
 
-Text is judged as if it came character by character: the stop string that is complete first
-ends the output, and of those that end at the same place the one that begins first. So the
-result does not depend on how the text was cut. One matcher serves one choice.
+The result is the same as for text that comes character by character, however it is split: the stop
+string that is complete first ends the output, and of those that end at the same character the one
+that begins first. One matcher serves one choice.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """`push` gives the text that may be shown; after a match `stopped` is true, and `push` and
-    `flush` give nothing more."""
+    """`push` returns the text that may be shown; after a match `stopped` is true, and `push` and
+    `flush` return nothing more."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -36,7 +36,7 @@ class StopMatcher:
         return shown
 
     def flush(self) -> str:
-        """What was held back in vain, at the end of the output."""
+        """Return the held text at the end of the output."""
         shown, self._held = self._held, ""
         return shown
 
@@ -49,7 +49,7 @@ class StopMatcher:
         return None if best is None else best[1]
 
     def _possible_start(self) -> int:
-        """The first place from which the held text may yet grow into a stop string."""
+        """Return the first index from which the held text may still become a stop string."""
         length = len(self._held)
         for place in range(max(0, length - self._longest + 1), length):
             tail = self._held[place:]

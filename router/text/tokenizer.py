@@ -1,13 +1,13 @@
-"""The `Tokenizer` seam: text to token ids, and back piece by piece.
+"""The `Tokenizer` interface: from text to token ids, and back piece by piece.
 
-`HfTokenizer` is the real implementation, on Hugging Face `tokenizers`; encoding runs in its own
-two threads with a bounded queue (encode_queue.py), so that a long prompt holds up no other
-request. A prompt whose request has ended leaves the queue at once, and counts for as long as a
-thread is at it. A text that is most likely too long is counted slice by slice before.
+`HfTokenizer` implements it with Hugging Face `tokenizers`; encoding runs in two threads of its
+own with a bounded queue (encode_queue.py), so that a long prompt delays no other request. A
+prompt whose request has ended leaves the queue at once, but counts while a thread encodes it. A
+text that is most likely too long is first counted slice by slice.
 
-Special tokens written in a completion's prompt are read as special tokens, as OpenAI-compatible
-servers do: completion clients depend on it. What a chat's messages hold of them is text
-(control_tokens.py). The thread pool is owned here; `close` ends it.
+Special tokens in a completion's prompt are read as special tokens, as in other OpenAI-compatible
+servers: completion clients depend on it. In a chat's messages they are text (control_tokens.py).
+Owns the thread pool; `close` ends it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Protocol
 
 import tokenizers
 
-from baton.router.text.control_tokens import ControlToken, ControlTokens, Piece
+from baton.router.text.control_tokens import ControlToken, ControlTokens, PromptPiece
 from baton.router.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
-    MarkingDetokenizer,
+    SpecialTokenDetokenizer,
     WindowDetokenizer,
     byte_level_bytes,
 )
@@ -35,61 +35,61 @@ from baton.router.text.plain_tokenizer import PlainTokenizer
 from baton.runtime.errors import InvalidRequest, ModelError, Overloaded
 
 ENCODE_THREADS = 2
-LIKELY_CHARS = 6  # of a token; a text of more than a context of these is counted first
-SLICE_CHARS = 1 << 16  # counted at once: some 50 ms of a thread
-CUT_TOKENS = 64  # by which a slice may count more than its part of the whole text
+LIKELY_CHARS_PER_TOKEN = 6  # a text that needs more to fit the context is counted first
+SLICE_CHARS = 1 << 16  # counted in one call: some 50 ms of a thread
+EXTRA_SLICE_TOKENS = 64  # that a slice may have more than its part of the whole text
 
 
-Text = str | Sequence[Piece]
+Text = str | Sequence[PromptPiece]
 
 
 class Tokenizer(Protocol):
-    """`vocab_size` counts added tokens too. All methods but `encode` are quick."""
+    """`vocab_size` includes added tokens. All methods but `encode` and `exceeds` are fast."""
 
     vocab_size: int
     longest_token_bytes: int
 
     async def encode(self, text: Text, *, add_special_tokens: bool) -> list[int]:
-        """Raises InvalidRequest for text that is not Unicode, or that no tokens but control tokens
-        stand for, Overloaded if too many wait."""
+        """Return the token ids. Raises InvalidRequest for text that is not Unicode, or that only
+        control tokens could represent; Overloaded if too many texts wait."""
         ...
 
     def control_tokens(self, printed: str) -> ControlTokens:
-        """Return the special tokens, and those other added ones that stand in `printed`. From then
-        on `encode` takes pieces in which they are text."""
+        """Return the special tokens, and the other added tokens that occur in `printed`. After
+        this call `encode` accepts pieces in which they are text."""
         ...
 
     async def exceeds(self, text: str, most_tokens: int) -> bool:
-        """Return whether the text has more tokens for sure; False without a look where it is short
-        enough to be encoded at once. Raises what `encode` does."""
+        """Return whether the text certainly has more tokens; False at once if it is short enough
+        to be encoded. Raises the same as `encode`."""
         ...
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token stands for inside a text; maybe a part of a character."""
+        """Return the token's bytes inside a text; they may be a part of a character."""
         ...
 
     def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
-        """A new incremental detokenizer for an output that follows `prompt`. Special tokens are
-        left out, but for those of the texts `shown`."""
+        """Return an incremental detokenizer for an output that follows `prompt`. It leaves out
+        special tokens, except for those with the texts `shown`."""
         ...
 
     async def close(self) -> None: ...
 
 
 class HfTokenizer:
-    """A tokenizer.json; one prompt more than `queue` is refused. Raises ModelError if the file
-    cannot be read."""
+    """The tokenizer of a tokenizer.json; at most `queue` prompts wait. Raises ModelError if the
+    file cannot be read."""
 
     def __init__(self, path: Path, queue: int = 256) -> None:
-        # else a batch, also one of one text, starts a thread for each of the machine's cores
+        # Without this a batch, even of one text, starts a thread for each core.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception; this is its seam
+        except Exception as error:  # the library raises plain Exception
             raise ModelError(f"{path} cannot be read ({error}): download it again") from error
-        # limits on length belong to the router, which says so; a tokenizer must not cut in silence
+        # The router refuses long prompts with an error; the tokenizer must not shorten them.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
@@ -109,12 +109,12 @@ class HfTokenizer:
         self._threads = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer")
 
     async def encode(self, text: Text, *, add_special_tokens: bool) -> list[int]:
-        came_s = asyncio.get_running_loop().time()
+        arrival_s = asyncio.get_running_loop().time()
         if isinstance(text, str):
             work = partial(self._encode, text, add_special_tokens)
         else:
             work = partial(self._encode_pieces, text)
-        return await self._do(text_length(text), came_s, work)
+        return await self._do(text_length(text), arrival_s, work)
 
     def control_tokens(self, printed: str) -> ControlTokens:
         added = self._tokenizer.get_added_tokens_decoder().values()
@@ -127,19 +127,19 @@ class HfTokenizer:
         return control
 
     async def exceeds(self, text: str, most_tokens: int) -> bool:
-        if len(text) <= LIKELY_CHARS * most_tokens:
+        if len(text) <= LIKELY_CHARS_PER_TOKEN * most_tokens:
             return False
-        counted, came_s = 0, asyncio.get_running_loop().time()
+        counted, arrival_s = 0, asyncio.get_running_loop().time()
         for part in _slices(text):
-            tokens = await self._do(len(text), came_s, partial(self._encode, part, False))
-            counted += len(tokens) - CUT_TOKENS
+            tokens = await self._do(len(text), arrival_s, partial(self._encode, part, False))
+            counted += len(tokens) - EXTRA_SLICE_TOKENS
             if counted > most_tokens:
                 return True
         return False
 
-    async def _do(self, chars: int, came_s: float, work: Callable[[], list[int]]) -> list[int]:
-        """Have a thread do the work in its turn; it is of a text of so many characters."""
-        job = EncodeJob(chars, came_s, work, asyncio.get_running_loop().create_future())
+    async def _do(self, chars: int, arrival_s: float, work: Callable[[], list[int]]) -> list[int]:
+        """Queue the work on a text of so many characters, and return a thread's result."""
+        job = EncodeJob(chars, arrival_s, work, asyncio.get_running_loop().create_future())
         displaced = self._queue.put(job)
         if displaced is not None and not displaced.answer.done():
             displaced.answer.set_exception(
@@ -159,7 +159,7 @@ class HfTokenizer:
             running.add_done_callback(partial(self._ended, job))
 
     def _ended(self, job: EncodeJob, running: asyncio.Future[list[int]]) -> None:
-        """Its thread is free; a job whose caller has left has counted until now."""
+        """Free the job's thread, which was in use even if the caller was cancelled."""
         self._running.discard(running)
         self._queue.ended(job)
         if running.cancelled():
@@ -175,8 +175,8 @@ class HfTokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            # a batch of one: for a single text the library keeps the interpreter's lock, and a
-            # long prompt would stop every other request and all heartbeats
+            # A batch of one: for a single text the library holds the interpreter's lock, and a
+            # long prompt would stop every other request and all heartbeats.
             (encoding,) = self._tokenizer.encode_batch(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -185,8 +185,8 @@ class HfTokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def _encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
-        assert self._plain is not None  # who has pieces has asked for control tokens
+    def _encode_pieces(self, pieces: Sequence[PromptPiece]) -> list[int]:
+        assert self._plain is not None  # set by `control_tokens`, before any pieces
         tokens: list[int] = []
         for place, piece in enumerate(pieces):
             if piece.plain:
@@ -215,7 +215,7 @@ class HfTokenizer:
             made = WindowDetokenizer(self.decode, prompt, self._special)
         ids = ((self._tokenizer.token_to_id(text), text) for text in shown)
         marks = {token: text for token, text in ids if token is not None and token in self._special}
-        return MarkingDetokenizer(made, marks) if marks else made
+        return SpecialTokenDetokenizer(made, marks) if marks else made
 
     async def close(self) -> None:
         for running in [*self._running]:
@@ -224,7 +224,7 @@ class HfTokenizer:
 
 
 def _is_markup(text: str) -> bool:
-    """Whether it is no word and no white space, which some vocabularies add too."""
+    """Return whether an added token is no word and no white space, which some models add."""
     return len(text) > 2 and not text.isspace() and not text.isalnum()
 
 
@@ -233,7 +233,7 @@ def text_length(text: Text) -> int:
 
 
 def _slices(text: str) -> Iterator[str]:
-    """Cut before a space where there is one near, as tokenizers do."""
+    """Split the text, before a space if one is near, as tokenizers do."""
     start = 0
     while start < len(text):
         end = start + SLICE_CHARS

@@ -16,7 +16,7 @@ from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.request_parser import decoded, shaped
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.text.tool_calls import FORMS, Calling
+from baton.router.text.tool_calls import FORMS, CallableTools
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest
 
@@ -51,7 +51,7 @@ def request(**fields: Any) -> ChatRequest:
     return shaped(decoded(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest)
 
 
-def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, Calling | None]:
+def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, CallableTools | None]:
     tools, calling = prompt.tools(asked)
     plain = prompt.plain(asked.messages, tools)
     return asyncio.run(prompt.text(plain, tools, asked.chat_template_kwargs, LoopBudget())), calling
@@ -62,7 +62,7 @@ def test_tools_calls_and_results_are_told(tool_templates: dict[str, str], name: 
     prompt = prompt_of(tool_templates[name])
     messages = [ASKED, CALLED, ANSWERED]
     text, calling = text_of(prompt, request(messages=messages, tools=[TOOL]))
-    assert calling == Calling(FORMS[name], frozenset("f"))
+    assert calling == CallableTools(FORMS[name], frozenset("f"))
     assert '{"far": [1, "two"]}' in text and "result" in text and text.count('"f"') >= 2
     alone, calling = text_of(prompt, request(messages=messages))
     assert calling is None and '{"far": [1, "two"]}' in alone and "result" in alone
@@ -73,7 +73,7 @@ def test_arguments_as_a_text_where_the_template_wants_one(tool_templates: dict[s
     prompt = prompt_of(tool_templates["text"], "hermes")
     text, calling = text_of(prompt, request(messages=[ASKED, CALLED, ANSWERED], tools=[TOOL]))
     assert '<call>f<sep>{"far":[1,"two"]}<tool>result' in text
-    assert calling == Calling(FORMS["hermes"], frozenset("f"))
+    assert calling == CallableTools(FORMS["hermes"], frozenset("f"))
 
 
 @pytest.mark.parametrize(

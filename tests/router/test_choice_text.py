@@ -19,7 +19,7 @@ from baton.router.http_frontend.openai_body import (
     ResponseHead,
     Usage,
 )
-from baton.router.text.tool_calls import FORMS, Call, Calling
+from baton.router.text.tool_calls import FORMS, CallableTools, ParsedCall
 from baton.runtime import errors
 
 END = 0
@@ -126,7 +126,7 @@ class Signs(Letters):
 
 
 def calling_choice(*stops: str, parallel: bool = True) -> ChoiceText:
-    may_call = Calling(FORMS["hermes"], frozenset({"f"}), parallel)
+    may_call = CallableTools(FORMS["hermes"], frozenset({"f"}), parallel)
     return ChoiceText(0, Signs(), stops, frozenset(), may_call)
 
 
@@ -153,7 +153,7 @@ def test_calls_are_taken_out_of_the_text(
     outputs = signs(text, finish)
     whole = calling_choice().push(outputs)
     assert (whole.text, whole.finish) == (content, told)
-    assert whole.calls == [Call(index, "f", '{"b": "cd"}') for index in range(calls)]
+    assert whole.calls == [ParsedCall(index, "f", '{"b": "cd"}') for index in range(calls)]
     one_by_one = calling_choice()
     pieces = [one_by_one.push([output]) for output in outputs]
     assert "".join(piece.text for piece in pieces) == content
@@ -222,7 +222,7 @@ def test_a_call_is_told_name_first() -> None:
     opening = renderer.opening(ChoiceDelta(0))
     assert opening is not None
     assert json.loads(opening)["choices"][0]["delta"]["content"] is None
-    calls = [Call(0, "f", '{"a": "é"}'), Call(1, "g", "{}")]
+    calls = [ParsedCall(0, "f", '{"a": "é"}'), ParsedCall(1, "g", "{}")]
     bodies = renderer.chunks(ChoiceDelta(1, "So", [entry(1)], "tool_calls", calls))
     choices = [json.loads(body)["choices"][0] for body in bodies]
     assert all(choice["index"] == 1 for choice in choices)
@@ -246,14 +246,16 @@ def test_pieces_beside_calls_say_no_content() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True, tools=True)
     (held,) = renderer.chunks(ChoiceDelta(0, "", [entry(1)]))
     assert json.loads(held)["choices"][0]["delta"] == {"content": None}
-    assert len(renderer.chunks(ChoiceDelta(0, calls=[Call(0, "f", "{}")]))) == 2
+    assert len(renderer.chunks(ChoiceDelta(0, calls=[ParsedCall(0, "f", "{}")]))) == 2
 
 
 @pytest.mark.parametrize(("text", "content"), [("", None), ("So", "So")])
 def test_calls_of_a_whole_answer(text: str, content: str | None) -> None:
     renderer = ChatRenderer(HEADING, token_bytes, False, tools=True)
     pieces = [
-        ChoiceDelta(0, text, finish="tool_calls", calls=[Call(0, "f", "{}"), Call(1, "g", "{}")]),
+        ChoiceDelta(
+            0, text, finish="tool_calls", calls=[ParsedCall(0, "f", "{}"), ParsedCall(1, "g", "{}")]
+        ),
         ChoiceDelta(1, "", finish="stop"),
     ]
     called, silent = json.loads(renderer.whole(pieces, USAGE))["choices"]

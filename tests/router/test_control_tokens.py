@@ -18,7 +18,12 @@ from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.text.control_tokens import MOST_BROKEN, ControlToken, ControlTokens, Guarded
+from baton.router.text.control_tokens import (
+    MAX_BROKEN_TOKENS,
+    ControlToken,
+    ControlTokens,
+    GuardedChat,
+)
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.config import ControlTokensInChats
 from baton.runtime.errors import InvalidRequest
@@ -135,8 +140,8 @@ def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def guarded(control: ControlTokens, *contents: str) -> Guarded:
-    return control.guard(Guarded([user(content) for content in contents], [], {}))
+def guarded(control: ControlTokens, *contents: str) -> GuardedChat:
+    return control.guard(GuardedChat([user(content) for content in contents], [], {}))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -268,7 +273,7 @@ def test_guarded_text_holds_no_control_token(known: list[str], text: str) -> Non
 
 
 def test_long_text_of_beginnings_is_guarded_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.text.control_tokens._WINDOW", 7)
+    monkeypatch.setattr("baton.router.text.control_tokens._WINDOW_CHARS", 7)
     control = ControlTokens(ControlToken(f"<|reserved_{i}|>") for i in range(999))
     text = "<|reserved_99" * 1000 + "<|reserved_99|>" + "<|reserved_9" * 1000
     broken = guarded(control, text).messages[0]["content"]
@@ -277,9 +282,9 @@ def test_long_text_of_beginnings_is_guarded_fast(monkeypatch: pytest.MonkeyPatch
 
 def test_very_many_control_tokens_are_refused() -> None:
     control = ControlTokens([ControlToken(END)])
-    assert guarded(control, END * MOST_BROKEN).mark
+    assert guarded(control, END * MAX_BROKEN_TOKENS).mark
     with pytest.raises(InvalidRequest, match="send fewer"):
-        guarded(control, END * MOST_BROKEN, END)
+        guarded(control, END * MAX_BROKEN_TOKENS, END)
 
 
 def test_marks_are_found_or_the_text_is_refused() -> None:

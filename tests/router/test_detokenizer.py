@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from baton.router.text.detokenizer import MarkingDetokenizer, WindowDetokenizer, byte_level_bytes
+from baton.router.text.detokenizer import (
+    SpecialTokenDetokenizer,
+    WindowDetokenizer,
+    byte_level_bytes,
+)
 from baton.router.text.tokenizer import HfTokenizer
 
 TEXTS = st.text(
@@ -159,7 +163,7 @@ def test_what_is_held_comes_before_a_special_token() -> None:
     made = sentencepiece()
     half = token_of(made, "<0xF0>")
     inner = WindowDetokenizer(lambda tokens: str(made.decode(list(tokens))), [])
-    detokenizer = MarkingDetokenizer(inner, {9999: "[MARK]"})
+    detokenizer = SpecialTokenDetokenizer(inner, {9999: "[MARK]"})
     assert detokenizer.push(half) == ""
     shown = detokenizer.push(9999)
     assert shown.endswith("[MARK]") and len(shown) > len("[MARK]")

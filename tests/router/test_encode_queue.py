@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from baton.router.text.encode_queue import AGED_CHARS, LONG_CHARS, EncodeJob, EncodeQueue
+from baton.router.text.encode_queue import CHARS_PER_SECOND, LONG_TEXT_CHARS, EncodeJob, EncodeQueue
 from baton.runtime.errors import Overloaded
 
 
-def job(chars: int = 100, came_s: float = 0.0, tenant: bytes = b"a") -> EncodeJob:
-    return EncodeJob(chars, came_s, list, cast(Any, None), tenant)
+def job(chars: int = 100, arrival_s: float = 0.0, tenant: bytes = b"a") -> EncodeJob:
+    return EncodeJob(chars, arrival_s, list, cast(Any, None), tenant)
 
 
 def order(queue: EncodeQueue, jobs: list[EncodeJob]) -> list[int]:
@@ -36,7 +36,7 @@ def test_short_text_passes_long_one() -> None:
 
 def test_long_text_is_passed_until_its_age_counts() -> None:
     queue = EncodeQueue(10, 1)
-    jobs = filled(queue, job(4 * AGED_CHARS), job(100, 3.9), job(100, 4.1))
+    jobs = filled(queue, job(4 * CHARS_PER_SECOND), job(100, 3.9), job(100, 4.1))
     assert order(queue, jobs) == [1, 0, 2]
 
 
@@ -69,17 +69,19 @@ def test_tenant_that_waits_for_nothing_saves_no_turns() -> None:
 
 def test_one_thread_is_kept_from_long_texts() -> None:
     queue = EncodeQueue(10, 2)
-    long, _, short = filled(queue, job(LONG_CHARS + 1), job(LONG_CHARS + 1), job(came_s=9.0))
+    long, _, short = filled(
+        queue, job(LONG_TEXT_CHARS + 1), job(LONG_TEXT_CHARS + 1), job(arrival_s=9.0)
+    )
     assert [queue.next() for _ in range(3)] == [long, short, None]
     alone = EncodeQueue(10, 1)
-    assert order(alone, filled(alone, job(LONG_CHARS + 1), job(LONG_CHARS + 1))) == [0, 1]
+    assert order(alone, filled(alone, job(LONG_TEXT_CHARS + 1), job(LONG_TEXT_CHARS + 1))) == [0, 1]
 
 
 def test_two_long_texts_never_run_at_once() -> None:
     queue = EncodeQueue(10, 2)
-    first, second = filled(queue, job(LONG_CHARS + 1), job(LONG_CHARS + 1, tenant=b"b"))
+    first, second = filled(queue, job(LONG_TEXT_CHARS + 1), job(LONG_TEXT_CHARS + 1, tenant=b"b"))
     assert queue.next() is first and queue.next() is None
-    short = filled(queue, job(came_s=50.0))[0]
+    short = filled(queue, job(arrival_s=50.0))[0]
     assert queue.next() is short
     queue.ended(first)
     assert queue.next() is second

@@ -11,7 +11,7 @@ from baton.proto import client_pb2
 from baton.router.answers.choice_text import ChoiceDelta, TokenLogprob
 from baton.router.answers.request_handler import Usage
 from baton.router.grpc_frontend.reply import pieces_reply, status_of, usage_reply
-from baton.router.text.tool_calls import Call
+from baton.router.text.tool_calls import ParsedCall
 from baton.runtime import errors
 from baton.runtime.errors import (
     BatonError,
@@ -80,7 +80,7 @@ def test_a_field_that_is_no_ascii_may_stand_in_a_trailer() -> None:
 
 def test_pieces() -> None:
     logprob = TokenLogprob(65, -0.5, ((66, -1.0), (200, -math.inf)), 3)
-    piece = ChoiceDelta(2, "text", [logprob], "tool_calls", [Call(0, "f", '{"a": 1}')])
+    piece = ChoiceDelta(2, "text", [logprob], "tool_calls", [ParsedCall(0, "f", '{"a": 1}')])
     reply = pieces_reply([piece, ChoiceDelta(0, "é")], token_bytes)
     assert not reply.HasField("usage")
     first, second = reply.pieces

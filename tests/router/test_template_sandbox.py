@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.router.templates import template_meter
-from baton.router.templates.chat_template import MOST_SOURCE, ChatTemplate
+from baton.router.templates.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 from baton.runtime.errors import InvalidRequest, ModelError
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "a\n" * 1000}]
@@ -99,7 +99,7 @@ def test_hostile_template_takes_little_memory(name: str, monkeypatch: pytest.Mon
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 3 * template_meter.MOST_MADE
+    assert peak < 3 * template_meter.MAX_TOTAL_CHARS
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_empty_bodies_are_rendered() -> None:
 
 def test_template_too_long_is_the_models_error() -> None:
     with pytest.raises(ModelError, match="at most"):
-        ChatTemplate("x" * (MOST_SOURCE + 1), {})
+        ChatTemplate("x" * (MAX_TEMPLATE_CHARS + 1), {})
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{% if 1 %}" * 200, "{{ " + "(" * 9999, "{% x %}"])

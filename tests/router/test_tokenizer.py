@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.router.text import tokenizer as tokenizer_module
-from baton.router.text.encode_queue import LONG_CHARS, on_behalf_of
+from baton.router.text.encode_queue import LONG_TEXT_CHARS, on_behalf_of
 from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import InvalidRequest, Overloaded
 
@@ -139,7 +139,7 @@ async def test_a_long_text_does_not_stop_the_other_requests(model_folder: Path) 
 
 
 async def test_a_thread_is_kept_from_long_texts(held: Held) -> None:
-    long = [await held.ask("a" * (LONG_CHARS + 1)) for _ in range(2)]
+    long = [await held.ask("a" * (LONG_TEXT_CHARS + 1)) for _ in range(2)]
     short = await held.begin("b")
     assert len(held.begun) == 2 and not any(task.done() for task in (*long, short))
     held.go.set()
@@ -184,9 +184,9 @@ def test_no_text_that_fits_is_too_long(model_folder: Path, parts: list[tuple[str
         await tokenizer.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer_module, "LIKELY_CHARS", 0)
+        patch.setattr(tokenizer_module, "LIKELY_CHARS_PER_TOKEN", 0)
         patch.setattr(tokenizer_module, "SLICE_CHARS", 64)
-        patch.setattr(tokenizer_module, "CUT_TOKENS", 8)
+        patch.setattr(tokenizer_module, "EXTRA_SLICE_TOKENS", 8)
         asyncio.run(main())
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.text.tool_calls import FORMS, Call, Calling, CallParser
+from baton.router.text.tool_calls import FORMS, CallableTools, ParsedCall, ToolCallParser
 
 NAMES = frozenset({"f", "get_weather", "a-b.c"})
 ARGUMENTS = '{"city": "Zürich", "days": [1, 2.50], "note": "</tool_call> } \\" \\u00e9"}'
@@ -21,9 +21,9 @@ BARE = f'{{"name": "f", "parameters": {ARGUMENTS}}}'
 def parsed(
     form: str, pieces: Sequence[str], parallel: bool = True
 ) -> tuple[str, list[tuple[str, str]]]:
-    parser = CallParser(Calling(FORMS[form], NAMES, parallel))
+    parser = ToolCallParser(CallableTools(FORMS[form], NAMES, parallel))
     content = ""
-    calls: list[Call] = []
+    calls: list[ParsedCall] = []
     for text, found in [*(parser.push(piece) for piece in pieces), parser.flush()]:
         content += text
         calls += found
@@ -220,14 +220,14 @@ def test_what_was_written_is_read_back(
 
 
 def test_one_call_where_only_one_is_wanted() -> None:
-    parser = CallParser(Calling(FORMS["hermes"], NAMES, parallel=False))
-    assert parser.push(f"a{hermes(ONE)}{hermes(ONE)}b") == ("a", [Call(0, "f", ARGUMENTS)])
+    parser = ToolCallParser(CallableTools(FORMS["hermes"], NAMES, parallel=False))
+    assert parser.push(f"a{hermes(ONE)}{hermes(ONE)}b") == ("a", [ParsedCall(0, "f", ARGUMENTS)])
     assert parser.full and parser.push(hermes(ONE)) == ("", []) == parser.flush()
     assert parsed("mistral", [f"[TOOL_CALLS] [{ONE}, {ONE}]"], False) == ("", [("f", ARGUMENTS)])
 
 
 def test_content_is_not_held_longer_than_it_must_be() -> None:
-    parser = CallParser(Calling(FORMS["hermes"], NAMES))
+    parser = ToolCallParser(CallableTools(FORMS["hermes"], NAMES))
     assert parser.push("one two") == ("one two", [])
     assert parser.push(" \n") == ("", [])
     assert parser.push("three <tool") == (" \nthree", [])
@@ -245,7 +245,7 @@ def test_content_is_not_held_longer_than_it_must_be() -> None:
 def test_no_text_is_read_again_and_again(start: str, piece: str) -> None:
     """A model that repeats itself must not hold up the router: this takes a hundredth of the
     limit, and minutes if each piece or each opening made it read all that is held."""
-    parser = CallParser(Calling(FORMS["hermes"], NAMES))
+    parser = ToolCallParser(CallableTools(FORMS["hermes"], NAMES))
     parser.push(start)
     started = time.process_time()
     for _ in range(20_000):
@@ -268,7 +268,7 @@ def test_what_comes_at_once_is_not_copied_for_each_false_opening(form: str, piec
 
     def seconds(count: int) -> float:
         text = piece * count
-        parser = CallParser(Calling(FORMS[form], NAMES))
+        parser = ToolCallParser(CallableTools(FORMS[form], NAMES))
         started = time.process_time()
         first, _ = parser.push(text)
         rest, _ = parser.flush()

@@ -81,14 +81,14 @@ def test_a_template_of_its_own_for_tools(tool_templates: dict[str, str]) -> None
 
 def test_messages_are_made_to_suit() -> None:
     both: list[dict[str, Any]] = [CALLED, ANSWERED]
-    assert ToolSupport().suited(both) == both
-    (called, answered) = ToolSupport(text_arguments=True, short_ids=True).suited(both)
+    assert ToolSupport().adapted(both) == both
+    (called, answered) = ToolSupport(text_arguments=True, short_ids=True).adapted(both)
     (call,) = called["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"a":[1]}'}
     assert call["id"] == answered["tool_call_id"]
     assert len(call["id"]) == 9 and call["id"].isalnum()
     assert both == [CALLED, ANSWERED] and CALLED["tool_calls"][0]["id"] == "call_12"  # type: ignore[index]
-    kept = ToolSupport(short_ids=True).suited([{**ANSWERED, "tool_call_id": "abcDEF012"}])
+    kept = ToolSupport(short_ids=True).adapted([{**ANSWERED, "tool_call_id": "abcDEF012"}])
     assert kept[0]["tool_call_id"] == "abcDEF012"
-    other = ToolSupport(short_ids=True).suited([{**ANSWERED, "tool_call_id": "call_13"}])
+    other = ToolSupport(short_ids=True).adapted([{**ANSWERED, "tool_call_id": "call_13"}])
     assert other[0]["tool_call_id"] != call["id"]

@@ -12,7 +12,7 @@ from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, 
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.text.tool_calls import FORMS, Calling
+from baton.router.text.tool_calls import FORMS, CallableTools
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
@@ -187,9 +187,9 @@ async def test_what_may_be_called_is_told_to_the_parser() -> None:
 
     told = await asked(tools=tools)
     assert told.prompt == tuple(b"fguhi;")
-    assert told.calling == Calling(FORMS["mistral"], frozenset("fg"))
+    assert told.calling == CallableTools(FORMS["mistral"], frozenset("fg"))
     alone = await asked(tools=tools, tool_choice="auto", parallel_tool_calls=False)
-    assert alone.calling == Calling(FORMS["mistral"], frozenset("fg"), parallel=False)
+    assert alone.calling == CallableTools(FORMS["mistral"], frozenset("fg"), parallel=False)
     for fields in ({}, {"tools": []}, {"tools": tools, "tool_choice": "none"}):
         untold = await asked(**fields)
         assert untold.calling is None and untold.prompt == tuple(b"uhi;")
