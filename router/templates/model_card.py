@@ -103,7 +103,7 @@ def _count(config: dict[str, Any], key: str, folder: Path) -> int:
 
 
 def _templates(folder: Path, tokenizer: dict[str, Any]) -> dict[str, str]:
-    """By name; one that has none is the "default". chat_template.jinja wins over
+    """Return the templates by name; an unnamed one is "default". chat_template.jinja wins over
     tokenizer_config.json, as in transformers."""
     path = folder / "chat_template.jinja"
     if path.is_file():

@@ -25,7 +25,7 @@ from baton.runtime.errors import InvalidRequest
 
 NoContent = Literal["null", "absent", "empty"]
 _NO_CONTENT: tuple[NoContent, ...] = get_args(NoContent)
-_NAME, _RESULT = "look_up_probe", "what the probe told"
+_NAME, _RESULT = "look_up_probe", "the result of the probe"
 _ARGUMENTS = {"probe_key": "probe value"}
 _ID = "call_" + "0" * 32  # the form of our own ids
 _SHORT_LENGTH = 9  # letters and digits: Mistral's templates require it

@@ -1,7 +1,7 @@
 """A tokenizer to which some added tokens are ordinary text.
 
-It shares the vocabulary of the whole one, so it costs no memory; only what surrounds that is made
-again, without those tokens. Knows no chats. Immutable.
+It shares the vocabulary of the whole tokenizer, so it costs no memory; only the added tokens and
+the steps around the vocabulary are made again, without those tokens. Knows no chats. Immutable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EMPTY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 
 
 class PlainTokenizer:
-    """Of `whole`, less the added tokens of the texts `unknown`."""
+    """The tokenizer `whole` without the added tokens of the texts `unknown`."""
 
     def __init__(self, whole: tokenizers.Tokenizer, unknown: Collection[str]) -> None:
         added = whole.get_added_tokens_decoder()
@@ -27,15 +27,15 @@ class PlainTokenizer:
         description = orjson.loads(whole.to_str())
         self._first = _stripped(whole, description, kept)
         self._later = _stripped(whole, _without_prefix(description), kept)
-        self._ids = {  # of this one, by those of the whole one
+        self._ids = {  # from ids of this tokenizer to those of the whole one
             self._first.token_to_id(each.content): token
             for token, each in added.items()
             if each.content not in unknown
         }
 
     def encode(self, text: str, first: bool) -> list[int]:
-        """`first`: the text begins the prompt. Raises InvalidRequest where the vocabulary knows
-        nothing but the control token for it."""
+        """Encode a text, which begins the prompt if `first`. Raises InvalidRequest if only a
+        control token could represent it."""
         tokenizer = self._first if first else self._later
         (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
         tokens = [self._ids.get(token, token) for token in encoding.ids]
@@ -70,7 +70,7 @@ def _stripped(
 
 
 def _without_prefix(description: dict[str, Any]) -> dict[str, Any]:
-    """With the space that begins a text left out, where only the first text gets one."""
+    """Return the description without the space that only the first text of a prompt gets."""
     found = description.get("pre_tokenizer") or {}
     steps = found.get("pretokenizers", [found])
     bare = [

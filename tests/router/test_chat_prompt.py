@@ -58,7 +58,9 @@ def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, CallableTools 
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
-def test_tools_calls_and_results_are_told(tool_templates: dict[str, str], name: str) -> None:
+def test_tools_calls_and_results_are_in_the_prompt(
+    tool_templates: dict[str, str], name: str
+) -> None:
     prompt = prompt_of(tool_templates[name])
     messages = [ASKED, CALLED, ANSWERED]
     text, calling = text_of(prompt, request(messages=messages, tools=[TOOL]))
@@ -100,7 +102,7 @@ def test_what_the_template_would_ignore_is_refused(
     assert refused.value.field == field
 
 
-def test_a_tool_that_is_not_told_of_needs_no_template_for_it() -> None:
+def test_an_unused_tool_needs_no_template() -> None:
     text, calling = text_of(prompt_of(PLAIN), request(tools=[TOOL], tool_choice="none"))
     assert (text, calling) == ("<user>hi", None)
 

@@ -166,7 +166,7 @@ async def test_open_calls_are_bounded_too(
         watching.cancel()
 
 
-async def test_a_bug_before_the_answer_is_logged_and_not_told(
+async def test_a_bug_before_the_answer_is_logged_and_not_shown(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: Any) -> Any:

@@ -96,7 +96,7 @@ async def test_who_watches_hears_each_change_and_the_end(grpc_router: StartGrpcR
         await eventually(lambda: running.serving.done())
 
 
-async def test_those_who_watch_are_bounded(
+async def test_watching_clients_are_bounded(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_health, "MAX_WATCHERS", 1)

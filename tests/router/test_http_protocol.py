@@ -199,7 +199,7 @@ async def test_what_comes_after_an_answer_and_is_no_head_ends_the_connection(wir
         assert await reader.read() == b""  # closed, and without a word
 
 
-async def test_a_body_that_nobody_reads_any_more_has_an_end(wire: Any) -> None:
+async def test_the_rest_of_an_unread_body_is_bounded(wire: Any) -> None:
     ask, _, writer = wire
     endless = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert b"404" in await ask(endless)
@@ -341,7 +341,7 @@ async def test_who_does_not_read_is_cut_off(unread: Any, requests: bytes) -> Non
     await eventually(lambda: lost, 10)
 
 
-async def test_a_stream_that_nobody_reads_is_cut_off(unread: Any) -> None:
+async def test_an_unread_stream_is_cut_off(unread: Any) -> None:
     running, client, lost = unread
     client.send(post(max_tokens=900, stream=True, ignore_eos=True))
     await eventually(lambda: lost, 10)

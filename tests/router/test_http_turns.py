@@ -50,9 +50,7 @@ async def ask(router: StartRouter) -> AsyncIterator[Ask]:
     ],
     ids=["no head", "bad head", "bad body"],
 )
-async def test_what_is_no_request_is_told_behind_the_answers_before_it(
-    ask: Ask, bad: bytes
-) -> None:
+async def test_an_invalid_request_is_answered_behind_earlier_ones(ask: Ask, bad: bytes) -> None:
     """Its error was written into the midst of the stream, or taken for an earlier answer."""
     statuses, answers = await ask(STREAM + STREAM + bad)
     assert statuses == [200, 200, 400]
@@ -114,6 +112,6 @@ async def test_a_compressed_body_is_refused_by_its_header(
     assert word in answers and b'"param":"%s"' % header.partition(b":")[0] in answers
 
 
-async def test_a_method_that_is_not_allowed_is_told_which_one_is(ask: Ask) -> None:
+async def test_a_refused_method_names_the_allowed_one(ask: Ask) -> None:
     statuses, answers = await ask(b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n" + LAST)
     assert statuses == [405, 200] and b"use POST" in answers
