@@ -224,7 +224,7 @@ def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
     elif part == "gate":
         monkeypatch.setattr(
             deterministic_runner,
-            "gate",
+            "strict_gate",
             lambda x, activation: torch_gating(x, activation) * (1 + 1e-6 * len(x)),
         )
     else:
