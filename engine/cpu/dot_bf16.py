@@ -9,6 +9,7 @@ Knows no model; needs numba, which is optional, and keeps no state.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -60,7 +61,12 @@ def has_matrix_unit() -> bool:
 
 @cache
 def _features() -> dict[str, bool]:
-    return dict(binding.get_host_cpu_features())
+    """Return what the code that Numba compiles may use: this processor's features, or those of
+    `NUMBA_CPU_FEATURES` ("+avx2,+fma") where that restricts them."""
+    restricted = os.environ.get("NUMBA_CPU_FEATURES")
+    if restricted is None:
+        return dict(binding.get_host_cpu_features())
+    return {each[1:]: each.startswith("+") for each in restricted.split(",") if each}
 
 
 def load(builder: Any, address: Any, offset: int, kind: Any) -> Any:

@@ -39,7 +39,7 @@ def outside(module: str) -> set[str]:
         if not name.startswith("baton."):
             found.add(name.partition(".")[0])
             continue
-        path = Path(packages.__file__).parents[1].joinpath(*name.split(".")[1:]).with_suffix(".py")
+        path = Path(packages.__file__).parents[2].joinpath(*name.split(".")[1:]).with_suffix(".py")
         if path.is_file():
             waiting += imported_at_once(ast.parse(path.read_text()).body)
     return found - set(sys.stdlib_module_names)
