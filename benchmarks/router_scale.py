@@ -23,7 +23,7 @@ import orjson
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest
+from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Connection, RouterLink
 from baton.router.fleet.fleet import Fleet

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from baton.router.answers.active_request import OutputToken
+from baton.router.dispatch.active_request import OutputToken
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.stop_strings import StopMatcher
 from baton.router.text.tool_calls import CallableTools, ParsedCall, ToolCallParser

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.context import Context
 
-from baton.router.answers.active_request import ActiveRequest, OutputToken
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
-from baton.router.answers.prompt_logprobs import PromptScores
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.dispatch.prompt_logprobs import PromptScores
 from baton.router.requests.admission import Admission
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import Tokenizer

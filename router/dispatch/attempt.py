@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest, Finish, OutputToken
+from baton.router.dispatch.active_request import ActiveRequest, Finish, OutputToken
 from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
 from baton.router.fleet.worker_link import WorkerLink

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Collection
 from typing import TypeVar
 
-from baton.router.answers.active_request import ActiveRequest
+from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.attempt import Attempt
 from baton.router.fleet.worker_link import WorkerLink
 

@@ -18,12 +18,12 @@ from collections.abc import Iterable
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest
-from baton.router.answers.prompt_logprobs import scores_of
+from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.attempt import SUSPECT, Attempt, hangs_workers, output_token
 from baton.router.dispatch.attempts import Attempts
 from baton.router.dispatch.migrator import Migrator
 from baton.router.dispatch.placement_queue import STOPPING, PlacementQueue
+from baton.router.dispatch.prompt_logprobs import scores_of
 from baton.router.dispatch.submitter import Submitter
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.worker_link import WorkerLink

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.dispatch.attempt import Attempt, ended_before_loss
 from baton.router.dispatch.attempts import Attempts
 from baton.router.dispatch.migration_queue import MigrationQueue

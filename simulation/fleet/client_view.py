@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.router.answers.active_request import ActiveRequest, OutputToken
 from baton.router.answers.choice_text import ChoiceDelta
 from baton.router.answers.request_handler import RequestHandler
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.text.control_tokens import ControlTokens
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.tokenizer import Text

@@ -14,8 +14,8 @@ from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import Drawn
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest, OutputToken
 from baton.router.answers.request_handler import RequestServices, Usage
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
 from baton.runtime.sampling import SamplingParams

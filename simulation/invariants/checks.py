@@ -20,7 +20,7 @@ from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.prefill_worker import worker as prefill
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2
-from baton.router.answers.active_request import ActiveRequest
+from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.errors import BatonError, ReadFailed
 from baton.runtime.registry import Role

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-import baton.router.answers.active_request as generation_module
+import baton.router.dispatch.active_request as generation_module
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import Cancelled, WorkerLost
 from baton.simulation.virtual.virtual_time import on_virtual_time

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.answers.active_request import OutputToken
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.client_access.error_body import error_body
+from baton.router.dispatch.active_request import OutputToken
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_body import (
     ChatRenderer,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest
+from baton.router.dispatch.active_request import ActiveRequest
 from baton.runtime.errors import (
     BatonError,
     Cancelled,

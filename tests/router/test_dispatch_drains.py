@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.router.answers.active_request import ActiveRequest
+from baton.router.dispatch.active_request import ActiveRequest
 from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest, OutputToken
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.router_process import FAST_ROUTER, StartRouter, eventually

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import ActiveRequest
+from baton.router.dispatch.active_request import ActiveRequest
 from baton.runtime.errors import BatonError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output

@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
-from baton.router.answers.active_request import OutputToken
+from baton.router.dispatch.active_request import OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig

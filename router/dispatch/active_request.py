@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton.router.answers.prompt_logprobs import PromptScores
+from baton.router.dispatch.prompt_logprobs import PromptScores
 from baton.router.fleet.worker_view import Numbers
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
