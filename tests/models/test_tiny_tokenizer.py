@@ -19,7 +19,7 @@ from baton.models.tiny_tokenizer import ENTRIES, SPECIAL_TOKENS, ChatEncoder
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import support_of
 from baton.router.text.tokenizer import HfTokenizer
-from baton.router.text.tool_calls import Calling, CallParser
+from baton.router.text.tool_calls import CallableTools, ToolCallParser
 
 TOKENIZER = tiny_tokenizer.train()
 ENCODER = ChatEncoder(TOKENIZER)
@@ -135,7 +135,7 @@ def test_the_router_reads_the_calls_that_were_trained_on() -> None:
         for message in talk.messages:
             if message["role"] != "assistant":
                 continue
-            parser = CallParser(Calling(form, names))
+            parser = ToolCallParser(CallableTools(form, names))
             told = tiny_tokenizer.texts(Conversation((message,), ("",), (), frozenset()))[0]
             text, calls = parser.push(told.removeprefix("<|assistant|>"))
             rest, more = parser.flush()
