@@ -64,6 +64,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "triton": {"spec", "memory", "model", "sampling"},
         "deterministic": {"spec", "memory", "model", "cpu", "triton"},
         "checkpoint": {"spec", "memory", "model"},
+        "speculation": {"scheduling", "spec", "memory", "model", "sampling", "checkpoint"},
         "execution": {
             "scheduling",
             "spec",
@@ -74,6 +75,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "triton",
             "checkpoint",
             "deterministic",
+            "speculation",
         },
     },
     "router": {
