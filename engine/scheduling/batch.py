@@ -19,6 +19,7 @@ from baton.runtime.sampling import SamplingParams
 
 __all__ = [
     "Done",
+    "DraftWork",
     "Draw",
     "Drawn",
     "Engine",
@@ -31,6 +32,7 @@ __all__ = [
     "StepHandle",
     "Started",
     "StepResult",
+    "continued",
     "fed",
     "forsake",
     "unfinished",
@@ -39,7 +41,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to draw from the logits of a slice's last token."""
+    """One token to draw from the logits of a slice's last token, or of one of its rows where it
+    verifies proposals."""
 
     choice: int
     position: int  # absolute position of the token to be drawn
@@ -67,18 +70,39 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftWork:
+    """What a draft model computes of a slice: KV of its tokens and of those that it has missed,
+    then proposals. Where it proposes, the slice holds one known token and `tokens` + 1 draws,
+    whose histories miss the proposals, and its blocks cover the proposals too."""
+
+    missing: Sequence[int] = ()  # tokens before `start` whose draft KV is not in the blocks
+    tokens: int = 0  # to propose at most, in the same step, before the target verifies
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens of one sequence to compute, after `start` tokens that are in its blocks already."""
+    """Tokens of one sequence to compute, after `start` tokens that are in its blocks already.
+
+        plain          t                draws: of t; several for the choices of one prompt
+        verification   t  p1  p2  p3    proposed = 3: draw i is made from the logits of token i,
+                       │  │   │   │     with the history after p1 to pi; `drawn` ends with the
+                       d0 d1  d2  d3    first that differs from its proposal (d0 from p1, ..)
+
+    So the tokens drawn are those of plain decoding, whatever was proposed. KV of rejected proposals
+    is written behind the accepted ones, and written over by the steps that follow.
+    """
 
     tokens: Sequence[int]
     start: int  # position of tokens[0]
     blocks: Sequence[int]  # block table, covering start + len(tokens)
-    draws: tuple[Draw, ...] = ()  # several for the choices of one prompt; none: not the last chunk
+    draws: tuple[Draw, ...] = ()  # none: not the last chunk
     # Place, in the step submitted before, of the slice whose first draw is the only token here
     # (`tokens` then holds one 0): so that a step can be submitted before that one's result is in.
     # That token is missing at the end of the draws' histories, too.
     feed: int | None = None
     scoring: Scoring | None = None
+    proposed: int = 0  # of `tokens`, all but the first: proposals; as many draws, and one more
+    draft: DraftWork | None = None  # None: a draft model computes nothing of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +127,10 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`drawn[i]` are the draws of slice i, in the order of its `draws`. A slice whose logits
-    were not finite has its index in `broken`, one that could not be computed has its error in
-    `failed`; both have no draws. The others are unharmed."""
+    """`drawn[i]` are the draws of slice i, in the order of its `draws`; of one that verifies, those
+    up to the first that differs from its proposal. A slice whose logits were not finite has its
+    index in `broken`, one that could not be computed has its error in `failed`; both have no
+    draws. The others are unharmed."""
 
     drawn: tuple[tuple[Drawn, ...], ...]
     device_s: float = 0.0
@@ -113,6 +138,8 @@ class StepResult:
     failed: Mapping[int, EngineError] = field(default_factory=dict)
     shortages: int = 0  # how often memory was short, so that slices were run again in parts
     scores: Mapping[int, Scores] = field(default_factory=dict)  # of the slices with a `scoring`
+    proposed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # by a draft model
+    draft_s: float = 0.0  # of `device_s`
 
 
 def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
@@ -131,15 +158,19 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
         if len(item.tokens) != 1 or not (drawn or lost):
             raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")
         token = drawn[0].token if drawn else 0
-        draws = tuple([_continued(draw, token) for draw in item.draws])
-        slices[index] = Slice((token,), item.start, item.blocks, draws)
+        draws = tuple([continued(draw, (token,)) for draw in item.draws])
+        slices[index] = replace(item, tokens=(token,), draws=draws, feed=None)
     return StepBatch(tuple(slices))
 
 
-def _continued(draw: Draw, token: int) -> Draw:
-    if draw.history is None:
+def continued(draw: Draw, tokens: Sequence[int]) -> Draw:
+    """Return `draw` with `tokens` at the end of its history, where it has one."""
+    if draw.history is None or not tokens:
         return draw
-    return replace(draw, history=draw.history.continued(token))
+    history = draw.history
+    for token in tokens:
+        history = history.continued(token)
+    return replace(draw, history=history)
 
 
 def unfinished(batch: StepBatch) -> StepResult:
