@@ -27,9 +27,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from baton.decode_worker.peer_calls import HandoffLink
+from baton.decode_worker.peer_client import HandoffLink
 from baton.decode_worker.scheduler import StepPlan
-from baton.decode_worker.sequences import Word
+from baton.decode_worker.sequences import RequestUpdate
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.serve.plan import SHORT_SPIN
 from baton.engine.execution.loading import build_engine
@@ -106,7 +106,7 @@ class Asked:
         )
         worker.submit(submit, self._emit)
 
-    def _emit(self, output: Word) -> None:
+    def _emit(self, output: RequestUpdate) -> None:
         assert isinstance(output, worker_pb2.Output)  # it asks no prefill worker
         if output.HasField("token"):
             self.times.append(time.perf_counter())

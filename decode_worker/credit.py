@@ -14,7 +14,7 @@ from baton.decode_worker.sequences import Group, Sequence
 
 def promise(group: Group, block_size: int, expected_growth_tokens: int) -> None:
     """Write each sequence's `promised` and `shared` blocks. The group's first sequence counts
-    the common blocks, until `hand_on`; the others count only what they will not share."""
+    the common blocks, until `pass_on`; the others count only the blocks of their own."""
     full = len(group.tokens) // block_size
     for rank, sequence in enumerate(group.sequences):
         growth = min(expected_growth_tokens, sequence.growth_left)
@@ -24,9 +24,9 @@ def promise(group: Group, block_size: int, expected_growth_tokens: int) -> None:
         sequence.promised = total - sequence.shared
 
 
-def hand_on(leaver: Sequence) -> None:
-    """The sequence gives its blocks back, and its siblings still hold what they share: the next
-    of them counts that from now on."""
+def pass_on(leaver: Sequence) -> None:
+    """Let the next sibling count the shared blocks: this sequence returns its blocks, and its
+    siblings still hold the shared ones."""
     heirs = [s for s in leaver.request.sequences if s.counted_by is leaver and not s.ended]
     if not heirs:
         return
@@ -53,7 +53,7 @@ def may_grant(
     usable_blocks: int,
     waiting_share: float,
 ) -> bool:
-    """Whether the group's promise fits beside all others.
+    """Return whether the group's promise fits beside all others.
 
     `usable_blocks` is the pool without its quarantine.
     """

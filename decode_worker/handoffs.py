@@ -1,10 +1,10 @@
-"""Getting a group's KV from a prefill worker: candidate after candidate, until it is here.
+"""The handoffs of a decode worker: fetch a group's KV from one candidate after another.
 
 One task per group. It ends in exactly one of five ways: the blocks are verified, no prefill
 worker is left and one has failed (the group is prefilled here), all have left in good order
-(StalePlacement: the router knows who is there now), all that are left are busy (Overloaded), or
-it is cancelled (the grant was taken back, or nobody wants it any more). Knows the scheduler's
-groups and the reader; the worker's loop decides what follows.
+(StalePlacement: the router knows the present workers), all that are left are busy (Overloaded),
+or it is cancelled (the grant was taken back, or all sequences of the group have ended). Knows the
+scheduler's groups and the reader; the worker's loop decides what follows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 
 from opentelemetry.context import Context
 
-from baton.decode_worker.peer_calls import HandoffLink
+from baton.decode_worker.peer_client import HandoffLink
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request
@@ -42,24 +42,25 @@ from baton.runtime.errors import (
 
 log = logs.get(__name__)
 
-BUSY_PATIENCE_S = 30.0
+BUSY_TIMEOUT_S = 30.0
 BUSY_PAUSE_S = 0.05
-BUSY_PAUSE_MOST_S = 1.0
-WITHHELD_S = 10.0  # a granter that withheld answers is asked last for so long
+MAX_BUSY_PAUSE_S = 1.0
+WITHHELD_PENALTY_S = 10.0  # a granter that withheld answers is the last candidate for so long
 
 OnFirst = Callable[[Group, handoff_pb2.FirstTokens], None]
 
 
-class BrokenAlong(WorkerLost):
-    """The connection to the prefill worker has broken before: another handoff has told of it, and
-    it was forgotten then. There may be another connection by now."""
+class SharedConnectionLost(WorkerLost):
+    """The connection to the prefill worker broke under several handoffs: another one of them has
+    reported it and the peer was forgotten. There may be a new connection by now."""
 
 
-AT_FAULT = (WorkerLost, HandoffError, EngineError)  # of the prefill worker,
-NO_FAULT = (OutOfMemory, BrokenAlong)  # but not these: the prompt may be, and one break is one
+PEER_FAULTS = (WorkerLost, HandoffError, EngineError)
+# The prompt may be too large; and a connection that breaks counts once.
+NOT_PEER_FAULTS = (OutOfMemory, SharedConnectionLost)
 
 
-class Fetched(Enum):
+class FetchOutcome(Enum):
     VERIFIED = "verified"
     NO_CANDIDATE = "no_candidate"
 
@@ -90,17 +91,17 @@ class Handoffs:
         self._on_room = on_room  # blocks have left quarantine
         self._readers: set[asyncio.Task[None]] = set()
         self._fetching: set[HandoffReader] = set()
-        self._withheld: dict[bytes, float] = {}  # by boot id, until when it is asked last
-        # for each peer the streams of one connection; those of one that has broken are in none
+        self._withheld: dict[bytes, float] = {}  # by boot id: the end of its penalty
+        # Each peer's streams on its one connection; streams of a broken connection are in none.
         self._streams: dict[bytes, set[HandoffLink]] = {}
         self.open = 0
 
-    async def fetch(self, group: Group, on_first: OnFirst) -> Fetched:
-        """Raises Overloaded when every living candidate stays busy, StalePlacement when every
-        candidate has left and none has failed, OutOfBlocks when quarantined destinations cannot
-        be replaced."""
+    async def fetch(self, group: Group, on_first: OnFirst) -> FetchOutcome:
+        """Fetch a group's blocks. Raises Overloaded when every living candidate stays busy,
+        StalePlacement when every candidate has left and none has failed, OutOfBlocks when
+        quarantined destinations cannot be replaced."""
         loop = asyncio.get_running_loop()
-        patience = loop.time() + BUSY_PATIENCE_S
+        busy_until = loop.time() + BUSY_TIMEOUT_S
         pause = BUSY_PAUSE_S
         candidates = self._in_order(group.request.candidates)
         all_left = bool(candidates)
@@ -108,29 +109,29 @@ class Handoffs:
             for candidate in list(candidates):
                 try:
                     await self._try(group, candidate, on_first)
-                    return Fetched.VERIFIED
+                    return FetchOutcome.VERIFIED
                 except Overloaded as error:
-                    log.info("prefill worker is busy", worker=candidate.worker_id, why=str(error))
+                    log.info("handoff refused", worker=candidate.worker_id, detail=str(error))
                 except BatonError as error:
                     self._give_up(group, candidate, error)
                     candidates.remove(candidate)
                     all_left = all_left and _has_left(error)
-                self._scheduler.holdings.replace_leased(group)
-            if candidates and loop.time() > patience:
+                self._scheduler.reservations.replace_leased(group)
+            if candidates and loop.time() > busy_until:
                 raise Overloaded("every prefill worker is busy")
             if candidates:
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, BUSY_PAUSE_MOST_S)
+                pause = min(2 * pause, MAX_BUSY_PAUSE_S)
         if all_left:
             raise StalePlacement("every prefill worker of the placement has left")
-        return Fetched.NO_CANDIDATE
+        return FetchOutcome.NO_CANDIDATE
 
     def oldest_unverified_s(self) -> float:
-        """How long the oldest landed blocks have waited for a granter's checksums."""
+        """Return how long the oldest landed blocks have waited for a granter's checksums."""
         return max((reader.unverified_s() for reader in self._fetching), default=0.0)
 
     async def finished(self) -> None:
-        """Wait until every reader has said closed, or its lease is over."""
+        """Wait until every reader has sent `closed`, or its lease is over."""
         while self._readers:
             await asyncio.wait(set(self._readers))
 
@@ -140,7 +141,7 @@ class Handoffs:
         candidate: worker_pb2.Candidate,
         on_first: OnFirst,
     ) -> None:
-        self._tell(group.request, candidate.boot_id)
+        self._report_prefill(group.request, candidate.boot_id)
         self.open += 1
         metrics.OPEN_HANDOFFS.set(self.open)
         outcome = "cancelled"
@@ -187,25 +188,26 @@ class Handoffs:
             )
         except WorkerLost as error:
             if link not in self._streams.get(candidate.boot_id, ()):
-                raise BrokenAlong(str(error)) from error
+                raise SharedConnectionLost(str(error)) from error
             del self._streams[candidate.boot_id]
             raise
         finally:
             self._fetching.discard(reader)
-            self._leave(candidate.boot_id, link)
-            _count_wrong(reader.report)
+            self._remove_stream(candidate.boot_id, link)
+            _count_checksum_failures(reader.report)
             task = asyncio.create_task(reader.finished())
             self._readers.add(task)
             task.add_done_callback(self._readers.discard)
 
     def _in_order(self, ranked: Sequence[worker_pb2.Candidate]) -> list[worker_pb2.Candidate]:
-        """As the router ranked them, those that withheld answers of late behind the others: each
-        request would wait for them, in the share of the pool that waiting grants have."""
+        """Return the router's ranking with candidates that lately withheld answers at its end:
+        otherwise each request would wait for them, and take up the share of the pool that waiting
+        grants have."""
         now = asyncio.get_running_loop().time()
         self._withheld = {boot: until for boot, until in self._withheld.items() if until > now}
         return sorted(ranked, key=lambda candidate: candidate.boot_id in self._withheld)
 
-    def _leave(self, boot_id: bytes, link: HandoffLink) -> None:
+    def _remove_stream(self, boot_id: bytes, link: HandoffLink) -> None:
         streams = self._streams.get(boot_id, set())
         streams.discard(link)
         if not streams:
@@ -236,7 +238,7 @@ class Handoffs:
         )
 
     def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:
-        self._scheduler.holdings.quarantine(group, blocks)
+        self._scheduler.reservations.quarantine(group, blocks)
         metrics.QUARANTINED_BLOCKS.inc(len(blocks))
         log.warning("blocks quarantined", blocks=len(blocks))
 
@@ -248,25 +250,27 @@ class Handoffs:
         settled.add_done_callback(lift)
 
     def _give_up(self, group: Group, candidate: worker_pb2.Candidate, error: BatonError) -> None:
-        say = log.info if isinstance(error, Draining) else log.warning
-        say("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
-        if isinstance(error, LeaseLost):  # of this handoff alone: the others have their own
+        log_at = log.info if isinstance(error, Draining) else log.warning
+        log_at("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
+        if isinstance(error, LeaseLost):  # each handoff has a lease of its own
             metrics.LEASES_EXPIRED.inc()
         if isinstance(error, AnswerOverdue):
-            self._withheld[candidate.boot_id] = asyncio.get_running_loop().time() + WITHHELD_S
-        if isinstance(error, AT_FAULT) and not isinstance(error, NO_FAULT):
+            self._withheld[candidate.boot_id] = (
+                asyncio.get_running_loop().time() + WITHHELD_PENALTY_S
+            )
+        if isinstance(error, PEER_FAULTS) and not isinstance(error, NOT_PEER_FAULTS):
             failed = group.request.failed_prefills
             failed.extend({candidate.boot_id} - set(failed))
             if isinstance(error, WorkerLost):
                 self._peers.forget(candidate.boot_id)
-        self._tell(group.request, b"")
+        self._report_prefill(group.request, b"")
 
-    def _tell(self, request: Request, prefill: bytes) -> None:
-        """Whom it asks now, unless its router believes that already: a worker that heartbeats
-        and computes nothing is the router's to notice."""
-        if prefill == request.asked:
+    def _report_prefill(self, request: Request, prefill: bytes) -> None:
+        """Report to the router which prefill worker the request waits for, if that has changed:
+        the router notices a worker that heartbeats and computes nothing."""
+        if prefill == request.reported_prefill:
             return
-        request.asked = prefill
+        request.reported_prefill = prefill
         request.emit(
             worker_pb2.PrefillSwitch(
                 request_id=request.request_id,
@@ -292,15 +296,15 @@ class Handoffs:
             )
 
 
-def _count_wrong(report: FetchReport) -> None:
-    """Also of a fetch that failed of it: there the counters are needed most."""
+def _count_checksum_failures(report: FetchReport) -> None:
+    """Count the report's wrong blocks, also those of a fetch that failed because of them."""
     metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
     metrics.REREAD_BLOCKS.inc(report.reread_blocks)
     if report.reread_blocks:
-        log.error("blocks had wrong checksums and were read again", blocks=report.reread_blocks)
+        log.error("blocks reread", blocks=report.reread_blocks, reason="wrong checksums")
 
 
 def _has_left(error: BatonError) -> bool:
-    """Whether a candidate is not there (any more) under its boot id, or not for this worker in
-    the time of a first contact, which is no failure."""
+    """Return whether a candidate no longer answers under its boot id, or did not answer this
+    worker in the time of a first contact, neither of which is a failure."""
     return isinstance(error, Unavailable) and not isinstance(error, WorkerLost)

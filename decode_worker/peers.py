@@ -1,7 +1,7 @@
-"""The prefill workers that this worker reads from: greeted once per boot id, then streams.
+"""The prefill workers that this worker reads from: one handshake per boot id, then streams.
 
-`Peers` is where a handoff stream comes from. A peer's boot id is checked at every use; another
-boot id is another peer. Knows no gRPC: how an address is called is peer_calls.py's.
+`Peers` opens handoff streams. A peer's boot id is checked at every use; another boot id is
+another peer. Knows no gRPC: peer_client.py calls an address.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peer_calls import (
-    GREETING_TIMEOUT_S,
-    LOST,
+from baton.decode_worker.bandwidth_probe import BandwidthProbe
+from baton.decode_worker.peer_client import (
+    HANDSHAKE_TIMEOUT_S,
+    LOST_IN_HANDSHAKE,
     Dial,
     HandoffLink,
-    PeerCalls,
+    PeerClient,
 )
 from baton.kv_transfer import greeting
 from baton.kv_transfer.mover import Mover
@@ -27,21 +27,21 @@ from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
 
-AGAIN_S = 0.1  # for who was waited for in vain the last time: the next candidate is asked
-IN_VAIN_KEPT = 256
+REPEATED_WAIT_S = 0.1  # for a peer whose last first contact failed or took too long
+MAX_TIMED_OUT_PEERS = 256
 
 log = logs.get(__name__)
 
 
 class Peers(Protocol):
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
-        """A new handoff stream to a peer whose pool the mover can read. Raises Unavailable if
-        it is not registered or not there under that boot id, or if its first contact takes
-        long, Incompatible if its pool does not fit."""
+        """Open a handoff stream to a peer whose pool the mover can read. Raises Unavailable if
+        the peer is not registered or does not answer under that boot id, or if its first contact
+        takes too long, Incompatible if its pool does not fit."""
         ...
 
     def forget(self, boot_id: bytes) -> None:
-        """The peer has died or fell silent: greet again before the next stream."""
+        """Drop a peer that died or fell silent: the next stream needs a new handshake."""
         ...
 
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
@@ -53,38 +53,38 @@ class Peers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """One boot id, at the address that the registry has for it. It is greeted once, by a task of
-    its own, for which each who wants a stream waits only so long."""
+    """One boot id, at the address that the registry has for it. Its first contact is one task of
+    its own; each handoff that needs the peer waits for that task with its own bound."""
 
     address: str
-    calls: PeerCalls
-    greeting: asyncio.Task[None]
+    client: PeerClient
+    contact: asyncio.Task[None]
 
 
 class RegisteredPeers:
     """One connection per peer address and boot id, made by `dial`.
 
-    A candidate is a name: where a peer is, the registry says. Nothing is sent to an address,
-    the token least of all, that only a message has named. `patience_s`: for a first contact; once
-    one has failed, or took longer, nobody waits so long again before one has gone well."""
+    A candidate is a name; the registry has its address. Nothing is sent to an address, the token
+    least of all, that only a message has named. `first_contact_s` bounds the wait for a first
+    contact; after one that failed or took longer, REPEATED_WAIT_S does, until one succeeds."""
 
     def __init__(
         self,
         mine: Callable[[], handoff_pb2.HandshakeMessage],
         mover: Mover,
         dial: Dial,
-        first_contact: FirstContact,
+        bandwidth_probe: BandwidthProbe,
         registry: RegistryClient,
-        patience_s: float,
+        first_contact_s: float,
     ) -> None:
         self._mine = mine
         self._dial = dial
         self._registry = registry
-        self._records: list[WorkerRecord] = []  # as the registry said last
-        self._first_contact = first_contact
+        self._records: list[WorkerRecord] = []  # the registry's last answer
+        self._bandwidth_probe = bandwidth_probe
         self._mover = mover
-        self._patience_s = patience_s
-        self._in_vain: dict[bytes, None] = {}  # boot ids that were waited for, the oldest first
+        self._first_contact_s = first_contact_s
+        self._timed_out: dict[bytes, None] = {}  # boot ids, the oldest first
         self._peers: dict[bytes, _Peer] = {}
         self._closing: set[asyncio.Future[None]] = set()
 
@@ -93,84 +93,85 @@ class RegisteredPeers:
         peer = self._peers.get(boot_id)
         if peer is None:
             await self._check_registered(candidate)
-            peer = self._peers.get(boot_id)  # another handoff may have begun it by now
+            peer = self._peers.get(boot_id)  # another handoff may have added it
         is_first = peer is None
         if peer is None:
             self._forget_departed()
-            peer = self._begin(candidate)
-        patience_s = self._patience_s
-        if boot_id in self._in_vain:
-            patience_s = min(AGAIN_S, patience_s)
-        if not await waits.over(peer.greeting, patience_s):
-            self._note_in_vain(boot_id)
+            peer = self._begin_contact(candidate)
+        wait_s = self._first_contact_s
+        if boot_id in self._timed_out:
+            wait_s = min(REPEATED_WAIT_S, wait_s)
+        if not await waits.over(peer.contact, wait_s):
+            self._record_timeout(boot_id)
             raise Unavailable(
-                f"first contact with worker {candidate.worker_id} takes over {patience_s:g} s"
+                f"first contact with worker {candidate.worker_id} takes over {wait_s:g} s"
             )
-        if is_first and not peer.greeting.cancelled():
-            peer.greeting.result()
-        if self._peers.get(boot_id) is not peer:  # who waited in vain goes to its next candidate
-            raise Unavailable(LOST)
-        return peer.calls.open()
+        if is_first and not peer.contact.cancelled():
+            peer.contact.result()
+        if self._peers.get(boot_id) is not peer:
+            raise Unavailable(LOST_IN_HANDSHAKE)
+        return peer.client.open()
 
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
-        return self._first_contact.degraded()
+        return self._bandwidth_probe.degraded()
 
     def forget(self, boot_id: bytes) -> None:
         self._mover.forget(boot_id)
-        self._first_contact.forget(boot_id)
+        self._bandwidth_probe.forget(boot_id)
         peer = self._peers.pop(boot_id, None)
         if peer is not None:
-            closing = asyncio.ensure_future(peer.calls.close())
+            closing = asyncio.ensure_future(peer.client.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         for boot_id, peer in list(self._peers.items()):
-            peer.greeting.cancel()
+            peer.contact.cancel()
             self.forget(boot_id)
         if self._closing:
-            await asyncio.wait(set(self._closing), timeout=GREETING_TIMEOUT_S)
+            await asyncio.wait(set(self._closing), timeout=HANDSHAKE_TIMEOUT_S)
 
-    def _begin(self, candidate: worker_pb2.Candidate) -> _Peer:
-        """Greet it. The greeting ends by its own bounds, whoever waits."""
-        boot_id, calls = candidate.boot_id, self._dial(candidate.address)
+    def _begin_contact(self, candidate: worker_pb2.Candidate) -> _Peer:
+        """Start a first contact. It ends by its own bounds, however many handoffs wait for it."""
+        boot_id, client = candidate.boot_id, self._dial(candidate.address)
 
-        async def greet() -> None:
+        async def contact() -> None:
             try:
-                await self._greet(calls, boot_id)
-            except Exception as error:  # told to who began it, if he still waits
+                await self._connect(client, boot_id)
+            except Exception as error:  # raised in the handoff that began it, if that still waits
                 if not isinstance(error, BatonError):
-                    log.exception("a greeting stumbled")
-                self._note_in_vain(boot_id)
+                    log.exception("first contact failed", worker=candidate.worker_id)
+                self._record_timeout(boot_id)
                 if self._peers.get(boot_id) is peer:
                     self.forget(boot_id)
                 raise
             finally:
-                if boot_id not in self._peers:  # forgotten meanwhile: it connected for nobody
+                if boot_id not in self._peers:  # forgotten while it connected
                     self._mover.forget(boot_id)
-                    self._first_contact.forget(boot_id)
-            self._in_vain.pop(boot_id, None)
+                    self._bandwidth_probe.forget(boot_id)
+            self._timed_out.pop(boot_id, None)
             if self._peers.get(boot_id) is peer:
                 self._forget_predecessors(peer)
 
-        peer = _Peer(candidate.address, calls, asyncio.create_task(greet()))
-        peer.greeting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        peer = _Peer(candidate.address, client, asyncio.create_task(contact()))
+        peer.contact.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._peers[boot_id] = peer
         return peer
 
-    def _note_in_vain(self, boot_id: bytes) -> None:
-        self._in_vain[boot_id] = None
-        if len(self._in_vain) > IN_VAIN_KEPT:
-            del self._in_vain[next(iter(self._in_vain))]
+    def _record_timeout(self, boot_id: bytes) -> None:
+        self._timed_out[boot_id] = None
+        if len(self._timed_out) > MAX_TIMED_OUT_PEERS:
+            del self._timed_out[next(iter(self._timed_out))]
 
     async def _check_registered(self, candidate: worker_pb2.Candidate) -> None:
-        """Raises Unavailable. While the registry does not answer, what it said last holds."""
+        """Raise Unavailable unless the registry has the candidate under this address and boot id.
+        While the registry does not answer, its last answer holds."""
         reading = self._registry.workers()
         answered = await waits.over(reading, ANSWER_S)
         try:
             if answered:
                 self._records = reading.result()
-        except OSError as error:  # as without descriptors: no peer is known then
+        except OSError as error:  # such as a lack of file descriptors
             raise Unavailable(f"the registry cannot be read: {error}") from error
         named = (candidate.worker_id, candidate.boot_id.hex(), candidate.address)
         if named not in {(e.worker_id, e.boot_id, e.address) for e in self._records}:
@@ -181,24 +182,25 @@ class RegisteredPeers:
             )
 
     def _forget_predecessors(self, peer: _Peer) -> None:
-        """One boot id has answered at this address: those that did before are dead."""
+        """Forget older boot ids at the address where this one has answered: they are dead."""
         for boot_id, other in list(self._peers.items()):
             if other.address == peer.address and other is not peer:
                 self.forget(boot_id)
 
     def _forget_departed(self) -> None:
-        """Those that the registry has forgotten, once no connection leads to them: a worker that
-        has drained says no word at its end. One that drains still serves what it owes."""
+        """Forget peers that have left the registry and whose connection is down: a drained worker
+        sends no message at its end. A draining worker still serves its open handoffs."""
         registered = {record.boot_id for record in self._records}
         for boot_id, peer in list(self._peers.items()):
-            if boot_id.hex() in registered or not peer.greeting.done():
+            if boot_id.hex() in registered or not peer.contact.done():
                 continue
-            if not peer.calls.up:
+            if not peer.client.connected:
                 self.forget(boot_id)
 
-    async def _greet(self, calls: PeerCalls, boot_id: bytes) -> None:
+    async def _connect(self, client: PeerClient, boot_id: bytes) -> None:
+        """Exchange handshakes, connect the mover and measure the bandwidth."""
         mine = self._mine()
-        theirs = await calls.greet(mine)
+        theirs = await client.handshake(mine)
         if theirs.boot_id != boot_id:
             raise Unavailable(
                 f"worker {theirs.worker_id} has restarted: its boot id is not the placed one"
@@ -206,4 +208,4 @@ class RegisteredPeers:
         greeting.check(mine, theirs)
         pool = greeting.peer_pool(theirs)
         await self._mover.connect(pool)
-        await self._first_contact.check(theirs.worker_id, pool)
+        await self._bandwidth_probe.check(theirs.worker_id, pool)

@@ -1,7 +1,7 @@
-"""How a request ends: the living requests, their tokens on the way out, and one end per choice.
+"""The living requests of a decode worker: emits their tokens, and ends each choice once.
 
-Invariant I4 lives here: every output carries (attempt, choice, index), and after a choice's end
-nothing more of it is emitted. The scheduler frees what an ended sequence held.
+Invariant I4 is kept here: every output carries (attempt, choice, index), and no output of a
+choice follows its end. The scheduler frees the blocks of an ended sequence.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Requests:
     ) -> None:
         self._scheduler = scheduler
         self._limits = limits
-        self._wall = wall  # seconds as of time.time(), for spans
+        self._wall = wall  # seconds of time.time(), for spans
         self._living: dict[str, Request] = {}
-        self.served = 0  # requests whose last choice came to its end, a stop string's included
-        self.none = asyncio.Event()  # set while no request lives
-        self.none.set()
+        self.served = 0  # requests whose last choice finished, by a stop string too
+        self.idle = asyncio.Event()  # set while there is no request
+        self.idle.set()
 
     def add(self, request: Request) -> None:
         self._living[request.request_id] = request
-        self.none.clear()
+        self.idle.clear()
 
     def get(self, request_id: str) -> Request | None:
         return self._living.get(request_id)
@@ -78,9 +78,9 @@ class Requests:
         request.emit(output)
 
     def accept_first(self, group: Group, first: handoff_pb2.FirstTokens) -> None:
-        """The first tokens, drawn by the prefill worker. Those of an earlier handoff of the
-        same group stand; a later one draws them in vain. Raises HandoffError if they do not
-        fit the group."""
+        """Take the first tokens, drawn by the prefill worker. Those of an earlier handoff of the
+        same group stand; those of a later one are ignored. Raises HandoffError if they do not fit
+        the group."""
         by_choice = {token.choice: token for token in first.tokens}
         if set(by_choice) != {sequence.choice for sequence in group.sequences}:
             raise HandoffError("the first tokens are not those of the choices asked for")
@@ -96,7 +96,7 @@ class Requests:
                 metrics.TOKENS.labels("output").inc()
 
     def _take_scores(self, group: Group, first: handoff_pb2.FirstTokens) -> None:
-        """Raises HandoffError if they are wanted, and not those of the group's prompt."""
+        """Take the prompt's scores, if wanted. Raises HandoffError if they do not fit it."""
         if not group.scored:
             return
         request = group.request
@@ -105,7 +105,7 @@ class Requests:
         request.prompt_logprobs = scores
 
     def cancel(self, request: Request, choices: Collection[int] = ()) -> None:
-        """End these choices, whose texts are finished, or all where none is named."""
+        """End the named choices, whose texts are finished, or all where none is named."""
         for sequence in request.sequences:
             if not choices or sequence.choice in choices:
                 self._end_without_token(sequence, worker_pb2.CANCELLED, served=bool(choices))
@@ -113,8 +113,8 @@ class Requests:
     def fail(self, sequence: Sequence, error: BatonError) -> None:
         if sequence.ended:
             return
-        say = log.info if isinstance(error, Draining) else log.warning
-        (log.error if isinstance(error, EngineError) else say)(
+        log_at = log.info if isinstance(error, Draining) else log.warning
+        (log.error if isinstance(error, EngineError) else log_at)(
             "request failed",
             request_id=sequence.request.request_id,
             attempt=sequence.request.attempt,
@@ -153,7 +153,7 @@ class Requests:
         self.served += served
         self._living.pop(request.request_id, None)
         if not self._living:
-            self.none.set()
+            self.idle.set()
         if request.deadline is not None:
             request.deadline.cancel()
         if request.first_token_wall_s:
@@ -166,7 +166,7 @@ class Requests:
                 output_tokens=tokens,
                 batched_s=request.batched_wall_s,
             )
-        # They hold it: left so, its outputs would stay until Python looks for cycles.
+        # Sequences refer to their request: such a cycle would live until the next collection.
         request.sequences = []
 
     def _output(self, sequence: Sequence, index: int) -> worker_pb2.Output:

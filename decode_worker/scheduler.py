@@ -1,9 +1,9 @@
-"""The decode scheduler: who has credit, who is in the batch, who makes room.
+"""The decode scheduler: grants credit, fills the batch, and preempts when blocks run out.
 
 Pure: no clock, no tensors, no I/O. `admit` grants credit in order of arrival, `plan` makes one
 step for the whole batch (decode tokens, then chunks of prompts computed here), `commit` takes
 its result. One step may be planned while another runs; they are committed in their order, and
-what a step under way computes on is freed with the last such step. When blocks run out the
+what the blocks of a step under way are freed with the last such step. When blocks run out the
 youngest waiting grant is taken back, then the youngest sequence is preempted; the oldest last.
 
     submit ─▶ waiting ─ admit ─▶ fetching ── fetched ──▶ running ─▶ ended
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.decode_worker import credit
-from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.credit_queue import CreditQueue
+from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
-from baton.decode_worker.waiting_line import WaitingLine
 from baton.engine.scheduling.batch import NOTHING, Drawn, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
@@ -31,7 +31,7 @@ from baton.runtime.errors import EngineError, OutOfBlocks, OutOfMemory
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: the batch, and whose slice is whose, in the same order."""
+    """One step: the batch, and the owners of its slices in the same order."""
 
     batch: StepBatch
     decoding: list[Sequence]
@@ -43,8 +43,8 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step has brought: tokens, sequences whose numbers were not finite, those that could
-    not be computed, and the chunks of prompts that are computed now."""
+    """The result of a step: tokens, sequences whose numbers were not finite, sequences that could
+    not be computed, and the chunks of prompts that were."""
 
     drawn: list[tuple[Sequence, Drawn]] = field(default_factory=list)
     broken: list[Sequence] = field(default_factory=list)
@@ -62,8 +62,8 @@ class DecodeScheduler:
         self._costs = costs
         self._config = config
         self._key = key
-        self.holdings = Holdings(pool, key)
-        self._line = WaitingLine(pool, config)
+        self.reservations = KvReservations(pool, key)
+        self._queue = CreditQueue(pool, config)
         self._granted: list[Group] = []  # fetching or prefilling, oldest first
         self._running: list[Sequence] = []  # oldest first
         self._chunks: ChunkScheduler[Group] = ChunkScheduler(
@@ -77,7 +77,7 @@ class DecodeScheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     @property
     def running(self) -> int:
@@ -85,8 +85,8 @@ class DecodeScheduler:
         return sum(not sequence.ended for sequence in self._running)
 
     @property
-    def at_once(self) -> int:
-        """Requests of which a choice runs, or is on its way to it."""
+    def active_requests(self) -> int:
+        """Count the requests of which a choice runs or has its credit."""
         running = {sequence.request for sequence in self._running if not sequence.ended}
         return len(running.union(group.request for group in self._granted if group.live))
 
@@ -96,13 +96,13 @@ class DecodeScheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens that are still to be computed on this worker."""
-        return self._line.local_tokens + self._chunks.remaining_tokens
+        """Count the prompt tokens that are still to be computed on this worker."""
+        return self._queue.local_tokens + self._chunks.remaining_tokens
 
     @property
     def promised_blocks(self) -> int:
-        """Credit granted and not yet turned into blocks. Until its sequences run, a group holds
-        the blocks of them all."""
+        """Count the blocks of credit that are granted and not yet allocated. Until its sequences
+        run, a group holds the blocks of them all."""
         running = (
             max(0, s.promised - (len(s.blocks) - s.shared)) for s in self._running if not s.ended
         )
@@ -112,73 +112,73 @@ class DecodeScheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded if the queue is full, InvalidRequest if the
         pool can never hold it."""
-        self._line.check_room()
+        self._queue.check_room()
         first = request.sequences[0]
         tokens = first.span(0, first.length)
         local: Local = "placed" if request.local else None
-        self._line.join(self._group(request, list(request.sequences), tokens, local))
+        self._queue.append(self._group(request, list(request.sequences), tokens, local))
 
     def admit(self) -> list[Group]:
         """Grant credit and reserve blocks, oldest first, until one does not fit.
 
         A returned group is FETCHING, with leased blocks after its `held` matched ones, or
-        PREFILLING here. Nobody is let in while a running sequence waits for a block: it would
-        take what a grant gives back.
+        PREFILLING here. None is granted while a running sequence waits for a block: a new grant
+        would take the blocks of the grant that is taken back for that sequence.
         """
         admitted = []
         beside = self._running, self._granted
-        while (group := self._line.next(*beside)) is not None and not self.starved:
-            if not self._line.has_credit(group, *beside):
+        while (group := self._queue.next(*beside)) is not None and not self.starved:
+            if not self._queue.has_credit(group, *beside):
                 break
-            if not self.holdings.reserve(group):
+            if not self.reservations.reserve(group):
                 break
             group.phase = Phase.FETCHING
             if group.local:
                 self._start_prefill(group)
-            self._line.leave(group)
+            self._queue.remove_granted(group)
             self._granted.append(group)
             admitted.append(group)
         return admitted
 
     def to_local(self, group: Group) -> None:
-        """No prefill worker is left: compute the group's prompt here, from its matched blocks."""
-        self.holdings.lease_ended(group)
+        """Compute the group's prompt here, from its matched blocks: no prefill worker is left."""
+        self.reservations.lease_ended(group)
         group.local = "no_candidate"
         self._start_prefill(group)
 
     def fetched(self, group: Group) -> None:
-        """The group's blocks are here and verified: publish the full ones, and decode."""
-        self.holdings.lease_ended(group)
-        self.holdings.publish(group, group.held, len(group.tokens))
+        """Publish the group's full blocks, all verified now, and let its sequences run."""
+        self.reservations.lease_ended(group)
+        self.reservations.publish(group, group.held, len(group.tokens))
         self._run(group)
 
     def requeue(self, group: Group) -> None:
-        """Take a waiting grant back: its blocks are freed and it waits again, in its place."""
-        self.holdings.free_group(group)
+        """Take a waiting grant back: free its blocks and queue it by its arrival."""
+        self.reservations.free_group(group)
         self._granted.remove(group)
         if not group.live:
             group.phase = Phase.OVER
             return
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
-        waits = self._group(group.request, sequences, group.tokens, group.local)
-        waits.again = group.again
-        self._line.rejoin(waits)
+        waiting = self._group(group.request, sequences, group.tokens, group.local)
+        waiting.recomputed_tokens = group.recomputed_tokens
+        self._queue.requeue(waiting)
 
-    def shut_out(self, now_s: float) -> list[Group]:
-        """As `WaitingLine.shut_out`."""
-        return self._line.shut_out(now_s)
+    def blocked_by_quarantine(self, now_s: float) -> list[Group]:
+        """Same as `CreditQueue.blocked_by_quarantine`."""
+        return self._queue.blocked_by_quarantine(now_s)
 
     def youngest_fetching(self) -> Group | None:
         fetching = [group for group in self._granted if group.phase is Phase.FETCHING]
         return max(fetching, key=lambda group: group.arrived_s, default=None)
 
     def plan(self, tokens_per_s: float = 0.0) -> StepPlan:
-        """One step, the one after that under way if there is one; empty if there is nothing to
-        compute, or if somebody must be preempted, which waits for the step under way.
+        """Plan one step, the one after that under way if there is one. It is empty if there is
+        nothing to compute, or if a preemption is needed, which waits for the step under way.
 
         Sequences that find no block make room for older ones first. A sequence whose last token
-        a step under way will draw sits out, and so do the choices of a prompt whose last chunk
-        is under way: their blocks are not their own yet. `tokens_per_s`: as `ChunkScheduler.plan`.
+        a step under way will draw takes no part, nor do the choices of a prompt whose last chunk
+        is under way: their blocks are not their own yet. `tokens_per_s`: see `ChunkScheduler.plan`.
         """
         self.starved = False
         if not (self._running or self._chunks):
@@ -186,8 +186,8 @@ class DecodeScheduler:
         takes_part = self._turn()
         decoding, before = [], self.preemptions
         for sequence in list(self._running):
-            gone = self.preemptions > before and sequence not in self._running
-            if gone or not sequence.wants_token or not takes_part(sequence.request):
+            preempted = self.preemptions > before and sequence not in self._running
+            if preempted or not sequence.wants_token or not takes_part(sequence.request):
                 continue
             if self._grow(sequence):
                 decoding.append(sequence)
@@ -198,24 +198,24 @@ class DecodeScheduler:
         chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
         slices = [sequence.next_slice() for sequence in decoding]
         slices += [self._slice(chunk) for chunk in chunks]
-        if self.preemptions > before and not slices:  # one whose turn it was preempted itself
+        if self.preemptions > before and not slices:  # a lone request preempted itself
             return self.plan(tokens_per_s)
-        for place, sequence in enumerate(decoding):
-            sequence.place, sequence.under_way = place, sequence.under_way + 1
+        for index, sequence in enumerate(decoding):
+            sequence.batch_index, sequence.under_way = index, sequence.under_way + 1
         for chunk in chunks:
             chunk.key.under_way += 1
         self._under_way += bool(slices)
-        copies = tuple(self.holdings.take_copies(decoding))
+        copies = tuple(self.reservations.take_copies(decoding))
         return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks)
 
     def _computable(self) -> Iterator[Request]:
-        """Requests that a step could compute something of."""
+        """Yield the requests that a step could compute tokens of."""
         yield from (s.request for s in self._running if s.wants_token)
         yield from (g.request for g in self._granted if self._chunks.unplanned(g))
 
     def _turn(self) -> Callable[[Request], bool]:
-        """Which requests the next step is for. Those that are computed alone have every other
-        step, in turns; all others share the rest."""
+        """Return a predicate: does a request take part in the next step? Requests that are
+        computed alone have every other step, in turns; all others share the rest."""
         alone = {each for each in self._computable() if each.alone}
         others = alone and any(not each.alone for each in self._computable())
         if alone and not (self._turn_was_alone and others):
@@ -231,51 +231,51 @@ class DecodeScheduler:
         computes on them too."""
         outcome = StepOutcome()
         self._step_over(plan)
-        for place, sequence in enumerate(plan.decoding):
+        for index, sequence in enumerate(plan.decoding):
             if sequence.ended:
                 continue
-            if place in result.broken:
+            if index in result.broken:
                 self._pool.unpublish(sequence.blocks)
                 outcome.broken.append(sequence)
-            elif place in result.failed:
-                outcome.failed.append((sequence, result.failed[place]))
+            elif index in result.failed:
+                outcome.failed.append((sequence, result.failed[index]))
             else:
                 sequence.computed += 1
-                self.holdings.publish_grown(sequence)
-                outcome.drawn.append((sequence, result.drawn[place][0]))
-        for place, chunk in enumerate(plan.chunks, start=len(plan.decoding)):
+                self.reservations.publish_grown(sequence)
+                outcome.drawn.append((sequence, result.drawn[index][0]))
+        for index, chunk in enumerate(plan.chunks, start=len(plan.decoding)):
             if self._chunks.follows(chunk):
-                self._commit_chunk(chunk, place, result, outcome)
+                self._commit_chunk(chunk, index, result, outcome)
         return outcome
 
     def abandon_step(self, plan: StepPlan) -> list[Sequence]:
-        """The device failed: nothing of the step counts. Returns the sequences it held."""
+        """Discard a step that the device failed to compute. Returns its living sequences."""
         self._step_over(plan)
         held = [*plan.decoding, *(s for chunk in plan.chunks for s in chunk.key.sequences)]
         return [sequence for sequence in held if not sequence.ended]
 
     def end(self, sequence: Sequence) -> None:
-        """This sequence takes no more tokens. Its blocks are freed now, or with the last step
-        that computes on them; those of an open handoff by `requeue`, once the reader is done."""
+        """End a sequence. Its blocks are freed now, or with the last step that computes on them;
+        those of an open handoff by `requeue`, once the reader is done."""
         sequence.ended = True
-        credit.hand_on(sequence)
+        credit.pass_on(sequence)
         if not sequence.under_way:
             self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Free what an ended sequence holds."""
+        """Free the blocks of an ended sequence."""
         if sequence in self._running:
             self._running.remove(sequence)
-        self.holdings.free(sequence)
-        self._line.forget_ended()
+        self.reservations.free(sequence)
+        self._queue.remove_ended()
         for group in list(self._granted):
             if group.phase is Phase.PREFILLING and not group.live:
                 self._drop_group(group)
 
     def _step_over(self, plan: StepPlan) -> None:
-        """Nothing of this step is written any more: free what has ended meanwhile."""
+        """Free what ended during this step: it writes no block any more."""
         self._under_way -= 1
-        self.holdings.copied(plan.batch.copies)
+        self.reservations.release_copied(plan.batch.copies)
         for sequence in plan.decoding:
             sequence.under_way -= 1
             if sequence.ended and not sequence.under_way:
@@ -302,17 +302,17 @@ class DecodeScheduler:
         group.expect_scores()
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Give the sequence a block for its next token, at the cost of younger ones: but no
-        token may be lost, and no block be taken, of a step under way."""
+        """Give the sequence a block for its next token, at the cost of younger ones. A step under
+        way loses neither a token nor a block."""
         needed = sequence.computed + sequence.under_way
         while needed >= len(sequence.blocks) * self._pool.block_size:
             try:
-                self.holdings.grow(sequence)
+                self.reservations.grow(sequence)
                 self._extend_promise(sequence)
             except OutOfBlocks:
                 if self.youngest_fetching() is not None:
                     self.starved = True
-                    return False  # sits out a step while the loop takes that grant back
+                    return False  # the loop takes that grant back
                 if self._under_way:
                     return False
                 self._preempt_youngest()
@@ -321,8 +321,8 @@ class DecodeScheduler:
         return True
 
     def _extend_promise(self, sequence: Sequence) -> None:
-        """A sequence that outgrew its credit is expected to go on: new grants must leave it
-        room, or they would be taken back at its next block."""
+        """Promise more blocks to a sequence that outgrew its credit: new grants must leave room
+        for it, or they would be taken back at its next block."""
         if len(sequence.blocks) - sequence.shared > sequence.promised:
             growth = min(self._config.expected_growth_tokens, sequence.growth_left)
             sequence.promised += credit.blocks_for(growth, self._pool.block_size)
@@ -336,20 +336,22 @@ class DecodeScheduler:
         metrics.PREEMPTIONS.inc()
         if young_group is not None and young_group.arrived_s >= young.request.arrived_s:
             young_group.local = "recompute"
-            young_group.again = max(young_group.again, self._chunks.computed(young_group))
+            young_group.recomputed_tokens = max(
+                young_group.recomputed_tokens, self._chunks.computed(young_group)
+            )
             self._chunks.remove(young_group)
             self.requeue(young_group)
             return
         self._running.remove(young)
-        credit.hand_on(young)
-        self.holdings.free(young)
+        credit.pass_on(young)
+        self.reservations.free(young)
         group = self._group(young.request, [young], young.span(0, young.length), "recompute")
-        group.again = len(group.tokens)
-        self._line.rejoin(group)
+        group.recomputed_tokens = len(group.tokens)
+        self._queue.requeue(group)
 
     def _undrawn(self, group: Group) -> list[Sequence]:
-        """Those whose next token follows the group's tokens: a sequence that has its first
-        token from a handoff that failed later must not draw it again."""
+        """Return the sequences whose next token follows the group's tokens: a sequence that has
+        its first token from a handoff that failed later must not draw it again."""
         return [s for s in group.sequences if s.length == len(group.tokens)]
 
     def _slice(self, chunk: Chunk[Group]) -> Slice:
@@ -358,43 +360,43 @@ class DecodeScheduler:
         return group.chunk_slice(chunk.start, chunk.end, draws)
 
     def _commit_chunk(
-        self, chunk: Chunk[Group], place: int, result: StepResult, outcome: StepOutcome
+        self, chunk: Chunk[Group], index: int, result: StepResult, outcome: StepOutcome
     ) -> None:
         group = chunk.key
-        if place in result.broken:
+        if index in result.broken:
             self._pool.unpublish(group.blocks)
             outcome.broken += [s for s in group.sequences if not s.ended]
             return
-        if (reason := result.failed.get(place)) is not None:
+        if (reason := result.failed.get(index)) is not None:
             if not (isinstance(reason, OutOfMemory) and self._chunks.cut(chunk)):
                 outcome.failed += [(s, reason) for s in group.sequences if not s.ended]
             return
         self._chunks.commit(chunk)
-        if (scores := result.scores.get(place)) is not None:
+        if (scores := result.scores.get(index)) is not None:
             group.take_scores(scores)
         outcome.chunks.append(chunk)
-        self.holdings.publish(group, chunk.start // self._pool.block_size, chunk.end)
+        self.reservations.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:
             return
         undrawn = self._undrawn(group)
         self._run(group)
-        outcome.drawn += list(zip(undrawn, result.drawn[place], strict=True))
+        outcome.drawn += list(zip(undrawn, result.drawn[index], strict=True))
 
     def _run(self, group: Group) -> None:
-        """From now on the group's living sequences run, each in the order of its arrival."""
+        """Let the group's living sequences run, in the order of their arrival."""
         self._granted.remove(group)
         group.phase = Phase.RUNNING
         arrived = group.arrived_s
-        place = sum(1 for other in self._running if other.request.arrived_s <= arrived)
-        self._running[place:place] = self.holdings.fork(group)
+        index = sum(1 for other in self._running if other.request.arrived_s <= arrived)
+        self._running[index:index] = self.reservations.fork(group)
 
     def _drop_group(self, group: Group) -> None:
-        """Nobody wants this group any more: no more chunks of it, and its blocks are freed with
+        """Compute no more chunks of a group whose sequences have ended, and free its blocks with
         the last step that computes on them."""
         self._chunks.remove(group)
         if group.under_way:
             return
         if group.phase is Phase.PREFILLING:
-            self.holdings.free_group(group)
+            self.reservations.free_group(group)
             self._granted.remove(group)
         group.phase = Phase.OVER

@@ -1,4 +1,4 @@
-"""What the decode worker knows of a request: its groups and its sequences.
+"""The state of a request on a decode worker: its groups and its sequences.
 
     Request ─┬─ Group: sequences whose tokens are still the same, prefilled once
              └─ Sequence: one choice, its output and its block table
@@ -24,11 +24,11 @@ from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import extend_scores
 
-Word: TypeAlias = worker_pb2.Output | worker_pb2.PrefillSwitch  # what a router is told of a request
+RequestUpdate: TypeAlias = worker_pb2.Output | worker_pb2.PrefillSwitch  # sent to its router
 
 
 class Phase(Enum):
-    """Where a group is. WAITING holds no blocks; the others do."""
+    """The phase of a group. WAITING holds no blocks; the others do."""
 
     WAITING = "waiting"  # for decode credit
     FETCHING = "fetching"  # its handoff is open; blocks are leased
@@ -37,7 +37,8 @@ class Phase(Enum):
     OVER = "over"
 
 
-Local: TypeAlias = Literal["placed", "no_candidate", "recompute"] | None  # why it is prefilled here
+# The reason for prefilling a group on this worker; None: a prefill worker does.
+Local: TypeAlias = Literal["placed", "no_candidate", "recompute"] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -58,16 +59,16 @@ class Request:
     trace: Context
     arrived_s: float  # of the loop's clock
     arrived_wall_s: float  # of time.time(), for spans
-    emit: Callable[[Word], None]
+    emit: Callable[[RequestUpdate], None]
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     first_token_wall_s: float = 0.0  # 0: none yet
     batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none
     deadline: asyncio.TimerHandle | None = None
-    asked: bytes = b""  # boot id of the prefill worker that its router believes it asks
+    reported_prefill: bytes = b""  # boot id of the prefill worker last reported to the router
     counted: PromptTokens | None = None  # the prompt as penalties count it, for all choices
-    alone: bool = False  # in no step with another request
-    last_turn: int = 0  # the last step that was planned for it alone
+    alone: bool = False  # shares no step with another request
+    last_turn: int = 0  # the last step planned for it alone
     prompt_logprobs: worker_pb2.PromptLogprobs | None = None  # computed, or on their way
     failed_prefills: list[bytes] = field(default_factory=list)  # boot ids, each once
 
@@ -81,12 +82,12 @@ class Request:
 
     @property
     def unscored(self) -> int | None:
-        """How many alternatives are wanted of each prompt token; None once the first choice has
-        its first token, with which the prompt's log-probabilities go out, or if none are."""
+        """Return how many alternatives are wanted of each prompt token; None if none are, or once
+        the first choice has its first token, with which the prompt's log-probabilities go out."""
         return None if self.sequences[0].output else self.sampling.prompt_logprobs
 
     def left_ms(self, now_s: float) -> int:
-        """Of its life, at least 1; 0: it has no deadline."""
+        """Return the milliseconds to its deadline, at least 1; 0: it has no deadline."""
         return 0 if self.deadline is None else max(1, round(1000 * (self.deadline.when() - now_s)))
 
 
@@ -94,8 +95,8 @@ class Request:
 class Sequence:
     """One choice. `blocks` cover `computed` tokens and the next one to compute.
 
-    A step that is under way computes one token more and draws the one after it. The step that is
-    planned meanwhile takes that token on the device: it is slice `place` of the step before.
+    A step that is under way computes one token more and draws the one after it. The step planned
+    beside it takes that token on the device: it is slice `batch_index` of the step before.
     """
 
     request: Request
@@ -105,7 +106,7 @@ class Sequence:
     identities: list[bytes] = field(default_factory=list)  # of the full blocks computed
     computed: int = 0  # tokens whose KV is in `blocks`
     under_way: int = 0  # steps planned and not committed that compute on it
-    place: int = 0  # of its slice in the newest of them
+    batch_index: int = 0  # of its slice in the newest of them
     promised: int = 0  # blocks of its credit that it alone will need
     shared: int = 0  # leading blocks that a sibling's credit counts
     counted_by: Sequence | None = None  # that sibling
@@ -121,7 +122,7 @@ class Sequence:
         return prompt[position] if position < len(prompt) else self.output[position - len(prompt)]
 
     def span(self, start: int, end: int) -> list[int]:
-        """Tokens [start, end) of prompt and output."""
+        """Return tokens [start, end) of prompt and output."""
         boundary = len(self.request.prompt)
         if start >= boundary:
             return self.output[start - boundary : end - boundary]
@@ -130,7 +131,7 @@ class Sequence:
         return self.request.prompt[start:] + self.output[: end - boundary]
 
     def draw(self) -> Draw:
-        """The draw of the next token that nothing under way draws, from all tokens it has."""
+        """Return the draw of the next token that no step under way draws."""
         sampling = self.request.sampling
         return Draw(
             choice=self.choice,
@@ -147,15 +148,15 @@ class Sequence:
         return self.text.until(len(self.output))
 
     def next_slice(self) -> Slice:
-        """Its next token, which is drawn by a step under way, or known."""
+        """Return the slice of its next token, which a step under way draws, or which is known."""
         start, fed = self.computed + self.under_way, self.under_way > 0
         token = 0 if fed else self.token_at(start)
-        feed = self.place if fed else None
+        feed = self.batch_index if fed else None
         return Slice([token], start, tuple(self.blocks), (self.draw(),), feed)
 
     @property
     def wants_token(self) -> bool:
-        """Whether a step could draw one more than those under way will."""
+        """Return whether a step could draw a token beyond those of the steps under way."""
         return not self.ended and self.under_way < self.growth_left
 
     @property
@@ -172,7 +173,7 @@ class Group:
     tokens: list[int]
     identities: list[bytes]  # of all full blocks of `tokens`
     local: Local
-    again: int = 0  # leading tokens that were computed, or drawn, before a preemption
+    recomputed_tokens: int = 0  # leading tokens computed or drawn before a preemption
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
     under_way: int = 0  # steps planned and not committed that compute a chunk of it
@@ -186,23 +187,23 @@ class Group:
 
     @property
     def scored(self) -> bool:
-        """Whether the log-probabilities of its prompt are wanted yet."""
+        """Return whether the log-probabilities of its prompt are still wanted."""
         request = self.request
         return request.unscored is not None and request.sequences[0] in self.sequences
 
     def chunk_slice(self, start: int, end: int, draws: tuple[Draw, ...]) -> Slice:
-        """The slice that computes tokens [start, end), and scores those that follow them."""
+        """Return the slice that computes tokens [start, end) and scores the tokens after them."""
         top = self.request.unscored if self.scored else None
         scoring = None if top is None else Scoring(self.tokens[start + 1 : end + 1], top)
         return Slice(self.tokens[start:end], start, tuple(self.blocks), draws, scoring=scoring)
 
     def expect_scores(self) -> None:
-        """Its prompt is computed here, from its start if it is scored."""
+        """Start collecting scores: the prompt is computed here, from its start if it is scored."""
         scores = worker_pb2.PromptLogprobs() if self.scored else None
         self.request.prompt_logprobs = scores
 
     def take_scores(self, scores: Scores) -> None:
-        """Those of the chunk that follows the ones before."""
+        """Append the scores of the next chunk."""
         if self.request.prompt_logprobs is not None:
             extend_scores(self.request.prompt_logprobs, scores)
 
@@ -213,5 +214,5 @@ class Group:
 
     @property
     def live(self) -> bool:
-        """Whether any sequence still wants its KV."""
+        """Return whether a sequence still needs its KV."""
         return any(not sequence.ended for sequence in self.sequences)

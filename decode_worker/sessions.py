@@ -1,9 +1,9 @@
-"""What a router is still owed: the outputs of its requests, kept until it says that it has them.
+"""The sessions of routers: the outputs of their requests, kept until the router confirms them.
 
 A link is the lease for the requests it carries. While a router's stream is broken its requests
-are parked and go on; a reconnect names what it waits for and gets the rest by index; what is
-not named, or not asked for within the grace, is cancelled. Pure but for the event that wakes
-the sender.
+are parked and continue; the router that reconnects names the requests it waits for and gets the
+missing outputs by index; a request that it does not name, or that no stream claims within the
+grace, is cancelled. Pure but for the event that wakes the sender.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from baton.decode_worker.sequences import Word
+from baton.decode_worker.sequences import RequestUpdate
 from baton.proto import worker_pb2
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, EngineError
@@ -20,26 +20,26 @@ from baton.runtime.links import LinkClosed
 
 log = logs.get(__name__)
 
-Submit = Callable[[worker_pb2.Submit, Callable[[Word], None]], None]
+Submit = Callable[[worker_pb2.Submit, Callable[[RequestUpdate], None]], None]
 Cancel = Callable[[str, int, Collection[int]], None]  # no choices: all of the request's
 
-MESSAGE_OUTPUTS = 8192  # a long backlog goes in several messages, far below gRPC's limit
-ENDED_KEPT = 4096  # ended requests per router that it has not settled
+MAX_MESSAGE_OUTPUTS = 8192  # a long backlog goes in several messages, far below gRPC's limit
+MAX_ENDED_REQUESTS = 4096  # ended requests per router that it has not settled
 
 
 @dataclass(slots=True)
-class _Log:
-    """The outputs of one request that its router may not have, in order; `open_choices` have not
-    ended. `asked`: what was last told of whom it asks, if anything was."""
+class _OutputLog:
+    """The outputs of one request that its router may not have, in order, and its last prefill
+    switch; `open_choices` have not ended."""
 
     attempt: int
     open_choices: set[int]
     outputs: list[worker_pb2.Output] = field(default_factory=list)
-    asked: worker_pb2.PrefillSwitch | None = None
+    prefill_switch: worker_pb2.PrefillSwitch | None = None
 
     def forget_accepted(self, resume: worker_pb2.Resume) -> None:
-        """The router has all outputs before the named indices, and wants none of other choices.
-        An end that it waits for is kept, whatever its index."""
+        """Drop the outputs that the router has: all before the named indices, and all of choices
+        that it does not name. An end that it waits for is kept, whatever its index."""
         wanted = {entry.choice: entry.index for entry in resume.next}
         self.outputs = [
             output
@@ -54,18 +54,17 @@ class Attachment:
     def __init__(self, owner: RouterSession) -> None:
         self._owner = owner
         self._pending: list[worker_pb2.Output] = []
-        self._asked: dict[
-            str, worker_pb2.PrefillSwitch
-        ] = {}  # by request: only the last one counts
+        # by request: only the last one counts
+        self._prefill_switches: dict[str, worker_pb2.PrefillSwitch] = {}
         self._wake = asyncio.Event()
         self._wake.set()
         self.replaced = False
 
-    def push(self, word: Word) -> None:
-        if isinstance(word, worker_pb2.PrefillSwitch):
-            self._asked[word.request_id] = word
+    def push(self, update: RequestUpdate) -> None:
+        if isinstance(update, worker_pb2.PrefillSwitch):
+            self._prefill_switches[update.request_id] = update
         else:
-            self._pending.append(word)
+            self._pending.append(update)
         self._wake.set()
 
     def replace(self) -> None:
@@ -77,14 +76,17 @@ class Attachment:
             self._owner.receive(message)
 
     async def outputs(self) -> worker_pb2.StepOutputs:
-        while not (self._pending or self._asked or self.replaced):
+        while not (self._pending or self._prefill_switches or self.replaced):
             self._wake.clear()
             await self._wake.wait()
         if self.replaced:
             raise LinkClosed("another stream of this router has taken over")
-        taken, self._pending = self._pending[:MESSAGE_OUTPUTS], self._pending[MESSAGE_OUTPUTS:]
-        asked, self._asked = self._asked, {}
-        return worker_pb2.StepOutputs(outputs=taken, prefill_switches=asked.values())
+        taken, self._pending = (
+            self._pending[:MAX_MESSAGE_OUTPUTS],
+            self._pending[MAX_MESSAGE_OUTPUTS:],
+        )
+        switches, self._prefill_switches = self._prefill_switches, {}
+        return worker_pb2.StepOutputs(outputs=taken, prefill_switches=switches.values())
 
     def detach(self) -> None:
         self._owner.detach(self)
@@ -97,7 +99,7 @@ class RouterSession:
         self._submit = submit
         self._cancel = cancel
         self._park = park
-        self._logs: dict[str, _Log] = {}
+        self._logs: dict[str, _OutputLog] = {}
         self._attachment: Attachment | None = None
 
     @property
@@ -105,8 +107,8 @@ class RouterSession:
         return self._attachment is not None
 
     def attach(self, resumes: Iterable[worker_pb2.Resume]) -> tuple[Attachment, list[str]]:
-        """A stream has come. Returns it with the backlog it is owed, and the request ids that
-        the router waits for and this worker does not hold."""
+        """Attach a new stream of the router. Returns it with the outputs that the router lacks,
+        and the ids of requests that the router waits for and this worker does not hold."""
         if self._attachment is not None:
             self._attachment.replace()
         wanted = {(resume.request_id, resume.attempt): resume for resume in resumes}
@@ -125,8 +127,8 @@ class RouterSession:
             kept.forget_accepted(resume)
             for output in kept.outputs:
                 attachment.push(output)
-            if kept.asked is not None:
-                attachment.push(kept.asked)
+            if kept.prefill_switch is not None:
+                attachment.push(kept.prefill_switch)
         self._attachment = attachment
         return attachment, lost
 
@@ -143,7 +145,7 @@ class RouterSession:
             cancel = message.cancel
             entry = self._logs.get(cancel.request_id)
             if entry is None or not entry.open_choices:
-                return  # it may be another router's by now
+                return  # another router may have it now
             if entry.attempt == cancel.attempt:
                 self._cancel(cancel.request_id, cancel.attempt, cancel.choices)
         elif kind == "settled":
@@ -154,10 +156,10 @@ class RouterSession:
                 if entry is not None and entry.attempt == resume.attempt:
                     entry.forget_accepted(resume)
         else:
-            log.warning("a router sent a message of an unknown kind", kind=kind)
+            log.warning("router message ignored", kind=kind)
 
     def drop_all(self) -> None:
-        """The grace is over: cancel and forget everything."""
+        """Cancel and forget every request: the grace is over."""
         for request_id in list(self._logs):
             self._drop(request_id)
 
@@ -168,21 +170,21 @@ class RouterSession:
             if known.attempt >= attempt:
                 return  # sent twice, or late
             self._drop(request_id)
-        entry = _Log(attempt, {choice.choice for choice in submit.choices})
+        entry = _OutputLog(attempt, {choice.choice for choice in submit.choices})
         self._logs[request_id] = entry
 
-        def emit(word: Word) -> None:
-            self._emit(entry, word)
+        def emit(update: RequestUpdate) -> None:
+            self._emit(entry, update)
 
         try:
             self._submit(submit, emit)
         except BatonError as error:
             self._refuse(submit, emit, error)
-        except Exception as error:  # of what should be impossible: one request ends, not all
-            log.exception("a request could not be taken", request_id=request_id)
-            self._drop(request_id)  # what was begun of it
+        except Exception as error:  # should be impossible: one request ends, not all
+            log.exception("request failed", request_id=request_id)
+            self._drop(request_id)  # it may have been queued
             self._logs[request_id] = entry
-            failure = EngineError(f"the worker could not take it: {type(error).__name__}")
+            failure = EngineError(f"the worker could not queue it: {type(error).__name__}")
             self._refuse(submit, emit, failure)
 
     def _refuse(
@@ -206,20 +208,21 @@ class RouterSession:
                 )
             )
 
-    def _emit(self, entry: _Log, word: Word) -> None:
-        if self._logs.get(word.request_id) is not entry:
+    def _emit(self, entry: _OutputLog, update: RequestUpdate) -> None:
+        if self._logs.get(update.request_id) is not entry:
             return  # settled, or replaced by a newer attempt
-        if isinstance(word, worker_pb2.PrefillSwitch):
-            entry.asked = word
+        if isinstance(update, worker_pb2.PrefillSwitch):
+            entry.prefill_switch = update
         else:
-            self._note(entry, word)
+            self._append(entry, update)
         if self._attachment is not None:
-            self._attachment.push(word)
+            self._attachment.push(update)
 
-    def _note(self, entry: _Log, output: worker_pb2.Output) -> None:
+    def _append(self, entry: _OutputLog, output: worker_pb2.Output) -> None:
         entry.outputs.append(output)
-        if entry.asked is not None:  # told or not: outputs of one message are read before it
-            entry.asked.output_received = True
+        # Sent or not: a router reads a message's outputs before its switches.
+        if entry.prefill_switch is not None:
+            entry.prefill_switch.output_received = True
         if output.end:
             entry.open_choices.discard(output.choice)
             if not entry.open_choices:
@@ -231,10 +234,10 @@ class RouterSession:
             self._cancel(request_id, entry.attempt, ())
 
     def _bound_ended(self) -> None:
-        if len(self._logs) <= ENDED_KEPT:
+        if len(self._logs) <= MAX_ENDED_REQUESTS:
             return
         ended = [name for name, entry in self._logs.items() if not entry.open_choices]
-        for request_id in ended[: max(0, len(ended) - ENDED_KEPT)]:
+        for request_id in ended[: max(0, len(ended) - MAX_ENDED_REQUESTS)]:
             del self._logs[request_id]
 
 
@@ -246,14 +249,14 @@ class RouterSessions:
         self._cancel = cancel
         self._grace_s = grace_s
         self._sessions: dict[bytes, RouterSession] = {}
-        self._graces: dict[bytes, asyncio.TimerHandle] = {}  # of those that are parked
+        self._graces: dict[bytes, asyncio.TimerHandle] = {}  # of the parked sessions
 
     @property
     def count(self) -> int:
         return len(self._sessions)
 
     def attach(self, hello: worker_pb2.RouterHello) -> tuple[Attachment, list[str]]:
-        """A router's stream has come; as `RouterSession.attach`."""
+        """Attach a router's stream to its session (see `RouterSession.attach`)."""
         boot_id = hello.boot_id
         if grace := self._graces.pop(boot_id, None):
             grace.cancel()
@@ -264,7 +267,7 @@ class RouterSessions:
         return self._sessions[boot_id].attach(hello.resume)
 
     def _park(self, boot_id: bytes) -> None:
-        log.info("a router's requests are parked", grace_s=self._grace_s)
+        log.info("router session parked", grace_s=self._grace_s)
         loop = asyncio.get_running_loop()
         self._graces[boot_id] = loop.call_later(self._grace_s, self._expire, boot_id)
 

@@ -3,9 +3,9 @@
     submit ─▶ credit ─▶ handoff (a task) ─▶ batch ─▶ plan ─ run ─ commit ─▶ outputs
                            └─ or prefilled here
 
-One event loop owns all state. The device works between plan and commit, and the next step is
-planned meanwhile; handoff tasks only touch groups that no step computes on. Knows no gRPC:
-links, peers, mover and engine are seams.
+One event loop owns all state. The device works between plan and commit, while the loop plans the
+next step; handoff tasks only touch groups that no step computes on. Knows no gRPC: links, peers,
+mover and engine are seams.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any
 
 from baton.decode_worker import local_prefills
-from baton.decode_worker.handoffs import Fetched, Handoffs
-from baton.decode_worker.intake import to_request
+from baton.decode_worker.handoffs import FetchOutcome, Handoffs
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler, StepOutcome, StepPlan
-from baton.decode_worker.sequences import Group, Phase, Request, Word
+from baton.decode_worker.sequences import Group, Phase, Request, RequestUpdate
 from baton.decode_worker.sessions import RouterSessions
+from baton.decode_worker.submit_parser import parse_submit
 from baton.engine.scheduling.batch import Engine, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.draw_costs import FREE
@@ -50,7 +50,7 @@ from baton.runtime.worker_links import Session
 log = logs.get(__name__)
 
 STEP_SMOOTHING = 0.1
-IDLE_S = 1.0  # the loop looks again at least so often
+IDLE_POLL_S = 1.0  # the longest pause of an idle loop
 
 
 class DecodeWorker:
@@ -134,13 +134,13 @@ class DecodeWorker:
             promised_blocks=self._scheduler.promised_blocks,
             completed_requests=self._requests.served,
             open_requests=len(self._requests.living()),
-            active_requests=self._scheduler.at_once,
+            active_requests=self._scheduler.active_requests,
             overdue_requests=self._overdue_requests(),
             degraded_peers=self._peers.degraded(),
         )
 
     def _overdue_requests(self) -> list[str]:
-        """Of the running step, once it is overdue."""
+        """Return the requests of the running step, once it is overdue."""
         plan = self._steps.running()
         if plan is None or not self.health.overdue_s():
             return []
@@ -148,15 +148,15 @@ class DecodeWorker:
         requests += [chunk.key.request for chunk in plan.chunks]
         return sorted({request.request_id for request in requests})
 
-    def submit(self, submit: worker_pb2.Submit, emit: Callable[[Word], None]) -> None:
-        """Take a request, or raise what is wrong with it."""
+    def submit(self, submit: worker_pb2.Submit, emit: Callable[[RequestUpdate], None]) -> None:
+        """Queue a request. Raises BatonError if it is refused."""
         if self.draining.is_set():
             raise Draining("the decode worker is stopping")
         if self._requests.get(submit.request_id) is not None:
-            raise Unavailable("a request of another router has this id here")
+            raise Unavailable("another router's request has this id on this worker")
         loop = asyncio.get_running_loop()
         now = loop.time()
-        request = to_request(submit, self._limits, emit, now_s=now, wall_s=self._wall())
+        request = parse_submit(submit, self._limits, emit, now_s=now, wall_s=self._wall())
         self._scheduler.submit(request)
         self._requests.add(request)
         if submit.deadline_ms:
@@ -166,7 +166,7 @@ class DecodeWorker:
         self._admit()  # a step may be running: the handoff opens beside it
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int] = ()) -> None:
-        """As the router says: these choices, or all where none is named."""
+        """Cancel the named choices of a request, or all where none is named."""
         request = self._requests.get(request_id)
         if request is not None and request.attempt == attempt:
             self._requests.cancel(request, choices)
@@ -175,12 +175,12 @@ class DecodeWorker:
     # -- the loop -----------------------------------------------------------------------------
 
     async def drain(self, within_s: float) -> None:
-        """Take nothing new; return once every request has ended, or after `within_s`. What is
-        left then goes back to its routers when `run` is cancelled."""
+        """Refuse new requests; return once every request has ended, or after `within_s`. Requests
+        that are left are returned to their routers when `run` is cancelled."""
         self.draining.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await self._requests.none.wait()
+                await self._requests.idle.wait()
 
     async def run(self) -> None:
         """Serve until cancelled; then every request fails for another worker to continue, every
@@ -188,8 +188,8 @@ class DecodeWorker:
         try:
             while True:
                 self._wake.clear()
-                self._refuse_shut_out()
-                # What runs grows before anyone is let in.
+                self._refuse_blocked()
+                # Running sequences grow before new grants take blocks.
                 plan = self._scheduler.plan(self._steps.tokens_per_s())
                 self._take_back_if_starved()
                 self._admit()
@@ -216,12 +216,12 @@ class DecodeWorker:
             await self._handoffs.finished()
 
     def red_in_s(self) -> float:
-        """As `StepHealth.red_in_s`."""
+        """Same as `StepHealth.red_in_s`."""
         return self.health.red_in_s()
 
     def audit(self, *, check: bool = True) -> dict[str, Any]:
-        """What this worker holds now. Raises RuntimeError if the books are to be added up, which
-        is O(blocks), and do not balance."""
+        """Return the worker's present state. `check` adds up the pool's blocks in O(blocks) and
+        raises RuntimeError if they do not match its total."""
         if check:
             self._pool.check()
         return {
@@ -248,8 +248,8 @@ class DecodeWorker:
         }
 
     async def _woken(self) -> None:
-        """Until something has happened; blocks that a late READ gave back tell nobody."""
-        timer = asyncio.get_running_loop().call_later(IDLE_S, self._wake.set)
+        """Wait for an event, at most IDLE_POLL_S: a late READ that frees blocks wakes no one."""
+        timer = asyncio.get_running_loop().call_later(IDLE_POLL_S, self._wake.set)
         try:
             await self._wake.wait()
         finally:
@@ -269,11 +269,11 @@ class DecodeWorker:
                 fetch.add_done_callback(partial(self._fetch_ended, group))
             else:
                 self._wake.set()
-                local_prefills.begun(group, now_wall)
+                local_prefills.record_start(group, now_wall)
 
-    def _refuse_shut_out(self) -> None:
-        """What fits beside no quarantine that lasts may fit elsewhere."""
-        for group in self._scheduler.shut_out(asyncio.get_running_loop().time()):
+    def _refuse_blocked(self) -> None:
+        """Refuse groups that do not fit beside a lasting quarantine: they may fit elsewhere."""
+        for group in self._scheduler.blocked_by_quarantine(asyncio.get_running_loop().time()):
             self._fail(group, Overloaded("too much of the worker's pool is in quarantine"))
 
     def _submit_step(self, plan: StepPlan) -> None:
@@ -299,10 +299,10 @@ class DecodeWorker:
             self._requests.fail(sequence, reason)
         self._after_ends()
         times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
-        local_prefills.computed(outcome.chunks, *times, self._pool.block_size)
+        local_prefills.record_chunks(outcome.chunks, *times, self._pool.block_size)
 
     def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
-        log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
+        log.error("step failed", detail=str(error), slices=len(plan.batch.slices))
         if self.health.heard(plan.batch, error):
             return
         for sequence in self._scheduler.abandon_step(plan):
@@ -326,26 +326,25 @@ class DecodeWorker:
     # -- handoffs -----------------------------------------------------------------------------
 
     async def _fetch(self, group: Group) -> None:
-        """The task of one group's handoff."""
+        """Fetch one group's KV, or let it be prefilled here, or fail it."""
         try:
             fetched = await self._handoffs.fetch(group, self._on_first)
-            if fetched is Fetched.VERIFIED:
+            if fetched is FetchOutcome.VERIFIED:
                 self._scheduler.fetched(group)
                 group.request.batched_wall_s = self._wall()
             elif group.live:
                 self._scheduler.to_local(group)
-                local_prefills.begun(group, self._wall())
+                local_prefills.record_start(group, self._wall())
         except OutOfBlocks:
-            log.info("a grant is taken back: its quarantined blocks cannot be replaced")
+            log.info("grant revoked", reason="its quarantined blocks cannot be replaced")
         except BatonError as error:
             self._fail(group, error)
-        except Exception as error:  # of what should be impossible: one request ends, not all
-            log.exception("a handoff failed in an unknown way")
+        except Exception as error:  # should be impossible: one request ends, not all
+            log.exception("handoff failed")
             self._fail(group, HandoffError(f"the handoff failed: {type(error).__name__}"))
 
     def _fetch_ended(self, group: Group, _: asyncio.Task[None]) -> None:
-        """Whatever happened, and even if the task was cancelled before it began: the group
-        leaves FETCHING."""
+        """Take the group out of FETCHING, even if its task was cancelled before it began."""
         del self._fetches[group]
         if group.phase is Phase.FETCHING:
             self._scheduler.requeue(group)
@@ -366,11 +365,15 @@ class DecodeWorker:
     def _take_back_if_starved(self) -> None:
         group = self._scheduler.youngest_fetching() if self._scheduler.starved else None
         if group is not None and group in self._fetches:
-            log.info("a waiting grant is taken back", request_id=group.request.request_id)
+            log.info(
+                "grant revoked",
+                request_id=group.request.request_id,
+                reason="a running sequence needs its blocks",
+            )
             self._fetches[group].cancel()
 
     def _after_ends(self) -> None:
-        """Stop the handoffs that nobody wants any more, and plan again."""
+        """Cancel the handoffs of groups whose sequences have ended, and plan again."""
         for group, task in self._fetches.items():
             if not group.live:
                 task.cancel()

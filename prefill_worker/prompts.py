@@ -1,7 +1,7 @@
-"""One prompt on a prefill worker: what its handoff asked for, and what it is offered.
+"""The prompt of one handoff on a prefill worker, with the blocks that it holds and offers.
 
-A `Prompt` is the `GrantedPrompt` of one handoff: the worker's loop puts events in, the granter
-takes them out. `end` is called exactly once, by the granter, when the handoff is over.
+A `Prompt` is the `GrantedPrompt` of one handoff: the worker's loop adds events, the granter takes
+them. The granter calls `end` exactly once, when the handoff is over.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Event: TypeAlias = Computed | handoff_pb2.FirstTokens | BatonError | None
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """`blocks` cover all tokens from admission on, until it is over and no step computes on it
-    any more; `pinned` of them have been offered. While it is the first of the queue, they are the
-    leading ones that matched."""
+    """A prompt and its blocks. From admission on `blocks` cover all tokens, until the prompt is
+    over and no step computes on it any more; `pinned` of them have been offered. While it is the
+    first of the queue, they are the leading ones that matched."""
 
     request_id: str
     tokens: list[int]
     prompt_tokens: int
-    held_blocks: int  # the reader has these
+    held_blocks: int  # leading blocks that the reader has
     params: SamplingParams
     choices: list[int]
     identities: list[bytes]  # of all full blocks
@@ -51,7 +51,8 @@ class Prompt:
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # <= chunks + 3
 
     async def next(self) -> Computed | handoff_pb2.FirstTokens | None:
-        """The next event, in order; None after the last. Raises what ended the prompt."""
+        """Return the next event, in order; None after the last. Raises the error that ended the
+        prompt."""
         event = await self.events.get()
         if isinstance(event, BatonError):
             raise event
@@ -63,18 +64,18 @@ class Prompt:
 
     @property
     def scored(self) -> bool:
-        """Whether the log-probabilities of the prompt are wanted: then all of it is computed."""
+        """Return whether the prompt's log-probabilities are wanted: then all of it is computed."""
         return self.params.prompt_logprobs is not None
 
     def scoring(self, start: int, end: int) -> Scoring | None:
-        """What a chunk of the tokens [start, end) has to tell of those that follow them."""
+        """Return which tokens a chunk of the tokens [start, end) has to score; None: none."""
         if self.params.prompt_logprobs is None:
             return None
         targets = self.tokens[start + 1 : min(end + 1, self.prompt_tokens)]
         return Scoring(targets, self.params.prompt_logprobs)
 
     def draws(self) -> tuple[Draw, ...]:
-        """The first draw of every choice, all from the prompt's last logits."""
+        """Return the first draw of every choice, all from the prompt's last logits."""
         params = self.params.at(len(self.tokens) - self.prompt_tokens)
         history = None
         if params.needs_history:

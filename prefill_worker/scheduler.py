@@ -1,6 +1,6 @@
-"""The prefill scheduler: prompts wait for blocks, go through in chunks, and are offered.
+"""The prefill scheduler: reserves blocks for prompts, plans their chunks and offers their blocks.
 
-Pure but for the events it hands to each prompt. A prompt is admitted only with blocks for all
+Pure but for the events that it adds to each prompt. A prompt is admitted only with blocks for all
 of it, in order of arrival; its cached prefix is offered at once, finished blocks after each
 chunk, the partial last block once, last. Offered blocks are pinned until the handoff ends.
 One step may be planned while another runs; they are committed in their order.
@@ -50,7 +50,7 @@ class PrefillScheduler:
     ) -> None:
         self._pool = pool
         self._costs = costs
-        self._on_fresh = on_fresh  # these blocks get new content
+        self._on_fresh = on_fresh  # called with blocks that get new content
         self._config = config
         self._waiting: deque[Prompt] = deque()
         self._computing: list[Prompt] = []
@@ -68,7 +68,7 @@ class PrefillScheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens that are still to be computed."""
+        """Count the prompt tokens that are still to be computed."""
         return sum(len(p.tokens) for p in self._waiting) + self._chunks.remaining_tokens
 
     def submit(self, prompt: Prompt) -> None:
@@ -104,7 +104,8 @@ class PrefillScheduler:
         return admitted
 
     def plan(self, tokens_per_s: float = 0.0) -> StepPlan:
-        """`tokens_per_s`: as `ChunkScheduler.plan`."""
+        """Plan one step; empty if there is nothing to compute. `tokens_per_s`: see
+        `ChunkScheduler.plan`."""
         chunks = self._chunks.plan(tokens_per_s)
         if not chunks:
             return StepPlan(NOTHING, [])
@@ -123,18 +124,18 @@ class PrefillScheduler:
         return StepPlan(StepBatch(slices), chunks)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Chunk[Prompt]]:
-        """Offer what the step finished. Returns the chunks that count: not those that failed, or
-        that follow none. A prompt is complete with its last one."""
+        """Offer the blocks that the step finished. Returns the chunks that count: not those that
+        failed or follow a failed one. A prompt is complete with its last chunk."""
         self._step_over(plan)
         computed = []
-        for place, chunk in enumerate(plan.chunks):
+        for index, chunk in enumerate(plan.chunks):
             prompt = chunk.key
             if not self._chunks.follows(chunk):
                 continue
-            if place in result.broken:
+            if index in result.broken:
                 self._pool.unpublish(prompt.blocks)
                 self.fail(prompt, EngineError("the model's numbers are not finite"))
-            elif (reason := result.failed.get(place)) is not None:
+            elif (reason := result.failed.get(index)) is not None:
                 if not (isinstance(reason, OutOfMemory) and self._chunks.cut(chunk)):
                     self.fail(prompt, reason)
             else:
@@ -143,34 +144,35 @@ class PrefillScheduler:
                 self._publish(prompt, chunk)
                 self._offer(prompt, chunk.end // self._pool.block_size)
                 if prompt.scored:
-                    extend_scores(prompt.scores, result.scores[place])
+                    extend_scores(prompt.scores, result.scores[index])
                 if chunk.last:
-                    drawn = result.drawn[place]  # they travel while the offer is being read
+                    drawn = result.drawn[index]  # sent while the reader reads the offer
                     prompt.events.put_nowait(prompt.first_tokens(drawn, self._pool.block_size))
                     self._complete(prompt)
         return computed
 
     def abandon_step(self, plan: StepPlan, error: BatonError) -> None:
-        """The device failed: the prompts of this step fail, nothing of it is offered."""
+        """Fail the prompts of a step that the device failed to compute, and offer none of it."""
         self._step_over(plan)
         for chunk in plan.chunks:
             if chunk.key in self._computing:
                 self.fail(chunk.key, error)
 
     def _step_over(self, plan: StepPlan) -> None:
-        """Nothing of this step is written any more: free what is over and in no other step."""
+        """Free prompts that are over and in no other step: this step writes no block any more."""
         for chunk in plan.chunks:
             chunk.key.under_way -= 1
             if chunk.key not in self._computing:
                 self._free(chunk.key)
 
     def fail(self, prompt: Prompt, error: BatonError) -> None:
-        """Stop computing and tell the reader; the pins stay until the handoff ends."""
+        """Stop computing and report the error to the reader; the pins stay until the handoff
+        ends."""
         self._stop(prompt)
         prompt.events.put_nowait(error)
 
     def stop(self, error: BatonError) -> None:
-        """No step will follow: every prompt that waits or is being computed fails."""
+        """Fail every prompt that waits or is being computed: no step will follow."""
         for prompt in [*self._waiting, *self._computing]:
             prompt.events.put_nowait(error)
         for prompt in self._waiting:
@@ -178,7 +180,7 @@ class PrefillScheduler:
         self._waiting.clear()
 
     def end(self, prompt: Prompt) -> None:
-        """The handoff is over: unpin, and stop computing."""
+        """Unpin a prompt whose handoff is over, and stop computing it."""
         self._pool.release(prompt.pinned, Hold.PINNED)
         prompt.pinned = []
         if prompt in self._waiting:
@@ -187,21 +189,21 @@ class PrefillScheduler:
         self._stop(prompt)
 
     def _stop(self, prompt: Prompt) -> None:
-        """Compute nothing more of it."""
+        """Compute no more chunks of a prompt."""
         if prompt in self._computing:
             self._computing.remove(prompt)
             self._chunks.remove(prompt)
             self._free(prompt)
 
     def _free(self, prompt: Prompt) -> None:
-        """A prompt that is over gives back its blocks with the last step that computes on them."""
+        """Release the blocks of a prompt that is over, with the last step that computes on them."""
         if not prompt.under_way:
             self._pool.release(prompt.blocks, Hold.USED)
             prompt.blocks = []
 
     def _reserve(self, prompt: Prompt) -> bool:
-        """Give a prompt all its blocks, if there is room. Else it keeps those that match: each is
-        matched once, however often the first of the queue is tried."""
+        """Reserve all blocks of a prompt, if there is room. Otherwise it keeps those that match:
+        each is matched once, however often the first of the queue is tried."""
         size = self._pool.block_size
         # the last token is computed, and where each has to be scored, all are
         limit = 0 if prompt.scored else (len(prompt.tokens) - 1) // size
@@ -223,13 +225,13 @@ class PrefillScheduler:
 
     def _publish(self, prompt: Prompt, chunk: Chunk[Prompt]) -> None:
         size = self._pool.block_size
-        for place in range(chunk.start // size, chunk.end // size):
-            tokens = prompt.tokens[place * size : (place + 1) * size]
-            name = prompt.identities[place]
-            self._pool.identify(prompt.blocks[place], name, tokens, prompt.tenant)
+        for index in range(chunk.start // size, chunk.end // size):
+            tokens = prompt.tokens[index * size : (index + 1) * size]
+            name = prompt.identities[index]
+            self._pool.identify(prompt.blocks[index], name, tokens, prompt.tenant)
 
     def _offer(self, prompt: Prompt, full_blocks: int) -> None:
-        """Pin and offer the full blocks up to this place that the reader lacks."""
+        """Pin and offer the first `full_blocks` blocks, less those that the reader has."""
         first = max(prompt.offered, prompt.held_blocks)
         prompt.offered = max(prompt.offered, full_blocks)
         if full_blocks <= first:
@@ -240,13 +242,13 @@ class PrefillScheduler:
         prompt.events.put_nowait(Computed(first, tuple(blocks), names))
 
     def _complete(self, prompt: Prompt) -> None:
-        """All is computed: offer the partial last block, and hold no more than the pins."""
+        """Offer the partial last block, and release all but the pins: all is computed."""
         size = self._pool.block_size
         if partial := len(prompt.tokens) % size:
             last = prompt.blocks[-1]
             self._pin(prompt, [last])
-            place = len(prompt.tokens) // size
-            prompt.events.put_nowait(Computed(place, (last,), (), partial_tokens=partial))
+            index = len(prompt.tokens) // size
+            prompt.events.put_nowait(Computed(index, (last,), (), partial_tokens=partial))
         prompt.events.put_nowait(None)
         self._stop(prompt)
 

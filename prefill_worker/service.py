@@ -1,4 +1,4 @@
-"""The gRPC face of a prefill worker towards decode workers: greetings and handoffs."""
+"""The gRPC service of a prefill worker for decode workers: handshakes and handoffs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServicer):
             greeting.check(mine, theirs)
         except BatonError as error:
             await abort(context, error)
-        self._worker.greeted()
+        self._worker.expect_reads()
         return mine
 
     async def Open(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -48,8 +48,8 @@ class HandoffService(handoff_pb2_grpc.HandoffServicer):
         await asyncio.shield(task)
 
     async def finished(self, within_s: float) -> None:
-        """Wait until every handoff is over; a reader that renews for ever is left behind."""
+        """Wait until every handoff is over, at most `within_s`: a reader may renew for ever."""
         if self._handoffs:
             _, open_still = await asyncio.wait(set(self._handoffs), timeout=within_s)
             if open_still:
-                log.warning("handoffs are cut off", handoffs=len(open_still))
+                log.warning("handoffs abandoned", handoffs=len(open_still))

@@ -23,7 +23,7 @@ from baton.engine.scheduling.step_pipeline import Over, StepPipeline
 from baton.kv_transfer.granter import GrantReport, grant
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.sum_cache import SumCache
-from baton.prefill_worker.intake import to_prompt
+from baton.prefill_worker.opening_parser import parse_opening
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.proto import handoff_pb2, worker_pb2
@@ -37,16 +37,16 @@ from baton.runtime.wire import ModelLimits
 log = logs.get(__name__)
 
 STEP_SMOOTHING = 0.1
-GREETED_S = 5.0  # peers' READs are served promptly: a reader measures its first ones
+EXPECTED_READS_S = 5.0  # a reader measures READs after its handshake
 
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
 
 class PrefillSession:
-    """A router's link to a prefill worker carries load, and no requests."""
+    """A router's session with a prefill worker: it carries load, and no requests."""
 
     def receive(self, message: worker_pb2.RouterMessage) -> None:
-        log.warning("a router sent a request to a prefill worker; it is ignored")
+        log.warning("router message ignored", kind=message.WhichOneof("kind"))
 
     async def outputs(self) -> worker_pb2.StepOutputs:
         await asyncio.Event().wait()  # until the link's task is cancelled
@@ -97,10 +97,11 @@ class PrefillWorker:
         self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
 
-    def greeted(self) -> None:
-        """A reader has shaken hands, and measures READs before any lease exists."""
+    def expect_reads(self) -> None:
+        """Serve peers' READs promptly for a while: a reader that has completed its handshake
+        measures READs before any lease exists."""
         self._mover.hold_progress()
-        asyncio.get_running_loop().call_later(GREETED_S, self._mover.drop_progress)
+        asyncio.get_running_loop().call_later(EXPECTED_READS_S, self._mover.drop_progress)
 
     async def serve_handoff(self, link: GranterLink) -> None:
         """Serve one handoff stream; returns when the handoff is over, however long after its
@@ -115,7 +116,7 @@ class PrefillWorker:
             metrics.HANDOFFS.labels(report.end).inc()
             if report.end == "expired":
                 metrics.LEASES_EXPIRED.inc()
-            _tell(report)
+            _log_handoff(report)
         finally:
             self._open_handoffs -= 1
             if not self._open_handoffs:
@@ -123,10 +124,10 @@ class PrefillWorker:
             metrics.OPEN_HANDOFFS.set(self._open_handoffs)
 
     def admit(self, opening: handoff_pb2.OpenHandoff) -> Prompt:
-        """Queue the prompt of a handoff, or raise what is wrong with it."""
+        """Queue the prompt of a handoff. Raises BatonError if it is refused."""
         if self.draining.is_set():
             raise Draining("the prefill worker is stopping")
-        prompt = to_prompt(
+        prompt = parse_opening(
             opening, self._limits, self._pool.block_size, self._ended, wall_s=self._wall()
         )
         self._scheduler.submit(prompt)
@@ -162,19 +163,19 @@ class PrefillWorker:
         )
 
     def _overdue_requests(self) -> list[str]:
-        """Of the running step, once it is overdue."""
+        """Return the requests of the running step, once it is overdue."""
         plan = self._steps.running()
         if plan is None or not self.health.overdue_s():
             return []
         return sorted({chunk.key.request_id for chunk in plan.chunks})
 
     def red_in_s(self) -> float:
-        """As `StepHealth.red_in_s`."""
+        """Same as `StepHealth.red_in_s`."""
         return self.health.red_in_s()
 
     def audit(self, *, check: bool = True) -> dict[str, Any]:
-        """What this worker holds now. Raises RuntimeError if the books are to be added up, which
-        is O(blocks), and do not balance."""
+        """Return the worker's present state. `check` adds up the pool's blocks in O(blocks) and
+        raises RuntimeError if they do not match its total."""
         if check:
             self._pool.check()
         return {
@@ -190,8 +191,8 @@ class PrefillWorker:
         }
 
     async def drain(self, within_s: float) -> None:
-        """Take nothing new; return once every offered block was read or its lease is over, or
-        after `within_s`. What is not computed then fails when `run` is cancelled."""
+        """Refuse new handoffs; return once every offered block was read or its lease is over, or
+        after `within_s`. Prompts that are not complete then fail when `run` is cancelled."""
         self.draining.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -199,7 +200,7 @@ class PrefillWorker:
 
     async def run(self) -> None:
         """Serve until cancelled; then every prompt that is not complete fails, so that its
-        reader goes elsewhere at once. What is pinned stays so until its handoff ends."""
+        reader goes elsewhere at once. Pinned blocks stay pinned until their handoff ends."""
         try:
             while True:
                 self._wake.clear()
@@ -238,7 +239,7 @@ class PrefillWorker:
         asyncio.get_running_loop().call_soon(self._record, over, over.outcome, computed)
 
     def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
-        log.error("a step failed", detail=str(error), slices=len(plan.batch.slices))
+        log.error("step failed", detail=str(error), slices=len(plan.batch.slices))
         if self.health.heard(plan.batch, error):
             return
         self._scheduler.abandon_step(plan, error)
@@ -266,7 +267,8 @@ class PrefillWorker:
         metrics.MEMORY_SHORTAGES.inc(result.shortages)
 
     def _admit_waiting(self) -> None:
-        """A step may be running: an admitted prompt offers its cached blocks at once."""
+        """Admit waiting prompts, also beside a running step: an admitted prompt offers its cached
+        blocks at once."""
         for prompt in self._scheduler.admit():
             self._wake.set()
             prompt.admitted_wall_s = self._wall()
@@ -278,7 +280,7 @@ class PrefillWorker:
 
     def _ended(self, prompt: Prompt) -> None:
         self._scheduler.end(prompt)
-        if self._scheduler.waiting:  # for its blocks, or for its place
+        if self._scheduler.waiting:  # its blocks may be enough for the next
             self._wake.set()
 
     def _publish(self) -> None:
@@ -288,18 +290,18 @@ class PrefillWorker:
         return asyncio.get_running_loop().time() + self._wall_offset_s
 
 
-def _tell(report: GrantReport) -> None:
-    """One event for each handoff: the reader alone may know that one has failed."""
+def _log_handoff(report: GrantReport) -> None:
+    """Log one event for each handoff; that of a failure names it, which the reader may not do."""
     failure = report.failure
     harmless = failure is None or isinstance(failure, Draining | Overloaded | LinkClosed)
     unknown = failure is not None and not isinstance(failure, BatonError)
-    say = log.info if harmless and report.end != "expired" else log.warning
-    (log.error if unknown else say)(
-        "handoff over",
+    log_at = log.info if harmless and report.end != "expired" else log.warning
+    (log.error if unknown else log_at)(
+        "handoff ended",
         request_id=report.request_id,
         end=report.end,
         offered_blocks=report.offered_blocks,
         seconds=round(report.seconds, 4),
-        why=str(failure or ""),
+        detail=str(failure or ""),
         exc_info=failure if unknown else None,
     )

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import grpc.aio
 
-from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peer_calls import grpc_dial
+from baton.decode_worker.bandwidth_probe import BandwidthProbe
+from baton.decode_worker.peer_client import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.checkpoint.fingerprint import model_fingerprint
@@ -93,10 +93,10 @@ class Served:
 def decode_role(below: Below) -> Served:
     boot = below.boot
     handoff = boot.config.handoff
-    first_contact = FirstContact(below.mover, below.pool, handoff.preflight_floor_gbps)
+    bandwidth_probe = BandwidthProbe(below.mover, below.pool, handoff.preflight_floor_gbps)
     dial = grpc_dial(boot.token, boot.tls)
     peers = RegisteredPeers(
-        below.greeting, below.mover, dial, first_contact, boot.registry, handoff.lease_s
+        below.greeting, below.mover, dial, bandwidth_probe, boot.registry, handoff.lease_s
     )
     worker = DecodeWorker(
         worker_id=boot.worker_id,

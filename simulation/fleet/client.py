@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.decode_worker.sequences import Word
+from baton.decode_worker.sequences import RequestUpdate
 from baton.proto import worker_pb2
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.cluster import SLABS, VOCAB, Cluster
@@ -27,7 +27,7 @@ class Request:
     asked: list[worker_pb2.PrefillSwitch] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def emit(self, word: Word) -> None:
+    def emit(self, word: RequestUpdate) -> None:
         if isinstance(word, worker_pb2.PrefillSwitch):
             self.asked.append(word)
             return

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.decode_worker.peer_calls import HandoffLink
+from baton.decode_worker.peer_client import HandoffLink
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool

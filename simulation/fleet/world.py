@@ -22,8 +22,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peer_calls import GREETING_TIMEOUT_S, HandoffLink
+from baton.decode_worker.bandwidth_probe import BandwidthProbe
+from baton.decode_worker.peer_client import HANDSHAKE_TIMEOUT_S, HandoffLink
 from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
@@ -165,10 +165,10 @@ class World:
             )
             finish = partial(granter.drain, 2 * self.config.handoff.lease_s)
         else:
-            first_contact = FirstContact(mover, pool, self.config.handoff.preflight_floor_gbps)
-            dial = partial(SimCalls, self.network, machine)
-            patience_s = GREETING_TIMEOUT_S  # a lease is short here beside a first contact's READs
-            peers = RegisteredPeers(mine, mover, dial, first_contact, self.client, patience_s)
+            bandwidth_probe = BandwidthProbe(mover, pool, self.config.handoff.preflight_floor_gbps)
+            dial = partial(SimPeerClient, self.network, machine)
+            patience_s = HANDSHAKE_TIMEOUT_S  # a lease is short here beside a first contact's READs
+            peers = RegisteredPeers(mine, mover, dial, bandwidth_probe, self.client, patience_s)
             finish = peers.close
             worker = DecodeWorker(
                 worker_id=name,
@@ -357,8 +357,8 @@ class _SimConnection:
         return link
 
 
-class SimCalls:
-    """Implements decode_worker's `PeerCalls` on simulated streams."""
+class SimPeerClient:
+    """Implements decode_worker's `PeerClient` on simulated streams."""
 
     def __init__(self, network: Network, machine: Machine, address: str) -> None:
         self._network = network
@@ -366,10 +366,10 @@ class SimCalls:
         self._address = address
         self._peer = network.services[address][0]  # who is called is who was there
 
-    async def greet(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
+    async def handshake(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
         link = self._network.connect(self._machine, self._address, "greet")
         try:
-            async with asyncio.timeout(GREETING_TIMEOUT_S):
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await link.send(mine)
                 theirs: handoff_pb2.HandshakeMessage = await link.receive()
         except (TimeoutError, LinkClosed) as error:
@@ -382,7 +382,7 @@ class SimCalls:
         return self._network.connect(self._machine, self._address, "handoff")
 
     @property
-    def up(self) -> bool:
+    def connected(self) -> bool:
         return self._peer.alive or self._peer.silent
 
     async def close(self) -> None:

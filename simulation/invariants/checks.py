@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from baton.decode_worker.handoffs import AT_FAULT
+from baton.decode_worker.handoffs import PEER_FAULTS
 from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.blocks import Hold
@@ -224,7 +224,7 @@ class Watch:
                 befallen = pair in self._spoiled or not granter.machine.alive
             elif befallen:  # it may take the connection for READs with it, which others need
                 self._spoiled.add(pair)
-            if isinstance(error, AT_FAULT) and not befallen:
+            if isinstance(error, PEER_FAULTS) and not befallen:
                 self.breaches.append(
                     f"{process.machine.name}: a handoff from {candidate.worker_id}, which nothing "
                     f"has befallen, failed: {error.code}: {error}"

@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from baton.decode_worker.credit_queue import CreditQueue
 from baton.decode_worker.handoffs import Handoffs
-from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Sequence
-from baton.decode_worker.sessions import RouterSessions, _Log
-from baton.decode_worker.waiting_line import WaitingLine
+from baton.decode_worker.sessions import RouterSessions, _OutputLog
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease, ReaderLease
 from baton.kv_transfer.places import Places
@@ -156,7 +156,7 @@ def _another_seed(before: Any) -> Any:
 
 
 def _published_at_once(before: Any) -> Any:
-    def reserve(self: Holdings, group: Any) -> bool:
+    def reserve(self: KvReservations, group: Any) -> bool:
         reserved: bool = before(self, group)
         if reserved:
             self.publish(group, group.held, len(group.tokens))
@@ -239,7 +239,7 @@ def _first_uncounted(before: Any) -> Any:
 
 
 def _half_a_line(before: Any) -> Any:
-    def check_room(self: WaitingLine) -> None:
+    def check_room(self: CreditQueue) -> None:
         if len(self) >= self._config.max_queue // 2:
             raise Overloaded(f"{len(self)} requests wait for KV room on this worker")
         before(self)
@@ -344,7 +344,7 @@ MUTATIONS: dict[str, Break] = {
         "penalties take the output for the prompt", Sequence, "draw", _all_is_prompt
     ),
     "publish-unread-blocks": Break(
-        "blocks are cached before they are read", Holdings, "reserve", _published_at_once
+        "blocks are cached before they are read", KvReservations, "reserve", _published_at_once
     ),
     "identities-without-parents": Break(
         "a block's identity is its own tokens'", identity, "chain", _without_parents
@@ -355,13 +355,15 @@ MUTATIONS: dict[str, Break] = {
     "decode-before-the-blocks": Break(
         "a fetch is over with the first tokens", HandoffReader, "_conclude", _without_the_blocks
     ),
-    "shared-last-block": Break("choices write into one block", Holdings, "take_copies", always([])),
+    "shared-last-block": Break(
+        "choices write into one block", KvReservations, "take_copies", always([])
+    ),
     "lose-tickets": Break("an admission is never given back", Admission, "ticket", _ticket_lost),
     "refuse-at-random": Break(
         "a router refuses though it has tickets", Admission, "ticket", _refused_at_random
     ),
     "refuse-with-room": Break(
-        "a worker refuses with half a line", WaitingLine, "check_room", _half_a_line
+        "a worker refuses with half a line", CreditQueue, "check_room", _half_a_line
     ),
     "no-budget-of-moves": Break(
         "all that fails is moved at once", RetryBudget, "take", _always_a_move
@@ -389,7 +391,7 @@ MUTATIONS: dict[str, Break] = {
         "a worker starts anew under its old one", World, "start_worker", _first_boot_again
     ),
     "forget-what-is-owed": Break(
-        "a worker forgets what its router waits for", _Log, "forget_accepted", _owed_nothing
+        "a worker forgets what its router waits for", _OutputLog, "forget_accepted", _owed_nothing
     ),
     "keep-parked-requests": Break(
         "a dead router's requests stay", RouterSessions, "_expire", always(None)

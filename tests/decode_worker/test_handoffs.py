@@ -207,7 +207,7 @@ async def test_a_lease_that_has_run_out_is_counted(
 async def test_when_all_stay_busy_the_request_fails_for_the_router_to_retry(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handoffs, "BUSY_PATIENCE_S", -1.0)
+    monkeypatch.setattr(handoffs, "BUSY_TIMEOUT_S", -1.0)
     for refusals in bench.refusals.values():
         refusals.extend([Overloaded("full")] * 9)
     request = await bench.run()
@@ -219,7 +219,7 @@ async def test_when_all_stay_busy_the_request_fails_for_the_router_to_retry(
 async def test_without_patience_one_more_candidate_is_still_asked(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handoffs, "BUSY_PATIENCE_S", -1.0)
+    monkeypatch.setattr(handoffs, "BUSY_TIMEOUT_S", -1.0)
     bench.refusals["prefill-0"] = [Overloaded("full")] * 9
     request = await bench.run()
     assert request.tokens() == request.expected()
@@ -230,7 +230,7 @@ async def test_a_cancel_ends_the_wait_for_a_busy_worker(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handoffs, "BUSY_PAUSE_S", 3600.0)
-    monkeypatch.setattr(handoffs, "BUSY_PAUSE_MOST_S", 3600.0)
+    monkeypatch.setattr(handoffs, "MAX_BUSY_PAUSE_S", 3600.0)
     for refusals in bench.refusals.values():
         refusals.append(Overloaded("full"))
     request = bench.client.submit(PROMPT)

@@ -12,9 +12,9 @@ import grpc
 import numpy as np
 import pytest
 
-from baton.decode_worker import peer_calls, peers
-from baton.decode_worker.first_contact import FirstContact
-from baton.decode_worker.peer_calls import grpc_dial
+from baton.decode_worker import peer_client, peers
+from baton.decode_worker.bandwidth_probe import BandwidthProbe
+from baton.decode_worker.peer_client import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer import greeting
@@ -70,7 +70,7 @@ class Scene:
     def __init__(self, peer: Peer, address: str, floor_gbps: float = 0.0) -> None:
         self.peer, self.address = peer, address
         self.mover = peer.mover(OWN)
-        contact = FirstContact(self.mover, BlockPool(8, 4), floor_gbps)
+        contact = BandwidthProbe(self.mover, BlockPool(8, 4), floor_gbps)
         own = peer.greeting("decode-0", self.mover.describe())
         self.registry = MemoryRegistry()
         self.peers = RegisteredPeers(
@@ -210,7 +210,7 @@ async def test_a_peer_that_has_drained_and_gone_leaves_no_trace(scene: Scene) ->
     await scene.open(b"1" * 16)
     async with another_peer(scene, b"2" * 16) as open:
         await open()
-        channel = scene.peers._peers[b"2" * 16].calls._channel
+        channel = scene.peers._peers[b"2" * 16].client._channel
     async with asyncio.timeout(20):
         while channel.get_state() is grpc.ChannelConnectivity.READY:
             await asyncio.sleep(0.01)
@@ -266,13 +266,13 @@ async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_
         dialled.append(address)
         return open_channel(address, tls)
 
-    monkeypatch.setattr(peer_calls, "open_channel", noted)
+    monkeypatch.setattr(peer_client, "open_channel", noted)
     first, second = await greeting_begun(scene, "", "127.0.0.1:1")
     scene.peer.restart(b"2" * 16)  # so that the greeting fails
     scene.peer.gate.set()
     with pytest.raises(Unavailable, match="has restarted"):
         await first
-    with pytest.raises(Unavailable, match="lost while it was greeted"):
+    with pytest.raises(Unavailable, match="lost during the handshake"):
         await second
     assert dialled == [scene.address] and scene.known() == set()
     with pytest.raises(Unavailable, match="not registered"):
@@ -303,7 +303,7 @@ async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
         opened.append(open_channel(address, tls))
         return opened[-1]
 
-    monkeypatch.setattr(peer_calls, "open_channel", noted)
+    monkeypatch.setattr(peer_client, "open_channel", noted)
     if how == "greeting":
         monkeypatch.setattr(scene.peer, "kv_dtype", "bfloat16")
     else:  # it fits, and cannot be read
@@ -321,7 +321,7 @@ async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
 ) -> None:
     """Each waits for the patience, in all, and the measurement goes on: once it has ended, the
     peer can be opened to without another."""
-    monkeypatch.setattr(scene.peers, "_patience_s", 0.2)
+    monkeypatch.setattr(scene.peers, "_first_contact_s", 0.2)
     scene.peer.exchange.decide = lambda attempt: Fate(stuck=attempt.number == 1)
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -334,7 +334,7 @@ async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
         await scene.open(b"1" * 16)
     assert scene.peer.exchange.stuck == 1 and scene.known() == {b"1" * 16}
     scene.peer.exchange.release_stuck()
-    await asyncio.wait({scene.peers._peers[b"1" * 16].greeting}, timeout=20)
+    await asyncio.wait({scene.peers._peers[b"1" * 16].contact}, timeout=20)
     measured = scene.peer.exchange.reads
     await scene.open(b"1" * 16)
     assert scene.peer.exchange.reads == measured and scene.peer.greetings == 1
@@ -343,7 +343,7 @@ async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
 async def test_a_first_contact_that_fails_when_nobody_waits_is_begun_anew(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scene.peers, "_patience_s", 0.2)
+    monkeypatch.setattr(scene.peers, "_first_contact_s", 0.2)
     scene.peer.exchange.decide = lambda attempt: Fate(
         stuck=attempt.number == 1, failed=attempt.number == 2
     )
@@ -373,7 +373,7 @@ async def test_a_peer_forgotten_while_it_is_connected_to_leaves_no_connection(
         await begun.wait()
     scene.peers.forget(b"1" * 16)  # another has answered at its address
     gate.set()
-    with pytest.raises(Unavailable, match="lost while it was greeted"):
+    with pytest.raises(Unavailable, match="lost during the handshake"):
         await opening
     with pytest.raises(ReadFailed, match="is not connected"):
         scene.mover.peer(b"1" * 16)
@@ -384,7 +384,7 @@ async def test_whom_a_greeting_did_not_reach_costs_later_requests_little_until_o
     scene: Scene, monkeypatch: pytest.MonkeyPatch, fair_watch: Any
 ) -> None:
     """As behind a link that is down: each request would else wait for each such candidate."""
-    monkeypatch.setattr(peer_calls, "GREETING_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(peer_client, "HANDSHAKE_TIMEOUT_S", 0.5)
     scene.peer.gate.clear()
     with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
         await scene.open(b"1" * 16)
@@ -394,27 +394,27 @@ async def test_whom_a_greeting_did_not_reach_costs_later_requests_little_until_o
                 await scene.open(b"1" * 16)
         assert so_far_s() < 0.45  # not for the greeting's time
     scene.peer.gate.set()
-    await asyncio.wait({scene.peers._peers[b"1" * 16].greeting}, timeout=20)
+    await asyncio.wait({scene.peers._peers[b"1" * 16].contact}, timeout=20)
     await scene.open(b"1" * 16)
-    assert scene.peers._in_vain == {}
+    assert scene.peers._timed_out == {}
 
 
 async def test_who_was_not_reached_is_remembered_within_bounds(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "IN_VAIN_KEPT", 2)
+    monkeypatch.setattr(peers, "MAX_TIMED_OUT_PEERS", 2)
     for life in (b"1" * 16, b"2" * 16, b"3" * 16):
         scene.register(life)
         scene.peer.restart(b"x" * 16)  # so that each greeting fails
         with pytest.raises(Unavailable, match="has restarted"):
             await scene.open(life)
-    assert list(scene.peers._in_vain) == [b"2" * 16, b"3" * 16]
+    assert list(scene.peers._timed_out) == [b"2" * 16, b"3" * 16]
 
 
 async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:
     (opening,) = await greeting_begun(scene, "")
     await scene.peers.close()
-    with pytest.raises(Unavailable, match="lost while it was greeted"):
+    with pytest.raises(Unavailable, match="lost during the handshake"):
         await opening
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.intake import to_request
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
-from baton.decode_worker.sequences import Group, Request, Word
+from baton.decode_worker.sequences import Group, Request, RequestUpdate
+from baton.decode_worker.submit_parser import parse_submit
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import handoff_pb2, worker_pb2
@@ -44,7 +44,7 @@ class Bench:
             "placement": worker_pb2.Placement(local=local),
         }
         submit = worker_pb2.Submit(**{**values, **fields})
-        self.request: Request = to_request(submit, LIMITS, self._emit, now_s=0.0, wall_s=0.0)
+        self.request: Request = parse_submit(submit, LIMITS, self._emit, now_s=0.0, wall_s=0.0)
         self.sequences = list(self.request.sequences)
         self.scheduler.submit(self.request)
         self.requests.add(self.request)
@@ -252,7 +252,7 @@ class Emitter:
     def __init__(self, said: list[worker_pb2.Output]) -> None:
         self._said = said
 
-    def __call__(self, word: Word) -> None:
+    def __call__(self, word: RequestUpdate) -> None:
         assert isinstance(word, worker_pb2.Output)
         self._said.append(word)
 

@@ -188,13 +188,13 @@ def test_quarantined_destinations_are_replaced_or_the_grant_ends() -> None:
     bench = Bench(blocks=6)
     group = bench.grant(list(range(7)))
     rest = bench.pool.allocate(3, Hold.USED)
-    bench.scheduler.holdings.quarantine(group, group.blocks[:1])
+    bench.scheduler.reservations.quarantine(group, group.blocks[:1])
     assert group.blocks[0] == -1
-    bench.scheduler.holdings.replace_leased(group)
+    bench.scheduler.reservations.replace_leased(group)
     assert -1 not in group.blocks and bench.pool.counts().quarantined == 1
-    bench.scheduler.holdings.quarantine(group, list(group.blocks))
+    bench.scheduler.reservations.quarantine(group, list(group.blocks))
     with pytest.raises(OutOfBlocks):
-        bench.scheduler.holdings.replace_leased(group)
+        bench.scheduler.reservations.replace_leased(group)
     bench.scheduler.requeue(group)
     assert bench.pool.counts().quarantined == 3 and bench.pool.counts().leased == 0
     bench.pool.release(rest, Hold.USED)
@@ -210,7 +210,7 @@ def test_the_youngest_makes_room_and_recomputes_all_it_had() -> None:
     bench.end(old)
     (group,) = bench.scheduler.admit()
     assert group.request is young and group.tokens == [2] * 7 + had
-    assert (group.local, group.again) == ("recompute", 7 + len(had))
+    assert (group.local, group.recomputed_tokens) == ("recompute", 7 + len(had))
     while not bench.scheduler.running:
         bench.step()
     assert young.sequences[0].output[: len(had)] == had
@@ -220,15 +220,15 @@ def test_a_request_that_waits_in_part_is_one_of_those_at_once() -> None:
     """Its preempted choices are groups of one in the line: requests are counted, not those."""
     bench = Bench(blocks=10, expected_growth_tokens=1)
     request = bench.submit([1] * 8, n=3, max_tokens=32)
-    assert (bench.scheduler.at_once, bench.scheduler.waiting) == (0, 1)
+    assert (bench.scheduler.active_requests, bench.scheduler.waiting) == (0, 1)
     while bench.scheduler.preemptions < 2:
         bench.step()
-        assert bench.scheduler.at_once == 1
+        assert bench.scheduler.active_requests == 1
     bench.submit([2] * 8)
     assert (bench.scheduler.running, bench.scheduler.waiting) == (1, 3)
-    assert bench.scheduler.at_once == 1
+    assert bench.scheduler.active_requests == 1
     bench.end(request)
-    assert bench.scheduler.at_once == 0
+    assert bench.scheduler.active_requests == 0
 
 
 def test_a_sequence_without_a_block_waits_while_a_grant_can_be_taken_back() -> None:

@@ -340,7 +340,7 @@ async def test_a_cancel_of_a_refused_request_reaches_nobody() -> None:
 
 
 async def test_a_long_backlog_comes_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MESSAGE_OUTPUTS", 3)
+    monkeypatch.setattr(sessions, "MAX_MESSAGE_OUTPUTS", 3)
     work = Work()
     first, _ = work.sessions.attach(hello())
     first.receive(submit("a"))

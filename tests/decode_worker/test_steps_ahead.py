@@ -223,7 +223,7 @@ def test_nobody_is_preempted_while_a_step_is_under_way() -> None:
             waited += 1
         if not plan or len(under_way) == 2:
             bench.commit(under_way.pop(0))
-    assert waited == 1 and young in [g.sequences[0] for g in bench.scheduler._line._groups]
+    assert waited == 1 and young in [g.sequences[0] for g in bench.scheduler._queue._groups]
     assert under_way == [plan] and plan.decoding == [old]
     assert young.blocks == [] and (old.under_way, young.under_way) == (1, 0)
     had = len(young.output)
@@ -355,4 +355,4 @@ def test_a_preempted_prompt_knows_how_much_of_it_was_computed() -> None:
     bench.end(old)
     (group,) = bench.scheduler.admit()
     assert group.request is young
-    assert (group.local, group.again, len(group.tokens)) == ("recompute", 4, 15)
+    assert (group.local, group.recomputed_tokens, len(group.tokens)) == ("recompute", 4, 15)

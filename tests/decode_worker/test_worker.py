@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.decode_worker import waiting_line
+from baton.decode_worker import credit_queue
 from baton.decode_worker import worker as decode_worker
 from baton.decode_worker.scheduler import StepPlan
 from baton.engine.scheduling.batch import StepBatch
@@ -131,7 +131,7 @@ async def test_handoffs_under_way_wake_no_worker_that_has_nothing_to_compute(
         planned.append(plan(tokens_per_s))
         return planned[-1]
 
-    monkeypatch.setattr(decode_worker, "IDLE_S", 60.0)
+    monkeypatch.setattr(decode_worker, "IDLE_POLL_S", 60.0)
     worker._wake.set()
     await asyncio.sleep(0.02)  # by now it waits, and will for a minute
     cluster.exchange.decide = lambda attempt: Fate(stuck=True)
@@ -298,8 +298,8 @@ async def test_who_fits_beside_no_quarantine_that_lasts_is_given_back_to_its_rou
 ) -> None:
     """Its deadline may be an hour away, and another worker may have room."""
     cluster = make_cluster()
-    monkeypatch.setattr(waiting_line, "SHUT_OUT_S", 0.1)
-    monkeypatch.setattr("baton.decode_worker.worker.IDLE_S", 0.02)
+    monkeypatch.setattr(credit_queue, "QUARANTINE_WAIT_S", 0.1)
+    monkeypatch.setattr("baton.decode_worker.worker.IDLE_POLL_S", 0.02)
     node, client = cluster.decode["decode-0"], Client(cluster, "decode-0")
     quarantined = node.pool.allocate(40, Hold.QUARANTINED)
     large, small = client.submit(list(range(40))), client.submit(list(range(9)))

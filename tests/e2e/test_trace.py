@@ -114,8 +114,8 @@ def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(told: Told)
     }
     assert "request ended" in mine["router"]
     assert "blocks had wrong checksums and were read again" in mine["decode-0"]
-    assert "handoff over" in mine["prefill-0"]
-    (contact,) = [e for e in events["decode-0"] if e["event"] == "peer can be read"]
+    assert "handoff ended" in mine["prefill-0"]
+    (contact,) = [e for e in events["decode-0"] if e["event"] == "peer measured"]
     assert contact["transport"].startswith(("tcp", "shared memory, ", "not tcp, "))
 
 

@@ -118,7 +118,7 @@ async def test_a_fitting_peer_gets_the_workers_own_greeting(served: Served) -> N
 async def test_reads_are_served_promptly_for_a_while_after_a_handshake(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.prefill_worker.worker.GREETED_S", 0.05)
+    monkeypatch.setattr("baton.prefill_worker.worker.EXPECTED_READS_S", 0.05)
     mover, held = served.node.mover, asyncio.Event()
     hold = mover.hold_progress
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from opentelemetry.context import Context
 
 from baton.decode_worker import credit
+from baton.decode_worker.credit_queue import CreditQueue
 from baton.decode_worker.sequences import Group, Request, Sequence
-from baton.decode_worker.waiting_line import WaitingLine
 from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import worker_pb2
 from baton.router.fleet.placement import FleetView, Need, Placement, open_groups
@@ -90,7 +90,7 @@ def taken_by_a_worker(
     group = Group(request, request.sequences, [0] * (prompt + accepted), [], "placed")
     credit.promise(group, SIZE, growth)
     try:
-        WaitingLine(BlockPool(blocks, SIZE), StepConfig()).join(group)
+        CreditQueue(BlockPool(blocks, SIZE), StepConfig()).append(group)
     except InvalidRequest:
         return False
     return True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.worker import DecodeWorker
 from baton.kv_transfer.reader import HandoffReader
 from baton.router.dispatch.dispatcher import Dispatcher
@@ -78,12 +78,12 @@ def _by_itself(error: Exception) -> Any:
     [
         (Dispatcher, "take", _no_arguments),
         (Dispatcher, "take", _one_too_many),
-        (Holdings, "reserve", _one_too_many),
+        (KvReservations, "reserve", _one_too_many),
         (DecodeWorker, "run", _of_another_name),
         (HandoffReader, "_await_landing", _of_another_name),
         (DecodeWorker, "run", _by_itself(KeyError("gone"))),
         (Dispatcher, "take", _by_itself(ValueError("gone"))),
-        (Holdings, "reserve", _by_itself(IndexError("gone"))),
+        (KvReservations, "reserve", _by_itself(IndexError("gone"))),
     ],
 )
 def test_a_break_for_another_product_is_told_from_one_that_is_caught(

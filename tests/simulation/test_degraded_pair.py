@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from baton.decode_worker.first_contact import READ_BLOCKS
+from baton.decode_worker.bandwidth_probe import READ_BLOCKS
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.runtime import logs
 from baton.simulation.fleet.draw_scenario import draw

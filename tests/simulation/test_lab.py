@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from baton.decode_worker.handoffs import Handoffs
-from baton.decode_worker.holdings import Holdings
+from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.sequences import Sequence
 from baton.engine.scheduling.batch import Drawn
@@ -211,7 +211,7 @@ def test_a_request_that_hangs_a_leak_and_a_dead_loop_are_breaches() -> None:
     late = partial(replaced, Handoffs, "fetch", swallow)
     hung = lab.run(scenario, late)
     assert hung.ends == {"DeadlineExceeded": 6} and len(hung.breaches) >= 6
-    kept = partial(replaced, Holdings, "free", lambda self, sequence: None)
+    kept = partial(replaced, KvReservations, "free", lambda self, sequence: None)
     assert any("quiet" in breach for breach in lab.run(scenario, kept).breaches)
     broken = partial(replaced, StepPipeline, "submit", lambda self, plan: 1 / 0)
     assert any("loop has ended" in breach for breach in lab.run(scenario, broken).breaches)

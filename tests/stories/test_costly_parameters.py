@@ -18,7 +18,7 @@ import pytest
 import structlog
 from opentelemetry.context import Context
 
-from baton.decode_worker.waiting_line import WaitingLine
+from baton.decode_worker.credit_queue import CreditQueue
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.proto import worker_pb2
@@ -207,10 +207,10 @@ def test_draws_by_a_sort_would_break_it() -> None:
 
 
 def test_choices_without_a_share_of_the_batch_would_break_it() -> None:
-    whole = Break("all may be taken", WaitingLine, "_room_for_choices", lambda _: _any_number)
+    whole = Break("all may be taken", CreditQueue, "_room_for_choices", lambda _: _any_number)
     with applied(whole):
         assert broken_promises(KINDS["choices"], COSTS) != []
 
 
-def _any_number(self: WaitingLine, running: object, granted: object) -> Callable[[int], bool]:
+def _any_number(self: CreditQueue, running: object, granted: object) -> Callable[[int], bool]:
     return lambda count: True

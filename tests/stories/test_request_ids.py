@@ -87,7 +87,7 @@ def busy(cluster: Cluster) -> None:
         (stuck, "blocks quarantined", {"end": "expired", "level": "warning"}),
         (engine, "handoff failed", {"end": "closed", "level": "warning"}),
         (stray, "handoff failed", {"end": "refused", "level": "error"}),
-        (busy, "prefill worker is busy", {"end": "refused", "level": "info"}),
+        (busy, "handoff refused", {"end": "refused", "level": "info"}),
     ],
 )
 @on_virtual_time
@@ -114,7 +114,7 @@ async def test_a_failed_handoff_is_found_by_its_request_on_both_workers(
     prefill = [e for e in told if e["component"].startswith("baton.prefill_worker")]
     assert heard in {event["event"] for event in decode}
     assert {event["request_id"] for event in decode} == {"request-0"}
-    ends = [e for e in prefill if e["event"] == "handoff over"]
+    ends = [e for e in prefill if e["event"] == "handoff ended"]
     assert {event["request_id"] for event in ends} == {"request-0"}
     assert any(granted.items() <= event.items() for event in ends)
     assert ("KeyError" in str(ends)) == (fault is stray)  # with its traceback
@@ -139,7 +139,7 @@ async def test_two_requests_under_way_are_told_apart(
     told = events()
     failed = [e["request_id"] for e in told if e["event"] == "handoff failed"]
     assert failed == ["request-1"]
-    assert sorted(e["request_id"] for e in told if e["event"] == "handoff over") == [
+    assert sorted(e["request_id"] for e in told if e["event"] == "handoff ended") == [
         "request-0",
         "request-1",
     ]

@@ -1,8 +1,8 @@
-"""The line of groups that wait for decode credit, in order of arrival, and who of it may go on.
+"""The queue of groups that wait for decode credit, in order of arrival.
 
-    submit ─▶ ... oldest ─ credit, and a place in the batch ─▶ granted
+    submit ─▶ ... oldest ─ credit, and room in the batch ─▶ granted
                  ▲
-                 └── taken back, preempted: in the place of its arrival
+                 └── taken back or preempted: ordered by its arrival
 
 Decides by counting alone: it holds no blocks, and the scheduler reserves them. Owned by the
 decode scheduler.
@@ -19,33 +19,34 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
 
-KNOWN = 32  # grants: whether only requests of several choices come
-SHUT_OUT_S = 30.0  # a quarantine that lasts for so long may last for ever
+RECENT_GRANTS = 32  # show whether all requests have several choices
+QUARANTINE_WAIT_S = 30.0  # a quarantine that lasts so long may never end
 
 
-class WaitingLine:
+class CreditQueue:
     def __init__(self, pool: BlockPool, config: StepConfig) -> None:
         self._pool = pool
         self._config = config
         self._groups: list[Group] = []  # oldest first
-        self._singles: deque[bool] = deque([True], maxlen=KNOWN)  # of the last grants, which
-        self._shut_out: dict[Group, float] = {}  # by the quarantine, since when
+        # whether each of the last grants had a single choice
+        self._single_grants: deque[bool] = deque([True], maxlen=RECENT_GRANTS)
+        self._blocked_since_s: dict[Group, float] = {}  # by the quarantine
 
     def __len__(self) -> int:
         return len(self._groups)
 
     @property
     def local_tokens(self) -> int:
-        """Prompt tokens that are to be computed on this worker."""
+        """Count the prompt tokens that are to be computed on this worker."""
         return sum(len(group.tokens) for group in self._groups if group.local)
 
     def check_room(self) -> None:
-        """Raises Overloaded if the line is full."""
+        """Raise Overloaded if the queue is full."""
         if len(self._groups) >= self._config.max_queue:
             raise Overloaded(f"{len(self._groups)} requests wait for KV room on this worker")
 
-    def join(self, group: Group) -> None:
-        """At the end of the line. Raises InvalidRequest if the pool can never hold it."""
+    def append(self, group: Group) -> None:
+        """Queue a new group. Raises InvalidRequest if the pool can never hold it."""
         request = group.request
         longest = credit.blocks_for(len(request.prompt) + request.max_tokens, self._pool.block_size)
         if (wanted := max(group.promised, longest)) > self._pool.total:
@@ -56,31 +57,31 @@ class WaitingLine:
             )
         self._groups.append(group)
 
-    def rejoin(self, group: Group) -> None:
-        """What has been granted before waits again, in the place of its arrival."""
-        place = sum(1 for other in self._groups if other.arrived_s <= group.arrived_s)
-        self._groups.insert(place, group)
+    def requeue(self, group: Group) -> None:
+        """Queue a group that was granted before, by the time of its arrival."""
+        index = sum(1 for other in self._groups if other.arrived_s <= group.arrived_s)
+        self._groups.insert(index, group)
 
-    def leave(self, group: Group) -> None:
-        """It has been granted."""
+    def remove_granted(self, group: Group) -> None:
+        """Remove a group that has its credit now."""
         self._groups.remove(group)
-        self._singles.append(len(group.request.sequences) == 1)
+        self._single_grants.append(len(group.request.sequences) == 1)
 
-    def forget_ended(self) -> None:
-        """Those that nobody wants any more."""
+    def remove_ended(self) -> None:
+        """Remove the groups whose sequences have all ended."""
         self._groups = [group for group in self._groups if group.live]
 
     def next(self, running: Collection[Sequence], granted: Collection[Group]) -> Group | None:
-        """The oldest; but one that even an empty pool could not hold beside its quarantine,
-        which may last, keeps no other waiting, nor does one of several choices that have their
-        share of the batch: but for others of several."""
+        """Return the oldest group that may be granted next. A group that even an empty pool could
+        not hold beside its quarantine, which may last, blocks no other. A group of several choices
+        that exceed their share of the batch blocks only others of several choices."""
         usable, held_back = self._usable_blocks, False
         for group in self._groups:
             several = len(group.sequences) > 1
             if group.promised > usable or several and held_back:
                 continue
             if several and not self._room_for_choices(running, granted)(len(group.sequences)):
-                held_back = True  # younger ones too: else those of fewer choices overtook for ever
+                held_back = True  # else groups of fewer choices would always overtake it
                 continue
             return group
         return None
@@ -88,31 +89,35 @@ class WaitingLine:
     def _room_for_choices(
         self, running: Collection[Sequence], granted: Collection[Group]
     ) -> Callable[[int], bool]:
-        """Whether a request of so many choices may be granted. One client asks for many of them at
-        the price of one prompt: unless the last requests were all of several choices, such
+        """Return a predicate: may a request of so many choices be granted? One client gets many
+        choices at the price of one prompt: unless all recent requests had several choices, such
         requests share a part of the batch; there is always room for one of them."""
         living = _living(running, granted)
         held = sum(len(sequence.request.sequences) > 1 for sequence in living)
         share = int(self._config.choices_share * self._config.max_sequences)
-        all_several = not any(self._singles)
+        all_several = not any(self._single_grants)
         return lambda count: all_several or held == 0 or held + count <= share
 
-    def shut_out(self, now_s: float) -> list[Group]:
-        """Those that an empty pool could not have held beside its quarantine for SHUT_OUT_S;
-        to be asked often."""
-        usable, before = self._usable_blocks, self._shut_out
-        self._shut_out = {}
+    def blocked_by_quarantine(self, now_s: float) -> list[Group]:
+        """Return the groups that even an empty pool could not have held beside its quarantine for
+        QUARANTINE_WAIT_S. To be called often."""
+        usable, before = self._usable_blocks, self._blocked_since_s
+        self._blocked_since_s = {}
         if not self._groups or usable == self._pool.total:
             return []
-        self._shut_out = {
+        self._blocked_since_s = {
             group: before.get(group, now_s) for group in self._groups if group.promised > usable
         }
-        return [g for g, since_s in self._shut_out.items() if now_s - since_s >= SHUT_OUT_S]
+        return [
+            group
+            for group, since_s in self._blocked_since_s.items()
+            if now_s - since_s >= QUARANTINE_WAIT_S
+        ]
 
     def has_credit(
         self, group: Group, running: Collection[Sequence], granted: Collection[Group]
     ) -> bool:
-        """Whether it may be granted beside what runs and what has been granted before."""
+        """Return whether a group may be granted beside the running sequences and older grants."""
         living = len(_living(running, granted))
         if living and living + len(group.sequences) > self._config.max_sequences:
             return False

@@ -1,4 +1,4 @@
-"""The blocks of groups and sequences: reserve, lease, quarantine, publish, fork, free.
+"""The KV blocks of groups and sequences: reserve, lease, quarantine, publish, fork, free.
 
 Pure bookkeeping on the pool; decides nothing. A group holds its matched prefix as USED and the
 rest as LEASED while its handoff is open, then everything as USED; its sequences take over.
@@ -12,7 +12,7 @@ from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime import identity
 
 
-class Holdings:
+class KvReservations:
     """Owned by the decode scheduler."""
 
     def __init__(self, pool: BlockPool, key: bytes) -> None:
@@ -21,8 +21,8 @@ class Holdings:
         self._copies: dict[Sequence, tuple[int, int]] = {}  # still to be made; sources are held
 
     def reserve(self, group: Group) -> bool:
-        """Match and allocate the blocks of the group's tokens, or leave all as it was. Each
-        sibling gets a spare block where the prompt ends within a block."""
+        """Match and allocate the blocks of the group's tokens, or change nothing. Each sibling
+        gets a spare block where the prompt ends within a block."""
         size = self._pool.block_size
         # the last token is computed, and where each has to be scored, all are
         limit = 0 if group.scored else (len(group.tokens) - 1) // size
@@ -39,25 +39,25 @@ class Holdings:
         return True
 
     def lease_ended(self, group: Group) -> None:
-        """The handoff is over, and its destinations are the group's own."""
+        """Turn the leased blocks of a handoff that is over into the group's own."""
         self._pool.convert(group.blocks[group.held :], Hold.LEASED, Hold.USED)
 
     def replace_leased(self, group: Group) -> None:
-        """New destinations in the place of those that went into quarantine. Raises
-        OutOfBlocks and changes nothing if there are none."""
-        missing = [place for place, block in enumerate(group.blocks) if block < 0]
+        """Lease new destinations for those that went into quarantine. Raises OutOfBlocks and
+        changes nothing if there are none."""
+        missing = [index for index, block in enumerate(group.blocks) if block < 0]
         fresh = self._pool.allocate(len(missing), Hold.LEASED)
-        for place, block in zip(missing, fresh, strict=True):
-            group.blocks[place] = block
+        for index, block in zip(missing, fresh, strict=True):
+            group.blocks[index] = block
 
     def quarantine(self, group: Group, blocks: list[int]) -> None:
-        """A READ that nobody waits for may still land in these leased blocks."""
+        """Set leased blocks aside into which an abandoned READ may still write."""
         self._pool.convert(blocks, Hold.LEASED, Hold.QUARANTINED)
         lost = set(blocks)
         group.blocks = [-1 if block in lost else block for block in group.blocks]
 
     def free_group(self, group: Group) -> None:
-        """Give back all that a group holds before its sequences run."""
+        """Release all blocks that a group holds before its sequences run."""
         rest = Hold.LEASED if group.phase is Phase.FETCHING else Hold.USED
         self._pool.release(group.blocks[: group.held], Hold.USED)
         leased = [block for block in group.blocks[group.held :] if block >= 0]
@@ -94,29 +94,29 @@ class Holdings:
         return living
 
     def take_copies(self, decoding: list[Sequence]) -> list[tuple[int, int]]:
-        """Blocks to copy (source, target) before a step of these sequences is submitted. A copy
-        goes with a step of its own sequence: made later than that, or after the sequence was
-        freed, it would write into a block that has become another's. `copied` when it is over."""
+        """Return the blocks to copy (source, target) with a step of these sequences. A copy is
+        made with a step of its own sequence: later, or after the sequence was freed, it would
+        write into a block that belongs to another. `release_copied` when the step is over."""
         return [self._copies.pop(s) for s in decoding if s in self._copies]
 
-    def copied(self, copies: tuple[tuple[int, int], ...]) -> None:
-        """The step is over that these copies went with: their sources were held until now."""
+    def release_copied(self, copies: tuple[tuple[int, int], ...]) -> None:
+        """Release the sources of copies whose step is over."""
         self._pool.release([source for source, _ in copies], Hold.USED)
 
     def grow(self, sequence: Sequence) -> None:
-        """One block more. Raises OutOfBlocks."""
+        """Add one block. Raises OutOfBlocks."""
         sequence.blocks += self._pool.allocate(1, Hold.USED)
 
     def publish(self, group: Group, first: int, tokens: int) -> None:
-        """Identify the group's full blocks from place `first` on, up to this many tokens."""
+        """Identify the group's full blocks from index `first` on, up to this many tokens."""
         size = self._pool.block_size
-        for place in range(first, tokens // size):
-            content = group.tokens[place * size : (place + 1) * size]
-            name, tenant = group.identities[place], group.request.tenant
-            self._pool.identify(group.blocks[place], name, content, tenant)
+        for index in range(first, tokens // size):
+            content = group.tokens[index * size : (index + 1) * size]
+            name, tenant = group.identities[index], group.request.tenant
+            self._pool.identify(group.blocks[index], name, content, tenant)
 
     def publish_grown(self, sequence: Sequence) -> None:
-        """If the token just computed filled a block, publish it as a prefix."""
+        """Publish the last block as a prefix if the token just computed filled it."""
         size = self._pool.block_size
         if sequence.computed % size:
             return

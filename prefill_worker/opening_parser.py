@@ -1,4 +1,4 @@
-"""From an OpenHandoff on the wire to a Prompt of this worker."""
+"""The parser of a reader's OpenHandoff: checks it and builds a Prompt of this worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.runtime.errors import InvalidRequest
 from baton.runtime.wire import MAX_CHOICES, ModelLimits, check_tokens, sampling_params
 
 
-def to_prompt(
+def parse_opening(
     opening: handoff_pb2.OpenHandoff,
     limits: ModelLimits,
     block_size: int,
@@ -19,7 +19,7 @@ def to_prompt(
     *,
     wall_s: float,
 ) -> Prompt:
-    """Raises InvalidRequest naming the field."""
+    """Build a Prompt. Raises InvalidRequest, which names the field."""
     tokens = list(opening.tokens)
     if not 1 <= len(tokens) <= limits.max_context:
         raise InvalidRequest(

@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from baton.decode_worker import first_contact
-from baton.decode_worker.first_contact import FirstContact
+from baton.decode_worker import bandwidth_probe
+from baton.decode_worker.bandwidth_probe import BandwidthProbe
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer import preflight
 from baton.kv_transfer.local_pool import HostPool
@@ -28,7 +28,7 @@ class Bench:
         own = MemoryMover(HostPool(np.zeros((blocks, 64), np.uint8), 2), OWN, self.exchange)
         peer = MemoryMover(HostPool(np.ones((4, 64), np.uint8), 2), PEER, self.exchange)
         self.mover, self.peer = own, peer.describe()
-        self.contact = FirstContact(own, self.pool, floor_gbps)
+        self.contact = BandwidthProbe(own, self.pool, floor_gbps)
 
     async def check(self) -> None:
         await self.mover.connect(self.peer)
@@ -67,7 +67,7 @@ async def test_a_mark_ends_when_measured_as_good_or_forgotten() -> None:
 
 
 async def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_contact, "MAX_DEGRADED_PEERS", 1)
+    monkeypatch.setattr(bandwidth_probe, "MAX_DEGRADED_PEERS", 1)
     bench = Bench(floor_gbps=1e9)
     await bench.check()
     other = MemoryMover(HostPool(np.ones((4, 64), np.uint8), 2), b"q" * 16, bench.exchange)

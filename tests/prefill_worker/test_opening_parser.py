@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.engine.scheduling.batch import Drawn
-from baton.prefill_worker.intake import to_prompt
+from baton.prefill_worker.opening_parser import parse_opening
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import identity
@@ -31,7 +31,7 @@ def read(ended: list[Prompt] | None = None, **fields: Any) -> Prompt:
     }
     opening = handoff_pb2.OpenHandoff(**{**values, **fields})
     on_end = ended.append if ended is not None else lambda prompt: None
-    return to_prompt(opening, LIMITS, SIZE, on_end, wall_s=12.5)
+    return parse_opening(opening, LIMITS, SIZE, on_end, wall_s=12.5)
 
 
 def test_what_was_asked_for_comes_through() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.decode_worker import credit
+from baton.decode_worker.credit_queue import QUARANTINE_WAIT_S, CreditQueue
 from baton.decode_worker.sequences import Group
-from baton.decode_worker.waiting_line import SHUT_OUT_S, WaitingLine
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
@@ -26,59 +26,59 @@ def group(
     return made
 
 
-def line(blocks: int = 32, **step: int) -> tuple[WaitingLine, BlockPool]:
+def credit_queue(blocks: int = 32, **step: int) -> tuple[CreditQueue, BlockPool]:
     pool = BlockPool(blocks, SIZE)
-    return WaitingLine(pool, StepConfig(**step)), pool  # type: ignore[arg-type]
+    return CreditQueue(pool, StepConfig(**step)), pool  # type: ignore[arg-type]
 
 
 def test_who_came_first_is_next() -> None:
-    waiting, _ = line()
+    waiting, _ = credit_queue()
     assert waiting.next([], []) is None
     first, second = group(arrived=1.0), group(arrived=2.0)
-    waiting.join(first)
-    waiting.join(second)
+    waiting.append(first)
+    waiting.append(second)
     assert len(waiting) == 2 and waiting.next([], []) is first
-    waiting.leave(first)
+    waiting.remove_granted(first)
     assert len(waiting) == 1 and waiting.next([], []) is second
 
 
 def test_who_comes_back_has_the_place_of_its_arrival() -> None:
-    waiting, _ = line()
+    waiting, _ = credit_queue()
     groups = [group(arrived=float(n)) for n in range(4)]
     for each in groups:
-        waiting.join(each)
+        waiting.append(each)
     for each in groups[:3]:
-        waiting.leave(each)
-    waiting.rejoin(groups[2])
-    waiting.rejoin(groups[0])
+        waiting.remove_granted(each)
+    waiting.requeue(groups[2])
+    waiting.requeue(groups[0])
     order = []
     while (following := waiting.next([], [])) is not None:
         order.append(following.arrived_s)
-        waiting.leave(following)
+        waiting.remove_granted(following)
     assert order == [0.0, 2.0, 3.0]
 
 
 def test_a_full_line_refuses() -> None:
-    waiting, _ = line(max_queue=1)
+    waiting, _ = credit_queue(max_queue=1)
     waiting.check_room()
-    waiting.join(group())
+    waiting.append(group())
     with pytest.raises(Overloaded, match="1 requests wait"):
         waiting.check_room()
 
 
 @pytest.mark.parametrize("wanted", [{"prompt": 100}, {"max_tokens": 200}, {"n": 9}])
 def test_what_the_pool_can_never_hold_is_refused_by_name(wanted: dict[str, int]) -> None:
-    waiting, _ = line(blocks=16)
+    waiting, _ = credit_queue(blocks=16)
     with pytest.raises(InvalidRequest, match="this worker's pool has 16") as refused:
-        waiting.join(group(**wanted))
+        waiting.append(group(**wanted))
     assert refused.value.field == "max_tokens" and len(waiting) == 0
 
 
 def test_who_does_not_fit_beside_a_quarantine_keeps_nobody_else_waiting() -> None:
-    waiting, pool = line(blocks=16)
+    waiting, pool = credit_queue(blocks=16)
     large, small = group(prompt=40, arrived=1.0), group(arrived=2.0)
-    waiting.join(large)
-    waiting.join(small)
+    waiting.append(large)
+    waiting.append(small)
     quarantined = pool.allocate(8, Hold.QUARANTINED)
     assert waiting.next([], []) is small
     pool.release(quarantined, Hold.QUARANTINED)
@@ -86,35 +86,41 @@ def test_who_does_not_fit_beside_a_quarantine_keeps_nobody_else_waiting() -> Non
 
 
 def test_who_does_not_fit_beside_a_quarantine_that_lasts_is_told_so() -> None:
-    waiting, pool = line(blocks=16)
+    waiting, pool = credit_queue(blocks=16)
     large, small = group(prompt=40, arrived=1.0), group(arrived=2.0)
-    waiting.join(large)
-    waiting.join(small)
-    assert waiting.shut_out(0.0) == []
+    waiting.append(large)
+    waiting.append(small)
+    assert waiting.blocked_by_quarantine(0.0) == []
     quarantined = pool.allocate(8, Hold.QUARANTINED)
-    assert waiting.shut_out(100.0) == [] and waiting.shut_out(100.0 + SHUT_OUT_S - 1) == []
+    assert (
+        waiting.blocked_by_quarantine(100.0) == []
+        and waiting.blocked_by_quarantine(100.0 + QUARANTINE_WAIT_S - 1) == []
+    )
     pool.release(quarantined, Hold.QUARANTINED)
-    assert waiting.shut_out(100.0 + SHUT_OUT_S) == []  # it may go on
+    assert waiting.blocked_by_quarantine(100.0 + QUARANTINE_WAIT_S) == []  # it may go on
     quarantined = pool.allocate(8, Hold.QUARANTINED)
-    assert waiting.shut_out(200.0) == []  # from the beginning
-    assert waiting.shut_out(200.0 + SHUT_OUT_S) == [large]
-    waiting.leave(large)
-    assert waiting.shut_out(300.0 + SHUT_OUT_S) == [] and waiting.next([], []) is small
+    assert waiting.blocked_by_quarantine(200.0) == []  # from the beginning
+    assert waiting.blocked_by_quarantine(200.0 + QUARANTINE_WAIT_S) == [large]
+    waiting.remove_granted(large)
+    assert (
+        waiting.blocked_by_quarantine(300.0 + QUARANTINE_WAIT_S) == []
+        and waiting.next([], []) is small
+    )
 
 
 def test_those_that_have_ended_are_forgotten_and_tokens_to_compute_are_counted() -> None:
-    waiting, _ = line()
+    waiting, _ = credit_queue()
     groups = [group(prompt=8), group(prompt=12, local=False), group(prompt=20)]
     for each in groups:
-        waiting.join(each)
+        waiting.append(each)
     assert waiting.local_tokens == 28
     groups[0].sequences[0].ended = True
-    waiting.forget_ended()
+    waiting.remove_ended()
     assert len(waiting) == 2 and waiting.local_tokens == 20
 
 
 def test_credit_needs_blocks_and_a_place_in_the_batch() -> None:
-    waiting, _ = line(blocks=16, max_sequences=2)
+    waiting, _ = credit_queue(blocks=16, max_sequences=2)
     wanted = group(n=2)
     assert waiting.has_credit(wanted, [], [])
     running = group()
@@ -128,21 +134,21 @@ def test_credit_needs_blocks_and_a_place_in_the_batch() -> None:
 
 
 def test_a_batch_that_is_smaller_than_a_request_takes_it_alone() -> None:
-    waiting, _ = line(blocks=64, max_sequences=2)
+    waiting, _ = credit_queue(blocks=64, max_sequences=2)
     assert waiting.has_credit(group(n=4), [], [])
 
 
 def test_requests_of_few_choices_do_not_overtake_one_of_many() -> None:
-    waiting, _ = line(blocks=400, max_sequences=16)  # a share of four for several choices
+    waiting, _ = credit_queue(blocks=400, max_sequences=16)  # a share of four for several choices
     single = group(arrived=0.0)
-    waiting.join(single)
-    waiting.leave(single)
+    waiting.append(single)
+    waiting.remove_granted(single)
     running = group(n=2, arrived=1.0).sequences
     many, few, last = group(n=4, arrived=2.0), group(n=2, arrived=3.0), group(arrived=4.0)
     for each in (many, few):
-        waiting.join(each)
+        waiting.append(each)
     assert waiting.next(running, []) is None  # else such as `few` might come for ever
-    waiting.join(last)
+    waiting.append(last)
     assert waiting.next(running, []) is last
     running[0].ended = running[1].ended = True
     assert waiting.next(running, []) is many

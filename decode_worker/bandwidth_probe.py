@@ -1,9 +1,9 @@
-"""First contact with a prefill worker: how fast its pool can be read, said loudly once.
+"""The bandwidth probe at first contact: measures how fast a prefill worker's pool can be read.
 
-Stock systems fall back to TCP in silence and lose a hundredfold. A pair below the configured
-floor is marked degraded in the log, the metrics and the load report; a pair that cannot be read
-is refused.
-The blocks read into are leased from the own pool for that moment; what lands is thrown away.
+Stock systems fall back to TCP without a message and lose a factor of a hundred. A pair below the
+configured floor is marked degraded in the log, the metrics and the load report; a pair that
+cannot be read is refused. The blocks read into are leased from the own pool for that moment, and
+the bytes that land in them are discarded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ READ_BYTES = 8 << 20
 READ_BLOCKS = 8
 
 
-class FirstContact:
-    """One per decode worker; `check` once per peer's boot id."""
+class BandwidthProbe:
+    """Measures peers for one decode worker; `check` runs once per peer's boot id."""
 
     def __init__(self, mover: Mover, pool: BlockPool, floor_gbps: float) -> None:
         self._mover = mover
@@ -39,14 +39,14 @@ class FirstContact:
         return list(self._degraded.values())
 
     def forget(self, boot_id: bytes) -> None:
-        """Remove a peer's mark: it is measured again before its next stream."""
+        """Remove a peer's mark: the peer is measured again before its next stream."""
         self._degraded.pop(boot_id, None)
 
     async def check(self, worker_id: str, peer: PeerPool) -> None:
-        """Measure and report. Raises ReadFailed if the peer's pool cannot be read. A pool
-        without free blocks leaves the measurement out: the handoff itself will tell.
+        """Measure a peer and report the result. Raises ReadFailed if its pool cannot be read.
+        Without a free block in the own pool the measurement is left out.
 
-        Cancelled, the measurement goes on by itself: its READ may still land in the blocks."""
+        If the caller is cancelled, the measurement continues: its READ may still land."""
         check = asyncio.create_task(self._check(worker_id, peer))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
@@ -58,7 +58,7 @@ class FirstContact:
         try:
             own = self._pool.allocate(count, Hold.LEASED)
         except OutOfBlocks:
-            log.info("no free block to measure a peer with", worker=worker_id)
+            log.info("peer measurement skipped", worker=worker_id, reason="no free block")
             return
         try:
             report = await measure(self._mover, peer.boot_id, range(count), own, self._floor_gbps)
@@ -70,11 +70,11 @@ class FirstContact:
         finally:
             self._pool.release(own, Hold.LEASED)
         (log.warning if report.degraded else log.info)(
-            "peer can be read",
+            "peer measured",
             worker=worker_id,
             transport=report.transport,
             memory=report.memory,
-            gigabytes_per_s=round(report.gbps, 2),
+            gb_per_s=round(report.gbps, 2),
             degraded=report.degraded,
         )
         metrics.PEERS.labels("degraded" if report.degraded else "good").inc()

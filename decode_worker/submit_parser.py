@@ -1,10 +1,10 @@
-"""From a Submit on the wire to a Request of this worker."""
+"""The parser of a router's Submit: checks it and builds a Request of this worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.decode_worker.sequences import Request, Sequence, Word
+from baton.decode_worker.sequences import Request, RequestUpdate, Sequence
 from baton.proto import worker_pb2
 from baton.runtime import tracing
 from baton.runtime.errors import InvalidRequest
@@ -13,15 +13,15 @@ from baton.runtime.wire import MAX_CHOICES, ModelLimits, check_tokens, sampling_
 MAX_CANDIDATES = 64
 
 
-def to_request(
+def parse_submit(
     submit: worker_pb2.Submit,
     limits: ModelLimits,
-    emit: Callable[[Word], None],
+    emit: Callable[[RequestUpdate], None],
     *,
     now_s: float,
     wall_s: float,
 ) -> Request:
-    """Raises InvalidRequest naming the field."""
+    """Build a Request. Raises InvalidRequest, which names the field."""
     prompt = list(submit.prompt)
     check_tokens(prompt, "prompt", limits.vocab_size)
     if not prompt:
@@ -57,7 +57,7 @@ def to_request(
         arrived_s=now_s,
         arrived_wall_s=wall_s,
         emit=emit,
-        asked=candidates[0].boot_id if candidates else b"",
+        reported_prefill=candidates[0].boot_id if candidates else b"",
     )
     request.sequences = _sequences(submit, request, limits.vocab_size)
     return request

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.intake import MAX_CANDIDATES, to_request
 from baton.decode_worker.sequences import Request
+from baton.decode_worker.submit_parser import MAX_CANDIDATES, parse_submit
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
 from baton.runtime.identity import tenant_of
@@ -32,7 +32,7 @@ def read(**fields: Any) -> Request:
         "max_tokens": 5,
     }
     submit = worker_pb2.Submit(**{**values, **fields})
-    return to_request(submit, LIMITS, lambda output: None, now_s=1.5, wall_s=100.5)
+    return parse_submit(submit, LIMITS, lambda output: None, now_s=1.5, wall_s=100.5)
 
 
 def test_what_was_submitted_comes_through() -> None:

@@ -1,7 +1,7 @@
-"""How a prefill worker is called: a seam, and its gRPC side.
+"""The client of a prefill worker: a seam, and its gRPC side.
 
-Knows addresses, no registry and no boot ids: who may be called, and what a greeting must say,
-is peers.py's. gRPC's exceptions are translated here.
+Knows addresses, no registry and no boot ids: peers.py decides which address may be called and
+checks the handshake. This module translates gRPC's exceptions.
 """
 
 from __future__ import annotations
@@ -21,62 +21,63 @@ from baton.runtime.tls import Tls
 
 HandoffLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
 
-GREETING_TIMEOUT_S = 2.0
-LOST = "the worker was lost while it was greeted"
+HANDSHAKE_TIMEOUT_S = 2.0
+LOST_IN_HANDSHAKE = "the connection to the prefill worker was lost during the handshake"
 
 
-class PeerCalls(Protocol):
-    """A connection to one address; it is made when it is first used."""
+class PeerClient(Protocol):
+    """A connection to one address, made at its first use."""
 
-    async def greet(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
-        """Raises Unavailable if no answer comes within GREETING_TIMEOUT_S, or the error that
-        the peer named."""
+    async def handshake(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
+        """Return the peer's message. Raises Unavailable if no answer comes within
+        HANDSHAKE_TIMEOUT_S, or the error that the peer named."""
         ...
 
     def open(self) -> HandoffLink:
-        """A new handoff stream."""
+        """Open a handoff stream."""
         ...
 
     @property
-    def up(self) -> bool:
-        """Whether a connection stands, as far as is known here."""
+    def connected(self) -> bool:
+        """Whether the connection stands, as far as this side knows."""
         ...
 
     async def close(self) -> None: ...
 
 
-Dial = Callable[[str], PeerCalls]
+Dial = Callable[[str], PeerClient]
 
 
 def grpc_dial(token: str, tls: Tls | None = None) -> Dial:
-    """Calls with the cluster's token; without `tls` in plain text."""
-    return lambda address: _GrpcCalls(address, token, tls)
+    """Return a `Dial` that sends the cluster's token; without `tls` in plain text."""
+    return lambda address: _GrpcPeerClient(address, token, tls)
 
 
-class _GrpcCalls:
+class _GrpcPeerClient:
     def __init__(self, address: str, token: str, tls: Tls | None) -> None:
         self._channel = open_channel(address, tls)
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
         self._metadata = credentials(token)
 
-    async def greet(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
+    async def handshake(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
         try:
             theirs: handoff_pb2.HandshakeMessage = await self._stub.Handshake(
-                mine, metadata=self._metadata, timeout=GREETING_TIMEOUT_S
+                mine, metadata=self._metadata, timeout=HANDSHAKE_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
             raise translate(error) from error
         except asyncio.CancelledError:
             if _cancelled():
                 raise
-            raise Unavailable(LOST) from None  # gRPC says so when the channel is closed meanwhile
+            # gRPC cancels the call when the channel is closed beneath it.
+            raise Unavailable(LOST_IN_HANDSHAKE) from None
         return theirs
 
     def open(self) -> HandoffLink:
         return ClientLink(self._stub.Open(metadata=self._metadata))
 
     @property
-    def up(self) -> bool:
+    def connected(self) -> bool:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
@@ -84,6 +85,6 @@ class _GrpcCalls:
 
 
 def _cancelled() -> bool:
-    """Whether this task was told to end."""
+    """Whether this task itself was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
