@@ -227,8 +227,7 @@ class DecodeScheduler:
         return lambda each: not each.alone
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
-        """Take a step's tokens. Sequences that have ended are freed now, unless the next step
-        computes on them too."""
+        """Take a step's tokens; free ended sequences that the next step does not compute on."""
         outcome = StepOutcome()
         self._step_over(plan)
         for index, sequence in enumerate(plan.decoding):
@@ -321,8 +320,7 @@ class DecodeScheduler:
         return True
 
     def _extend_promise(self, sequence: Sequence) -> None:
-        """Promise more blocks to a sequence that outgrew its credit: new grants must leave room
-        for it, or they would be taken back at its next block."""
+        """Promise more to a sequence that outgrew its credit, so that new grants leave it room."""
         if len(sequence.blocks) - sequence.shared > sequence.promised:
             growth = min(self._config.expected_growth_tokens, sequence.growth_left)
             sequence.promised += credit.blocks_for(growth, self._pool.block_size)
@@ -391,8 +389,7 @@ class DecodeScheduler:
         self._running[index:index] = self.reservations.fork(group)
 
     def _drop_group(self, group: Group) -> None:
-        """Compute no more chunks of a group whose sequences have ended, and free its blocks with
-        the last step that computes on them."""
+        """Drop a group that has ended, and free its blocks with the last step that uses them."""
         self._chunks.remove(group)
         if group.under_way:
             return
