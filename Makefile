@@ -108,11 +108,12 @@ nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and 
 	$(PYTEST) -rs -m nightly $(FLEETS) || result=$$?; \
 	exit $$result
 
-check: $(STAMP) $(LINKS) ## format, lint, types, architecture, generated code
+check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support
-	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_dangerous_calls.py
+	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_glossary.py \
+		tests/test_dangerous_calls.py
 
 format: $(STAMP) ## put the code into its format
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,201 @@
+"""The words of the house, read from the syntax tree: a class name occurs once in a package, and
+no banned word stands in a name, a docstring, a log event, an error message or a printed line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import MAY_IMPORT, sources
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (*MAY_IMPORT, "chaos", "benchmarks", "tests/support")
+
+# Folders whose texts still have a banned word, a fragment or a banned name; shrinks to nothing.
+STILL_TO_REWORD: set[str] = {
+    "benchmarks",
+    "chaos",
+    "decode_worker",
+    "deploy/cli",
+    "deploy/host",
+    "deploy/processes",
+    "deploy/serve",
+    "engine/checkpoint",
+    "engine/cpu",
+    "engine/deterministic",
+    "engine/execution",
+    "engine/memory",
+    "engine/model",
+    "engine/sampling",
+    "engine/scheduling",
+    "engine/spec",
+    "engine/triton",
+    "kv_transfer",
+    "models",
+    "prefill_worker",
+    "router/answers",
+    "router/dispatch",
+    "router/fleet",
+    "router/http_frontend",
+    "router/requests",
+    "router/templates",
+    "router/text",
+    "runtime",
+    "simulation",
+    "simulation/fleet",
+    "simulation/invariants",
+    "simulation/mutations",
+    "simulation/virtual",
+    "tests/support",
+}
+# Class names that still occur twice in a package; shrinks to nothing.
+STILL_REPEATED: set[tuple[str, str]] = {
+    ("engine", "Chunk"),
+    ("engine", "_Step"),
+    ("benchmarks", "Bench"),
+    ("benchmarks", "NoPeers"),
+    ("benchmarks", "Rounds"),
+    ("benchmarks", "Seen"),
+    ("benchmarks", "Times"),
+    ("tests/support", "Handle"),
+}
+
+WORDS = (
+    "who", "whoever", "whom", "whose", "nobody", "somebody", "everybody", "anybody",
+    "told", "anew", "likewise", "meanwhile", "stumbles?", "stumbled", "of no use", "sounds?",
+    "in its turn", "hopes?", "hoped", "(?:get|gets|got|getting) on",
+    "(?:give|gives|gave|given|giving) back",
+)  # fmt: skip
+BANNED_WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
+FRAGMENT = re.compile(r"(?:Of|As|What|Who|So)\b")
+BANNED_NAMES = {
+    "Answering", "Bearer", "GenerationRequest", "HOPE", "Holdings", "LOOK_S", "MOST", "Moves",
+    "Numbers", "PATIENCE_S", "Places", "Shape", "Size", "Submission", "absent", "announced",
+    "breaks", "first_contact", "fixed_weights", "greeting", "intake", "misfits", "move_budget",
+    "move_turns", "peer_calls", "rolls", "sum_cache", "welcome", "whole_vectors",
+}  # fmt: skip
+LOGS = {"debug", "info", "warning", "error", "exception", "critical"}
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    """Identifiers that the node declares: what it defines, takes or assigns."""
+    if isinstance(node, Definition):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr
+
+
+def words_of(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|_+", " ", name)
+
+
+def messages(node: ast.AST) -> Iterator[str]:
+    """Texts that an operator reads: log events, error messages, printed lines."""
+    arguments: list[ast.expr] = []
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        arguments = [node.exc]
+    elif isinstance(node, ast.Call):
+        function = node.func
+        if (
+            isinstance(function, ast.Attribute)
+            and function.attr in LOGS
+            or isinstance(function, ast.Name)
+            and function.id == "print"
+        ):
+            arguments = node.args
+    for argument in arguments:
+        for part in ast.walk(argument):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
+
+
+def offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of each breach of the words of the house."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 1)
+        if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
+            yield from ((line, f"docstring: {found}") for found in BANNED_WORD.findall(text))
+            if FRAGMENT.match(text):
+                yield line, f"fragment: {text.splitlines()[0]}"
+        for name in names(node):
+            if BANNED_WORD.search(words_of(name)) or name.strip("_") in BANNED_NAMES:
+                yield line, f"name: {name}"
+        for text in messages(node):
+            yield from ((line, f"message: {found}") for found in BANNED_WORD.findall(text))
+
+
+def of_file(path: Path) -> list[str]:
+    place = path.relative_to(ROOT)
+    found = [f"{place}:{line} {what}" for line, what in offences(ast.parse(path.read_text()))]
+    if path.stem in BANNED_NAMES or BANNED_WORD.search(words_of(path.stem)):
+        found.append(f"{place} name of a module")
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_texts_use_the_words_of_the_house(package: str) -> None:
+    wrong = [
+        offence
+        for path in sources(package)
+        if str(path.parent.relative_to(ROOT)) not in STILL_TO_REWORD
+        for offence in of_file(path)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_class_names_are_unique_within_a_package(package: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources(package):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and (package, node.name) not in STILL_REPEATED:
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_exempted_folders_exist() -> None:
+    assert [folder for folder in STILL_TO_REWORD if not (ROOT / folder).is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'def f():\n    """What a worker holds."""',
+        'class A:\n    """The worker that was told to drain."""',
+        '"""A module that a worker gives back."""',
+        "NOBODY_S = 3",
+        "def f(who): ...",
+        "self.told_at = 1",
+        "class WhoAsks: ...",
+        "class Moves: ...",
+        "log.warning('the announcement is of no use', worker=3)",
+        "self._log.info(f'{worker} is sound')",
+        "raise ValueError(f'{n} blocks are given back')",
+        "print('meanwhile')",
+    ],
+)
+def test_a_breach_is_found(code: str) -> None:
+    assert list(offences(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'def f():\n    """Return the blocks. As before, of a worker."""',
+        "whole = Soft = attempt = 1",
+        "log.warning('worker drained', worker='nobody')",
+        "x = 'nobody'",
+        "raise ValueError(f'{n} blocks were returned')",
+    ],
+)
+def test_plain_words_are_no_breach(code: str) -> None:
+    assert not list(offences(ast.parse(code)))
