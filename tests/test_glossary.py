@@ -33,6 +33,7 @@ STILL_TO_REWORD: set[str] = {
     "engine/sampling",
     "engine/scheduling",
     "engine/spec",
+    "engine/speculation",
     "engine/triton",
     "kv_transfer",
     "models",
@@ -65,7 +66,7 @@ STILL_REPEATED: set[tuple[str, str]] = {
 }
 
 WORDS = (
-    "who", "whoever", "whom", "whose", "nobody", "somebody", "everybody", "anybody",
+    "who", "whoever", "whom", "nobody", "somebody", "everybody", "anybody",
     "told", "anew", "likewise", "meanwhile", "stumbles?", "stumbled", "of no use", "sounds?",
     "in its turn", "hopes?", "hoped", "(?:get|gets|got|getting) on",
     "(?:give|gives|gave|given|giving) back",
