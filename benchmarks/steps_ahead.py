@@ -141,7 +141,7 @@ async def working(engine: TorchEngine, way: str) -> AsyncIterator[DecodeWorker]:
         new_id=lambda: os.urandom(16),
     )
     if way == "one":
-        worker._steps = OneAtATime(engine)
+        worker.loop.steps = OneAtATime(engine)
     lead_s, step_pipeline.LEAD_S = (
         step_pipeline.LEAD_S,
         (AT_ONCE_S if way == "at_once" else step_pipeline.LEAD_S),

@@ -11,7 +11,6 @@ mover and engine are seams.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -20,15 +19,15 @@ from baton.decode_worker import local_prefills
 from baton.decode_worker.handoffs import FetchOutcome, Handoffs
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.requests import Requests
-from baton.decode_worker.scheduler import DecodeScheduler, StepOutcome, StepPlan
+from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
 from baton.decode_worker.sequences import Group, Phase, Request, RequestUpdate
 from baton.decode_worker.sessions import RouterSessions
 from baton.decode_worker.submit_parser import parse_submit
-from baton.engine.scheduling.batch import Engine, StepResult
+from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.draw_costs import FREE
-from baton.engine.scheduling.step_health import StepHealth
-from baton.engine.scheduling.step_pipeline import Over, StepPipeline
+from baton.engine.scheduling.step_pipeline import Over
+from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
@@ -49,7 +48,6 @@ from baton.runtime.worker_links import Session
 
 log = logs.get(__name__)
 
-STEP_SMOOTHING = 0.1
 IDLE_POLL_S = 1.0  # the longest pause of an idle loop
 
 
@@ -72,14 +70,21 @@ class DecodeWorker:
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
-        self._steps: StepPipeline[StepPlan] = StepPipeline(engine)
+        self.loop: WorkerLoop[StepPlan] = WorkerLoop(
+            self,
+            engine,
+            pool,
+            has_work=lambda: self._scheduler.running > 0,
+            mover_failure=mover.failure_reason,
+            poll_s=IDLE_POLL_S,
+        )
+        self.health, self.draining = self.loop.health, self.loop.draining
         self._pool = pool
         self._peers = peers
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         costs = getattr(engine, "draw_costs", FREE)
         self._scheduler = DecodeScheduler(pool, config.step, limits.key, costs)
-        self._wake = asyncio.Event()
         self._handoffs = Handoffs(
             peers,
             mover,
@@ -89,20 +94,11 @@ class DecodeWorker:
             self._scheduler,
             new_id,
             wall_offset_s,
-            self._wake.set,
+            self.loop.wake.set,
         )
         self._requests = Requests(self._scheduler, limits, self._wall)
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
-        self._step_ms = 0.0
-        self.health = StepHealth(
-            pool,
-            steps=self._steps,
-            has_work=lambda: self._scheduler.running > 0,
-            moves=mover.trouble,
-            wake=self._wake.set,
-        )
-        self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
 
     # -- what a router link calls -------------------------------------------------------------
@@ -128,9 +124,9 @@ class DecodeWorker:
             fetching=len(self._fetches),
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
-            step_ms=self._step_ms,
+            step_ms=self.loop.step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),
-            not_ready_reason=self.health.trouble(),
+            not_ready_reason=self.health.not_ready_reason() or "",
             promised_blocks=self._scheduler.promised_blocks,
             completed_requests=self._requests.served,
             open_requests=len(self._requests.living()),
@@ -141,8 +137,8 @@ class DecodeWorker:
 
     def _overdue_requests(self) -> list[str]:
         """Return the requests of the running step, once it is overdue."""
-        plan = self._steps.running()
-        if plan is None or not self.health.overdue_s():
+        plan = self.loop.overdue_plan()
+        if plan is None:
             return []
         requests = [sequence.request for sequence in plan.decoding]
         requests += [chunk.key.request for chunk in plan.chunks]
@@ -177,35 +173,14 @@ class DecodeWorker:
     async def drain(self, within_s: float) -> None:
         """Refuse new requests; return once every request has ended, or after `within_s`. Requests
         that are left are returned to their routers when `run` is cancelled."""
-        self.draining.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._requests.idle.wait()
+        await self.loop.drain(self._requests.idle, within_s)
 
     async def run(self) -> None:
         """Serve until cancelled; then every request fails for another worker to continue, every
         handoff is closed and every block is free."""
         try:
-            while True:
-                self._wake.clear()
-                self._refuse_blocked()
-                # Running sequences grow before new grants take blocks.
-                plan = self._scheduler.plan(self._steps.tokens_per_s())
-                self._take_back_if_starved()
-                self._admit()
-                if not plan and not self._steps:
-                    plan = StepPlan(self.health.probe_batch(), [], [])
-                if plan:
-                    self._submit_step(plan)
-                elif not self._steps:
-                    await self._woken()
-                while (over := await self._steps.next()) is not None:
-                    self._commit(over)
-                    if self._steps:  # else a plan comes now, and goes first
-                        self._admit()
-                    self._publish()
+            await self.loop.run()
         finally:
-            self._steps.close()
             ending = Draining if self.draining.is_set() else WorkerLost
             for request in self._requests.living():
                 for sequence in request.sequences:
@@ -232,7 +207,7 @@ class DecodeWorker:
             "requests": len(self._requests.living()),
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.running,
-            "step_s": self._steps.running_s(),  # so far; None between steps
+            "step_s": self.loop.steps.running_s(),  # so far; None between steps
             "open_handoffs": self._handoffs.open,
             "sessions": self._sessions.count,
             "draining": self.draining.is_set(),
@@ -247,13 +222,24 @@ class DecodeWorker:
             ],
         }
 
-    async def _woken(self) -> None:
-        """Wait for an event, at most IDLE_POLL_S: a late READ that frees blocks wakes no one."""
-        timer = asyncio.get_running_loop().call_later(IDLE_POLL_S, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
+    def plan_step(self, tokens_per_s: float) -> StepPlan:
+        self._refuse_blocked()
+        # Running sequences grow before new grants take blocks.
+        plan = self._scheduler.plan(tokens_per_s)
+        self._take_back_if_starved()
+        self._admit()
+        return plan
+
+    def plan_probe(self, batch: StepBatch) -> StepPlan:
+        return StepPlan(batch, [], [])
+
+    def step_ended(self) -> None:
+        if self.loop.steps:  # else the next plan comes first
+            self._admit()
+        self._publish()
+
+    def pausing(self) -> None:
+        pass  # its block events are published already
 
     def _admit(self) -> None:
         for group in self._scheduler.admit():
@@ -268,7 +254,7 @@ class DecodeWorker:
                     fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))
                 fetch.add_done_callback(partial(self._fetch_ended, group))
             else:
-                self._wake.set()
+                self.loop.wake.set()
                 local_prefills.record_start(group, now_wall)
 
     def _refuse_blocked(self) -> None:
@@ -276,20 +262,10 @@ class DecodeWorker:
         for group in self._scheduler.blocked_by_quarantine(asyncio.get_running_loop().time()):
             self._fail(group, Overloaded("too much of the worker's pool is in quarantine"))
 
-    def _submit_step(self, plan: StepPlan) -> None:
-        try:
-            self._steps.submit(plan)
-        except EngineError as error:
-            self._step_failed(plan, error)
-
-    def _commit(self, over: Over[StepPlan]) -> None:
-        if isinstance(over.outcome, EngineError):
-            self._step_failed(over.plan, over.outcome)
-            return
-        if self.health.heard(over.plan.batch, over.outcome):
-            return
-        outcome = self._scheduler.commit(over.plan, over.outcome)
-        self._measure(over.plan, over.outcome, outcome)
+    def commit_step(self, over: Over[StepPlan], result: StepResult) -> None:
+        outcome = self._scheduler.commit(over.plan, result)
+        metrics.show_step("decode", result.device_s, len(over.plan.batch.slices), result.shortages)
+        metrics.TOKENS.labels("output").inc(len(outcome.drawn))
         for sequence, drawn in outcome.drawn:
             self._requests.accept(sequence, drawn)
         for sequence in outcome.broken:
@@ -301,21 +277,13 @@ class DecodeWorker:
         times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
         local_prefills.record_chunks(outcome.chunks, *times, self._pool.block_size)
 
-    def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
+    def step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("step failed", detail=str(error), slices=len(plan.batch.slices))
-        if self.health.heard(plan.batch, error):
-            return
+
+    def abandon_step(self, plan: StepPlan, error: EngineError) -> None:
         for sequence in self._scheduler.abandon_step(plan):
             self._requests.fail(sequence, error)
         self._after_ends()
-
-    def _measure(self, plan: StepPlan, result: StepResult, outcome: StepOutcome) -> None:
-        milliseconds = result.device_s * 1000
-        self._step_ms += STEP_SMOOTHING * (milliseconds - self._step_ms)
-        metrics.STEP_SECONDS.labels("decode").observe(result.device_s)
-        metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
-        metrics.MEMORY_SHORTAGES.inc(result.shortages)
-        metrics.TOKENS.labels("output").inc(len(outcome.drawn))
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s
@@ -349,7 +317,7 @@ class DecodeWorker:
         if group.phase is Phase.FETCHING:
             self._scheduler.requeue(group)
         self._publish()
-        self._wake.set()
+        self.loop.wake.set()
 
     def _fail(self, group: Group, error: BatonError) -> None:
         for sequence in group.sequences:
@@ -377,7 +345,7 @@ class DecodeWorker:
         for group, task in self._fetches.items():
             if not group.live:
                 task.cancel()
-        self._wake.set()
+        self.loop.wake.set()
 
     def _deadline_passed(self, request: Request) -> None:
         self._requests.deadline_passed(request)

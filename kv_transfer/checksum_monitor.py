@@ -25,11 +25,11 @@ class ChecksumMonitor:
         """The age of the oldest pending call; 0 where none is pending."""
         return max(0.0, now_s - next(iter(self._pending.values()), now_s))
 
-    def trouble(self, now_s: float) -> str:
-        """Why no checksum can be computed any more; empty while calls end."""
+    def failure_reason(self, now_s: float) -> str | None:
+        """Return why no checksum can be computed any more; None while calls end."""
         if not self._pending:
-            return ""
+            return None
         stuck_s = min(self.oldest_s(now_s), now_s - self._ended_s)
         if stuck_s < STUCK_S:
-            return ""
+            return None
         return f"the checksum thread has ended no call for {stuck_s:.1f} s"

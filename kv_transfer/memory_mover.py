@@ -258,7 +258,7 @@ class MemoryMover:
     def __init__(self, pool: HostPool, boot_id: bytes, exchange: MemoryExchange) -> None:
         self.slabs = pool.slabs
         self.holds = 0  # leases that ask for progress
-        self.failure = ""  # set by a test: this mover moves nothing any more
+        self.failure: str | None = None  # set by a test: this mover moves nothing any more
         self._pool = pool
         self._array = pool.array
         self._boot_id = boot_id
@@ -342,8 +342,8 @@ class MemoryMover:
             self._stuck.set_result(None)
             self._stuck = None
 
-    def trouble(self) -> str:
-        return self.failure or self._monitor.trouble(asyncio.get_running_loop().time())
+    def failure_reason(self) -> str | None:
+        return self.failure or self._monitor.failure_reason(asyncio.get_running_loop().time())
 
     def oldest_checksum_s(self) -> float:
         return self._monitor.oldest_s(asyncio.get_running_loop().time())

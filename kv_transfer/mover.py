@@ -94,8 +94,8 @@ class Mover(Protocol):
         """Sums of own blocks, shape [blocks, slabs], off the event loop in one call."""
         ...
 
-    def trouble(self) -> str:
-        """Why no block can be moved or summed any more; empty while it can."""
+    def failure_reason(self) -> str | None:
+        """Return why no block can be moved or summed any more; None while it can."""
         ...
 
     def oldest_checksum_s(self) -> float:

@@ -222,10 +222,10 @@ class NixlMover:
             )
             return await asyncio.wrap_future(call)
 
-    def trouble(self) -> str:
+    def failure_reason(self) -> str | None:
         if not all(agent.alive for agent in self._agents):
             return "a NIXL thread has died"
-        return self._monitor.trouble(asyncio.get_running_loop().time())
+        return self._monitor.failure_reason(asyncio.get_running_loop().time())
 
     def oldest_checksum_s(self) -> float:
         return self._monitor.oldest_s(asyncio.get_running_loop().time())

@@ -11,15 +11,14 @@ its load.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
-from baton.engine.scheduling.batch import Engine, StepResult
+from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk
 from baton.engine.scheduling.draw_costs import FREE
-from baton.engine.scheduling.step_health import StepHealth
-from baton.engine.scheduling.step_pipeline import Over, StepPipeline
+from baton.engine.scheduling.step_pipeline import Over
+from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.granter import GrantReport, grant
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.sum_cache import SumCache
@@ -36,7 +35,6 @@ from baton.runtime.wire import ModelLimits
 
 log = logs.get(__name__)
 
-STEP_SMOOTHING = 0.1
 EXPECTED_READS_S = 5.0  # a reader measures READs after its handshake
 
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
@@ -73,7 +71,14 @@ class PrefillWorker:
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
-        self._steps: StepPipeline[StepPlan] = StepPipeline(engine)
+        self.loop: WorkerLoop[StepPlan] = WorkerLoop(
+            self,
+            engine,
+            pool,
+            has_work=lambda: self._scheduler.computing > 0,
+            mover_failure=mover.failure_reason,
+        )
+        self.health, self.draining = self.loop.health, self.loop.draining
         self._pool = pool
         self._mover = mover
         self._limits = limits
@@ -82,19 +87,9 @@ class PrefillWorker:
         self._sums = SumCache(pool.total)
         costs = getattr(engine, "draw_costs", FREE)
         self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget, costs)
-        self._wake = asyncio.Event()
-        self._step_ms = 0.0
-        self.health = StepHealth(
-            pool,
-            steps=self._steps,
-            has_work=lambda: self._scheduler.computing > 0,
-            moves=mover.trouble,
-            wake=self._wake.set,
-        )
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
-        self.draining = asyncio.Event()
         self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
 
     def expect_reads(self) -> None:
@@ -156,16 +151,16 @@ class PrefillWorker:
             fetching=self._open_handoffs,
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
-            step_ms=self._step_ms,
+            step_ms=self.loop.step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),
-            not_ready_reason=self.health.trouble(),
+            not_ready_reason=self.health.not_ready_reason() or "",
             overdue_requests=self._overdue_requests(),
         )
 
     def _overdue_requests(self) -> list[str]:
         """Return the requests of the running step, once it is overdue."""
-        plan = self._steps.running()
-        if plan is None or not self.health.overdue_s():
+        plan = self.loop.overdue_plan()
+        if plan is None:
             return []
         return sorted({chunk.key.request_id for chunk in plan.chunks})
 
@@ -185,7 +180,7 @@ class PrefillWorker:
             "blocks": self._pool.counts().by_state(),
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.computing,
-            "step_s": self._steps.running_s(),  # so far; None between steps
+            "step_s": self.loop.steps.running_s(),  # so far; None between steps
             "open_handoffs": self._open_handoffs,
             "draining": self.draining.is_set(),
         }
@@ -193,61 +188,46 @@ class PrefillWorker:
     async def drain(self, within_s: float) -> None:
         """Refuse new handoffs; return once every offered block was read or its lease is over, or
         after `within_s`. Prompts that are not complete then fail when `run` is cancelled."""
-        self.draining.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._no_handoff.wait()
+        await self.loop.drain(self._no_handoff, within_s)
 
     async def run(self) -> None:
         """Serve until cancelled; then every prompt that is not complete fails, so that its
         reader goes elsewhere at once. Pinned blocks stay pinned until their handoff ends."""
         try:
-            while True:
-                self._wake.clear()
-                self._admit_waiting()
-                plan = self._scheduler.plan(self._steps.tokens_per_s())
-                if not plan and not self._steps:
-                    plan = StepPlan(self.health.probe_batch(), [])
-                if plan:
-                    self._submit_step(plan)
-                elif not self._steps:
-                    self._publish()
-                    await self._wake.wait()
-                while (over := await self._steps.next()) is not None:
-                    self._commit(over)
-                    self._admit_waiting()
-                    self._publish()
+            await self.loop.run()
         finally:
-            self._steps.close()
             ending = Draining if self.draining.is_set() else WorkerLost
             self._scheduler.stop(ending("the prefill worker is stopping"))
 
-    def _submit_step(self, plan: StepPlan) -> None:
-        try:
-            self._steps.submit(plan)
-        except EngineError as error:
-            self._step_failed(plan, error)
+    def plan_step(self, tokens_per_s: float) -> StepPlan:
+        self._admit_waiting()
+        return self._scheduler.plan(tokens_per_s)
 
-    def _commit(self, over: Over[StepPlan]) -> None:
-        if isinstance(over.outcome, EngineError):
-            self._step_failed(over.plan, over.outcome)
-            return
-        if self.health.heard(over.plan.batch, over.outcome):
-            return
-        computed = self._scheduler.commit(over.plan, over.outcome)
+    def plan_probe(self, batch: StepBatch) -> StepPlan:
+        return StepPlan(batch, [])
+
+    def step_ended(self) -> None:
+        self._admit_waiting()
+        self._publish()
+
+    def pausing(self) -> None:
+        self._publish()
+
+    def commit_step(self, over: Over[StepPlan], result: StepResult) -> None:
+        computed = self._scheduler.commit(over.plan, result)
         # after the readers' tasks, which the commit has woken
-        asyncio.get_running_loop().call_soon(self._record, over, over.outcome, computed)
+        asyncio.get_running_loop().call_soon(self._record, over, result, computed)
 
-    def _step_failed(self, plan: StepPlan, error: EngineError) -> None:
+    def step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("step failed", detail=str(error), slices=len(plan.batch.slices))
-        if self.health.heard(plan.batch, error):
-            return
+
+    def abandon_step(self, plan: StepPlan, error: EngineError) -> None:
         self._scheduler.abandon_step(plan, error)
 
     def _record(
         self, over: Over[StepPlan], result: StepResult, computed: list[Chunk[Prompt]]
     ) -> None:
-        self._measure(over.plan, result)
+        metrics.show_step("prefill", result.device_s, len(over.plan.batch.slices), result.shortages)
         metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in computed))
         started = over.started_s + self._wall_offset_s
         ended = over.ended_s + self._wall_offset_s
@@ -260,17 +240,11 @@ class PrefillWorker:
                 cached, admitted = prompt.cached * self._pool.block_size, prompt.admitted_wall_s
                 tracing.record(tracing.PREFILL, admitted, ended, prompt.trace, cached_tokens=cached)
 
-    def _measure(self, plan: StepPlan, result: StepResult) -> None:
-        self._step_ms += STEP_SMOOTHING * (result.device_s * 1000 - self._step_ms)
-        metrics.STEP_SECONDS.labels("prefill").observe(result.device_s)
-        metrics.STEP_SEQUENCES.observe(len(plan.batch.slices))
-        metrics.MEMORY_SHORTAGES.inc(result.shortages)
-
     def _admit_waiting(self) -> None:
         """Admit waiting prompts, also beside a running step: an admitted prompt offers its cached
         blocks at once."""
         for prompt in self._scheduler.admit():
-            self._wake.set()
+            self.loop.wake.set()
             prompt.admitted_wall_s = self._wall()
             metrics.QUEUE_SECONDS.observe(prompt.admitted_wall_s - prompt.arrived_wall_s)
             metrics.PREFIX_CACHED_TOKENS.inc(prompt.cached * self._pool.block_size)
@@ -281,7 +255,7 @@ class PrefillWorker:
     def _ended(self, prompt: Prompt) -> None:
         self._scheduler.end(prompt)
         if self._scheduler.waiting:  # its blocks may be enough for the next
-            self._wake.set()
+            self.loop.wake.set()
 
     def _publish(self) -> None:
         self.feed.publish(*self._pool.drain_events())

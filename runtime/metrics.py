@@ -44,6 +44,13 @@ def show_pool(counts: Mapping[str, int]) -> None:
         POOL_BLOCKS.labels(state).set(counts[state])
 
 
+def show_step(role: str, device_s: float, slices: int, shortages: int) -> None:
+    """Count a step of a worker."""
+    STEP_SECONDS.labels(role).observe(device_s)
+    STEP_SEQUENCES.observe(slices)
+    MEMORY_SHORTAGES.inc(shortages)
+
+
 def watch_process(loop: asyncio.AbstractEventLoop) -> None:
     """Let each reading tell what the process holds then: tasks of its loop, and memory."""
     TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))

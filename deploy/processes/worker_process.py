@@ -35,9 +35,8 @@ from baton.engine.execution.device_choice import device_label
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.batch import Engine
-from baton.engine.scheduling.blocks import BlockPool
-from baton.engine.scheduling.probe import Probe
-from baton.engine.scheduling.step_health import StepHealth
+from baton.engine.scheduling.blocks import BlockPool, Hold
+from baton.engine.scheduling.step_health import StepHealth, probe_batch, probe_failure
 from baton.kv_transfer import greeting
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.worker import PrefillWorker
@@ -241,18 +240,19 @@ class WorkerProcess:
         if self._worker is None:
             return "the worker has no role yet"
         return (
-            "the worker drains" if self._worker.draining.is_set() else self._worker.health.trouble()
+            "the worker drains"
+            if self._worker.draining.is_set()
+            else self._worker.health.not_ready_reason() or ""
         )
 
 
 async def first_step(engine: Engine, pool: BlockPool) -> None:
     """Compute one token, on a pool that nobody else uses yet. Steps end in order: nothing that
     was under way before writes into the pool any more. Raises EngineError if it fails."""
-    probe = Probe(pool)
-    probe.ask()
-    batch = probe.batch()
-    probe.heard(batch, await engine.submit(batch).result())
-    if failure := probe.trouble():
+    (block,) = pool.allocate(1, Hold.USED)
+    result = await engine.submit(probe_batch(block)).result()
+    pool.release([block], Hold.USED)
+    if failure := probe_failure(result):
         raise EngineError(failure)
 
 
@@ -331,13 +331,13 @@ async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], 
     """End the process, to be started anew, when for so long all steps and probes have failed. It
     could finish nothing: what it has is handed back at once."""
     clock = asyncio.get_running_loop().time
-    well_s, failing = clock(), ""
+    well_s, failure = clock(), None
     while clock() - well_s <= within_s:
         await asyncio.sleep(STEPS_LOOK_S)
-        if not (failing := health.failing()):
+        if (failure := health.persistent_failure()) is None:
             well_s = clock()
     hurry()
-    raise EngineError(f"{failing}; nothing has gone well for {within_s:g} s: the worker restarts")
+    raise EngineError(f"{failure}; nothing has gone well for {within_s:g} s: the worker restarts")
 
 
 async def _watch_quarantine(pool: BlockPool, limit: float) -> None:

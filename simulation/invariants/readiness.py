@@ -47,7 +47,7 @@ class Readiness:
     def _watch_checksums(self, process: WorkerProcess) -> None:
         def look() -> None:
             stuck = process.mover.oldest_checksum_s() > SUMS_RED_S
-            if stuck and process.machine.alive and not process.worker.health.trouble():
+            if stuck and process.machine.alive and not process.worker.health.not_ready_reason():
                 self._breaches.append(f"{process.machine.name} ends no checksums, and is ready")
 
         process.machine.context.run(asyncio.get_running_loop().call_later, SUMS_LOOK_S, look)
@@ -75,9 +75,9 @@ class Readiness:
 
     def _look(self, process: WorkerProcess, batch: StepBatch) -> None:
         chunks = sum(len(piece.tokens) for piece in batch.slices) > len(batch.slices)
-        steps: Any = process.worker._steps
+        steps: Any = process.worker.loop.steps
         known = len(steps._last[chunks]) >= KNOWN_STEPS
-        if known and self._is_judged(process) and not process.worker.health.trouble():
+        if known and self._is_judged(process) and not process.worker.health.not_ready_reason():
             self._breaches.append(
                 f"{process.machine.name}: a step has run for {RED_S:g} s, and it says it is ready"
             )

@@ -98,8 +98,8 @@ OF_WITHHELD_ANSWERS: dict[str, Break] = {
     "checksums-never-stuck": Break(
         "a worker never says that its checksum thread is stuck",
         ChecksumMonitor,
-        "trouble",
-        always(""),
+        "failure_reason",
+        always(None),
     ),
 }
 
@@ -141,9 +141,11 @@ OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
         _an_empty_cache,
     ),
     "always-ready": Break(
-        "a worker never says that no step ends", StepHealth, "trouble", always("")
+        "a worker never says that no step ends", StepHealth, "not_ready_reason", always(None)
     ),
-    "never-probed": Break("an idle worker computes nothing", StepHealth, "probe", always(None)),
+    "never-probed": Break(
+        "an idle worker computes nothing", StepHealth, "request_probe", always(None)
+    ),
 }
 
 OF_WORKERS = OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS

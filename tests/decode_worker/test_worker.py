@@ -132,7 +132,7 @@ async def test_handoffs_under_way_wake_no_worker_that_has_nothing_to_compute(
         return planned[-1]
 
     monkeypatch.setattr(decode_worker, "IDLE_POLL_S", 60.0)
-    worker._wake.set()
+    worker.loop.wake.set()
     await asyncio.sleep(0.02)  # by now it waits, and will for a minute
     cluster.exchange.decide = lambda attempt: Fate(stuck=True)
     monkeypatch.setattr(scheduler, "plan", watched)

@@ -81,12 +81,12 @@ async def test_a_hung_registry_delays_a_workers_end_by_a_moment() -> None:
 
 
 class Health:
-    """As `StepHealth`, as far as its watch looks."""
+    """The part of `StepHealth` that the watch reads."""
 
     def __init__(self) -> None:
-        self.fails = ""
+        self.fails: str | None = None
 
-    def failing(self) -> str:
+    def persistent_failure(self) -> str | None:
         return self.fails
 
 
@@ -100,7 +100,7 @@ async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
     for _ in range(15):  # for less than that each time, and for longer in all
         health.fails = "no device"
         await asyncio.sleep(0.07)
-        health.fails = ""
+        health.fails = None
         await asyncio.sleep(0.02)
     assert not watching.done()
     health.fails = "no device"

@@ -10,50 +10,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.engine.scheduling.batch import Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
-from baton.engine.scheduling.probe import FAILURES, PROBE_S
-from baton.engine.scheduling.step_health import LATE_S, OVERDUE_S, StepHealth
+from baton.engine.scheduling.step_health import (
+    LATE_S,
+    OVERDUE_S,
+    PERSISTENT_FAILURES,
+    PROBE_S,
+    StepHealth,
+)
 from baton.runtime.config import RouterConfig
-from baton.runtime.errors import EngineError
 from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
+from tests.support.step_health_scene import FINE, STEP, StepHealthScene
 from tests.support.step_pipeline_scene import PipelineScene
 
-STEP = StepBatch((Slice([1], 0, (0,)),))
-FINE = StepResult(((),))
 HANG_S = RouterConfig().hang_s
-
-
-class Worker:
-    """What a worker's loop gives its health to look at."""
-
-    def __init__(self) -> None:
-        self.pool = BlockPool(4, 16)
-        self.due: float | None = None
-        self.work = False
-        self.mover = ""
-        self.woken = 0
-        self.health = StepHealth(
-            self.pool,
-            steps=self,
-            has_work=lambda: self.work,
-            moves=lambda: self.mover,
-            wake=self.wake,
-        )
-
-    def due_s(self) -> float | None:
-        return self.due
-
-    def stood_still(self, seconds: float) -> None:
-        if self.due is not None:
-            self.due += seconds
-
-    def wake(self) -> None:
-        self.woken += 1
-
-    def fail(self, times: int) -> None:
-        for _ in range(times):
-            self.health.heard(STEP, EngineError("no device"))
 
 
 def now_s() -> float:
@@ -61,7 +32,7 @@ def now_s() -> float:
 
 
 @asynccontextmanager
-async def watched(worker: Worker) -> AsyncIterator[Worker]:
+async def watched(worker: StepHealthScene) -> AsyncIterator[StepHealthScene]:
     watching = asyncio.create_task(worker.health.watch())
     try:
         await asyncio.sleep(0.01)
@@ -72,72 +43,86 @@ async def watched(worker: Worker) -> AsyncIterator[Worker]:
 
 
 async def test_a_probe_wakes_the_loop_which_makes_a_step_of_it() -> None:
-    worker = Worker()
+    worker = StepHealthScene()
     assert not worker.health.probe_batch().slices
-    worker.health.probe()
+    worker.health.request_probe()
     batch = worker.health.probe_batch()
     assert worker.woken == 1 and batch.slices
-    assert worker.health.heard(batch, FINE) and not worker.health.heard(STEP, FINE)
+    assert worker.health.record_step(batch, FINE) and not worker.health.record_step(STEP, FINE)
     assert worker.pool.counts().used == 0
 
 
 async def test_one_failed_step_is_red_and_several_are_failing() -> None:
-    worker = Worker()
-    assert worker.health.trouble() == "" == worker.health.failing()
+    worker = StepHealthScene()
+    assert worker.health.not_ready_reason() is None is worker.health.persistent_failure()
     worker.fail(1)
-    assert "no device" in worker.health.trouble() and worker.health.failing() == ""
-    worker.fail(FAILURES - 1)
-    assert "no device" in worker.health.failing()
-    worker.health.heard(STEP, FINE)
-    assert worker.health.trouble() == "" == worker.health.failing()
+    assert (
+        "no device" in (worker.health.not_ready_reason() or "")
+        and worker.health.persistent_failure() is None
+    )
+    worker.fail(PERSISTENT_FAILURES - 1)
+    assert "no device" in (worker.health.persistent_failure() or "")
+    worker.health.record_step(STEP, FINE)
+    assert worker.health.not_ready_reason() is None is worker.health.persistent_failure()
 
 
 async def test_a_mover_that_has_died_does_not_come_back() -> None:
-    worker = Worker()
-    worker.mover = "a thread has died"
-    assert worker.health.trouble() == worker.health.failing() == "a thread has died"
+    worker = StepHealthScene()
+    worker.mover_failure = "a thread has died"
+    assert (
+        worker.health.not_ready_reason()
+        == worker.health.persistent_failure()
+        == "a thread has died"
+    )
 
 
 async def test_an_overdue_step_is_red_and_ends_nobody() -> None:
     """It may be compiling; a device that gives no result at all is DeviceLost."""
-    worker = Worker()
+    worker = StepHealthScene()
     now = asyncio.get_running_loop().time()
     assert worker.health.overdue_s() == 0.0 and worker.health.red_in_s() == math.inf
     worker.due = now + 60
-    assert worker.health.overdue_s() == 0.0 and worker.health.trouble() == ""
+    assert worker.health.overdue_s() == 0.0 and worker.health.not_ready_reason() is None
     assert 60 < worker.health.red_in_s() <= 60 + OVERDUE_S
     worker.due = now - OVERDUE_S - 1
     assert worker.health.overdue_s() >= OVERDUE_S + 1
-    assert "overdue" in worker.health.trouble() and worker.health.failing() == ""
+    assert (
+        "overdue" in (worker.health.not_ready_reason() or "")
+        and worker.health.persistent_failure() is None
+    )
     assert worker.health.red_in_s() <= -1
     worker.due, worker.work = None, True
-    assert worker.health.overdue_s() == 0.0 and worker.health.trouble() == ""
+    assert worker.health.overdue_s() == 0.0 and worker.health.not_ready_reason() is None
     assert worker.health.red_in_s() <= OVERDUE_S
 
 
 @on_virtual_time
 async def test_it_is_red_at_the_moment_that_was_foretold() -> None:
-    worker = Worker()
+    worker = StepHealthScene()
     worker.due = now_s() + 0.3
     while (left_s := worker.health.red_in_s()) > 0:
-        assert worker.health.trouble() == ""
+        assert worker.health.not_ready_reason() is None
         await asyncio.sleep(left_s)
-    assert worker.health.trouble() and now_s() == pytest.approx(worker.due + OVERDUE_S, abs=0.001)
+    assert worker.health.not_ready_reason()
+    assert now_s() == pytest.approx(worker.due + OVERDUE_S, abs=0.001)
 
 
 async def test_load_is_neither() -> None:
-    worker = Worker()
+    worker = StepHealthScene()
     worker.pool.allocate(2, Hold.USED)
     worker.pool.allocate(2, Hold.PINNED)
-    worker.health.probe()
+    worker.health.request_probe()
     assert not worker.health.probe_batch().slices  # no block is left for one
-    assert worker.health.trouble() == "" == worker.health.failing()
+    assert worker.health.not_ready_reason() is None is worker.health.persistent_failure()
 
 
 async def test_a_pool_in_quarantine_is_red_and_has_its_own_watch() -> None:
-    worker = Worker()
+    worker = StepHealthScene()
     worker.pool.allocate(4, Hold.QUARANTINED)
-    assert "quarantine" in worker.health.trouble() and worker.health.failing() == ""
+    assert (
+        "quarantine" in (worker.health.not_ready_reason() or "")
+        and worker.health.persistent_failure() is None
+    )
 
 
 @pytest.mark.parametrize("due_in_s", [-0.3, 0.3])
@@ -145,33 +130,33 @@ async def test_a_pool_in_quarantine_is_red_and_has_its_own_watch() -> None:
 async def test_a_stall_of_its_process_is_no_hang_of_its_device(due_in_s: float) -> None:
     """The step was overdue before it, or became so meanwhile. Whoever asks first after it, before
     the watch has had its turn, hears no more than whoever asks last."""
-    async with watched(Worker()) as worker:
+    async with watched(StepHealthScene()) as worker:
         worker.due = now_s() + due_in_s
         stand_still(60)
         for _ in range(2):
-            assert worker.health.trouble() == ""
+            assert worker.health.not_ready_reason() is None
             assert worker.health.red_in_s() == pytest.approx(OVERDUE_S + due_in_s, abs=PROBE_S)
             await asyncio.sleep(0)
         await asyncio.sleep(OVERDUE_S + due_in_s)  # a hang counts from then on
-        assert worker.health.trouble()
+        assert worker.health.not_ready_reason()
 
 
 @on_virtual_time
 async def test_nor_is_it_one_of_planning() -> None:
-    async with watched(Worker()) as worker:
+    async with watched(StepHealthScene()) as worker:
         worker.work = True
         assert worker.health.overdue_s() == 0.0
         stand_still(60)
         for _ in range(2):
-            assert worker.health.trouble() == "" and worker.health.overdue_s() <= PROBE_S
+            assert worker.health.not_ready_reason() is None and worker.health.overdue_s() <= PROBE_S
             await asyncio.sleep(0)
         await asyncio.sleep(OVERDUE_S)
-        assert worker.health.trouble()
+        assert worker.health.not_ready_reason()
 
 
 @on_virtual_time
 async def test_a_watch_that_is_late_by_no_more_than_a_busy_machine_hides_nothing() -> None:
-    async with watched(Worker()) as worker:
+    async with watched(StepHealthScene()) as worker:
         worker.due = now_s()
         stand_still(LATE_S)
         assert worker.health.overdue_s() == pytest.approx(LATE_S)
@@ -181,7 +166,7 @@ async def test_a_watch_that_is_late_by_no_more_than_a_busy_machine_hides_nothing
 
 @on_virtual_time
 async def test_a_watch_that_has_ended_hides_nothing() -> None:
-    async with watched(Worker()) as worker:
+    async with watched(StepHealthScene()) as worker:
         worker.due = now_s()
     await asyncio.sleep(60)
     assert worker.health.overdue_s() == pytest.approx(60, abs=0.001)
@@ -190,10 +175,10 @@ async def test_a_watch_that_has_ended_hides_nothing() -> None:
 @on_virtual_time
 async def test_an_ill_worker_is_probed_every_half_second_however_long_its_probes_took() -> None:
     """From the moment that it shows; a well one is left alone for longer."""
-    async with watched(Worker()) as worker:
+    async with watched(StepHealthScene()) as worker:
         for _ in range(2):
-            worker.health.heard(worker.health.probe_batch(), StepResult(((),), device_s=1.0))
-            worker.health.probe()
+            worker.health.record_step(worker.health.probe_batch(), StepResult(((),), device_s=1.0))
+            worker.health.request_probe()
         woken = worker.woken
         await asyncio.sleep(4)
         assert worker.woken == woken
@@ -212,7 +197,11 @@ async def test_a_step_that_never_ends_is_red_in_time_and_one_that_takes_long_is_
     1.5 s, before routers leave it."""
     scene = PipelineScene()
     health = StepHealth(
-        BlockPool(4, 16), steps=scene.steps, has_work=lambda: True, moves=str, wake=lambda: None
+        BlockPool(4, 16),
+        steps=scene.steps,
+        has_work=lambda: True,
+        mover_failure=lambda: None,
+        wake=lambda: None,
     )
     await scene.run([scene.chunk(8)] * 2, step_s)
     began_s = now_s()

@@ -112,10 +112,10 @@ def test_stuck_checksums_turn_the_granter_red_and_are_given_up() -> None:
         stage.granter.stick_checksums()
         await fetch_withheld(stage, prompt)
         assert stage.granter.oldest_checksum_s() >= TIMEOUT_S  # nobody waits for it any more
-        assert "checksum thread" in stage.granter.trouble()
+        assert "checksum thread" in (stage.granter.failure_reason() or "")
         stage.granter.release_checksums()
         await asyncio.sleep(0)
-        assert stage.granter.trouble() == "" and stage.granter.oldest_checksum_s() == 0
+        assert stage.granter.failure_reason() is None and stage.granter.oldest_checksum_s() == 0
 
     handoff_stage.on_virtual_time(main)
     handoff_stage.nothing_left(stage, prompt)
@@ -135,15 +135,15 @@ def test_reader_reports_the_age_of_unverified_blocks() -> None:
 
 def test_monitor_counts_from_the_last_end() -> None:
     monitor = ChecksumMonitor()
-    assert monitor.trouble(50.0) == "" and monitor.oldest_s(50.0) == 0
+    assert monitor.failure_reason(50.0) is None and monitor.oldest_s(50.0) == 0
     for call in (1, 2):
         monitor.begin(call, 100.0)
     monitor.end(1, 100.0 + STUCK_S)
     assert monitor.oldest_s(100.5 + STUCK_S) == STUCK_S + 0.5
-    assert monitor.trouble(99.5 + 2 * STUCK_S) == ""
-    assert f"{STUCK_S:.1f} s" in monitor.trouble(100.0 + 2 * STUCK_S)
+    assert monitor.failure_reason(99.5 + 2 * STUCK_S) is None
+    assert f"{STUCK_S:.1f} s" in (monitor.failure_reason(100.0 + 2 * STUCK_S) or "")
     monitor.end(2, 100.0 + 3 * STUCK_S)
-    assert monitor.trouble(200.0) == ""
+    assert monitor.failure_reason(200.0) is None
 
 
 @pytest.mark.usefixtures("scripted")
@@ -165,12 +165,14 @@ def test_nixl_mover_is_red_while_its_checksum_thread_is_stuck(
         await asyncio.sleep(0.1)
         caller.cancel()
         await asyncio.sleep(0)
-        assert mover.oldest_checksum_s() >= 0.05 and "checksum thread" in mover.trouble()
+        assert mover.oldest_checksum_s() >= 0.05 and "checksum thread" in (
+            mover.failure_reason() or ""
+        )
         go_on.set()
         until_s = time.monotonic() + 30.0
-        while mover.trouble() and time.monotonic() < until_s:
+        while mover.failure_reason() and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
-        assert mover.trouble() == "" and mover.oldest_checksum_s() == 0
+        assert mover.failure_reason() is None and mover.oldest_checksum_s() == 0
         await mover.close()
 
     asyncio.run(main())

@@ -43,7 +43,7 @@ async def turns(worker: Any, *, red: bool) -> float:
     clock = asyncio.get_running_loop().time
     began = clock()
     async with asyncio.timeout(20):
-        while bool(worker.health.trouble()) is not red:
+        while bool(worker.health.not_ready_reason()) is not red:
             await asyncio.sleep(0.01)
     return clock() - began
 
@@ -61,7 +61,8 @@ async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
         async with asyncio.timeout(5):
             while node.engine.steps < 2:  # by then it is known how long a probe takes
                 await asyncio.sleep(0.01)
-        assert node.worker.health.trouble() == "" == node.worker.load().not_ready_reason
+        assert node.worker.health.not_ready_reason() is None
+        assert node.worker.load().not_ready_reason == ""
         node.engine.stall()
         assert await turns(node.worker, red=True) < RED_WITHIN_S
         assert "overdue" in node.worker.load().not_ready_reason
@@ -85,7 +86,7 @@ async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
     assert await turns(node.worker, red=True) < RED_WITHIN_S
     node.engine.go_on()
     await request.finished()
-    assert request.tokens() == request.expected() and node.worker.health.trouble() == ""
+    assert request.tokens() == request.expected() and node.worker.health.not_ready_reason() is None
 
 
 async def told(link: Any) -> float:
@@ -133,7 +134,7 @@ async def test_steps_that_fail_are_red_until_one_ends_well(
     async with probing(node.worker):
         node.engine.fail_steps = 3
         assert await turns(node.worker, red=True) < RED_WITHIN_S
-        assert "the simulated device failed" in node.worker.health.trouble()
+        assert "the simulated device failed" in (node.worker.health.not_ready_reason() or "")
         await turns(node.worker, red=False)
     assert node.engine.fail_steps == 0
     await cluster.quiet()
@@ -146,9 +147,9 @@ async def test_numbers_that_are_not_finite_are_red_if_they_are_a_probes(
     cluster = make_cluster()
     node = cluster.decode["decode-0"]
     node.engine.break_slices = {0}
-    node.worker.health.probe()
+    node.worker.health.request_probe()
     await turns(node.worker, red=True)
-    node.worker.health.probe()
+    node.worker.health.request_probe()
     await turns(node.worker, red=False)
 
 
@@ -160,9 +161,9 @@ async def test_quarantine_of_all_and_a_dead_mover_are_red(
     cluster = make_cluster(blocks=8, prefill_blocks=8)
     node = node_of(cluster, role)
     blocks = node.pool.allocate(8, Hold.QUARANTINED)
-    assert "quarantine" in node.worker.health.trouble()
+    assert "quarantine" in (node.worker.health.not_ready_reason() or "")
     node.pool.release(blocks, Hold.QUARANTINED)
-    assert node.worker.health.trouble() == ""
+    assert node.worker.health.not_ready_reason() is None
     node.mover.failure = "a thread has died"
     assert node.worker.load().not_ready_reason == "a thread has died"
 
@@ -174,7 +175,7 @@ async def test_a_worker_with_more_than_it_can_do_is_not_red(make_cluster: MakeCl
     async with probing(node.worker):
         requests = [client.submit([n] * 30, max_tokens=20, local=True) for n in range(12)]
         while not all(request.ended.is_set() for request in requests):
-            assert node.worker.health.trouble() == ""
+            assert node.worker.health.not_ready_reason() is None
             await asyncio.sleep(0.01)
     assert all(request.tokens() == request.expected() for request in requests)
     await cluster.quiet()
@@ -190,7 +191,7 @@ async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
     steps: Any = metrics.STEP_SEQUENCES
     before = steps._sum.get()
     for _ in range(3):
-        node.worker.health.probe()
+        node.worker.health.request_probe()
     async with asyncio.timeout(5):
         while not node.engine.under_way:
             await asyncio.sleep(0.001)
@@ -212,7 +213,7 @@ async def test_a_probe_is_no_work_of_the_workers(make_cluster: MakeCluster) -> N
     steps: Any = metrics.STEP_SEQUENCES
     before = steps._sum.get()
     for count in range(1, 4):
-        node.worker.health.probe()
+        node.worker.health.request_probe()
         async with asyncio.timeout(5):
             while node.engine.steps < count:
                 await asyncio.sleep(0.002)
