@@ -1,17 +1,19 @@
 """The living requests of a decode worker: emits their tokens, and ends each choice once.
 
 Invariant I4 is kept here: every output carries (attempt, choice, index), and no output of a
-choice follows its end. The scheduler frees the blocks of an ended sequence.
+choice follows its end. The scheduler frees the blocks of an ended sequence. Metrics and spans of
+prompts that are computed on this worker are recorded here too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.engine.scheduling.batch import Drawn
+from baton.engine.scheduling.chunks import Chunk
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import (
@@ -177,3 +179,28 @@ class Requests:
             choice=sequence.choice,
             index=index,
         )
+
+
+def record_local_start(group: Group, wall_s: float) -> None:
+    """Record that the group's prompt has its blocks and will be computed on this worker."""
+    group.prefill_wall_s = wall_s
+    metrics.LOCAL_PREFILLS.labels(group.local).inc()
+
+
+def record_local_chunks(
+    chunks: Iterable[Chunk[Group]], started_wall_s: float, ended_wall_s: float, block_size: int
+) -> None:
+    """Record the chunks that a step has computed, with a prefill worker's spans and the reason
+    in `local`. Times are seconds of time.time()."""
+    for chunk in chunks:
+        group, trace, local = chunk.key, chunk.key.request.trace, str(chunk.key.local)
+        recomputed = max(0, min(chunk.end, group.recomputed_tokens) - chunk.start)
+        metrics.TOKENS.labels("recomputed").inc(recomputed)
+        metrics.TOKENS.labels("prompt").inc(chunk.end - chunk.start - recomputed)
+        span = {"start": chunk.start, "end": chunk.end}
+        tracing.record(tracing.CHUNK, started_wall_s, ended_wall_s, trace, **span, local=local)
+        if chunk.last:
+            cached, start_s = group.held * block_size, group.prefill_wall_s
+            tracing.record(
+                tracing.PREFILL, start_s, ended_wall_s, trace, cached_tokens=cached, local=local
+            )

@@ -15,10 +15,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from baton.decode_worker import local_prefills
 from baton.decode_worker.handoffs import FetchOutcome, Handoffs
 from baton.decode_worker.peers import Peers
-from baton.decode_worker.requests import Requests
+from baton.decode_worker.requests import Requests, record_local_chunks, record_local_start
 from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
 from baton.decode_worker.sequences import Group, Phase, Request, RequestUpdate
 from baton.decode_worker.sessions import RouterSessions
@@ -255,7 +254,7 @@ class DecodeWorker:
                 fetch.add_done_callback(partial(self._fetch_ended, group))
             else:
                 self.loop.wake.set()
-                local_prefills.record_start(group, now_wall)
+                record_local_start(group, now_wall)
 
     def _refuse_blocked(self) -> None:
         """Refuse groups that do not fit beside a lasting quarantine: they may fit elsewhere."""
@@ -275,7 +274,7 @@ class DecodeWorker:
             self._requests.fail(sequence, reason)
         self._after_ends()
         times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
-        local_prefills.record_chunks(outcome.chunks, *times, self._pool.block_size)
+        record_local_chunks(outcome.chunks, *times, self._pool.block_size)
 
     def step_failed(self, plan: StepPlan, error: EngineError) -> None:
         log.error("step failed", detail=str(error), slices=len(plan.batch.slices))
@@ -302,7 +301,7 @@ class DecodeWorker:
                 group.request.batched_wall_s = self._wall()
             elif group.live:
                 self._scheduler.to_local(group)
-                local_prefills.record_start(group, self._wall())
+                record_local_start(group, self._wall())
         except OutOfBlocks:
             log.info("grant revoked", reason="its quarantined blocks cannot be replaced")
         except BatonError as error:
