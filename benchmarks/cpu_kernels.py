@@ -38,7 +38,7 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import INT8
 from baton.engine.model.attention import TorchAttention
-from baton.engine.model.decoder import WholePass
+from baton.engine.model.decoder import FusedPass
 from baton.engine.model.linear import bfloat16_is_fast, product
 from baton.engine.model.quantized_weight import quantize_int4
 from baton.engine.model.rope import Rotary, rotate
@@ -242,8 +242,8 @@ def whole_steps() -> Iterator[Case]:
     blocks = 32 * 33
     runner = build_runner(cached_model(), blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16")
     runner.pool.tensor.normal_()
-    decoder, whole = runner.decoder, runner.decoder._whole
-    if whole is None:
+    decoder, fused_pass = runner.decoder, runner.decoder._fused_pass
+    if fused_pass is None:
         return
     order = random.Random(0).sample(range(blocks), blocks)
     greedy = (Draw(0, 513, SamplingParams(temperature=0.0)),)
@@ -251,13 +251,13 @@ def whole_steps() -> Iterator[Case]:
         slices = [Slice([1], 512, order[33 * row : 33 * row + 33], greedy) for row in range(rows)]
         batch = StepBatch(tuple(slices))
 
-        def step(chosen: WholePass | None, batch: StepBatch = batch) -> None:
-            decoder._whole = chosen
+        def step(chosen: FusedPass | None, batch: StepBatch = batch) -> None:
+            decoder._fused_pass = chosen
             runner.run(batch)
 
         yield Case(
             f"decode_pass_{rows}_rows",
-            lambda step=step: step(whole),  # type: ignore[misc]
+            lambda step=step: step(fused_pass),  # type: ignore[misc]
             lambda step=step: step(None),  # type: ignore[misc]
         )
 

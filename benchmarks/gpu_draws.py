@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.sampling.draw_adjustments import Adjustments
-from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.scheduling.batch import Draw, SamplingParams
 from baton.engine.scheduling.token_history import history_of
@@ -49,7 +49,7 @@ def draws(given: Given) -> Iterator[Figure]:
     copied = seconds_of(lambda: logits.clone(), given.device)
     yield Figure(f"draw_us_{rows}x{vocab}_penalties", (seconds - copied) * 1e6, "us")
     counts = torch.full((rows,), _LOGPROBS, device=given.device)
-    room = LogprobRoom.on(given.device, rows)
+    room = LogprobBuffers.on(given.device, rows)
     seconds = seconds_of(lambda: find_logprobs(logits, tokens, counts, room), given.device)
     yield Figure(f"draw_us_{rows}x{vocab}_logprobs", seconds * 1e6, "us")
     by_sort = seconds_of(lambda: sorted_draw(logits, USUAL), given.device)

@@ -144,7 +144,7 @@ def sized_runner(
         spec,
         weights,
         pool,
-        most_rows=max(buckets, default=1),
+        max_rows=max(buckets, default=1),
         buckets=buckets,
         deterministic=deterministic,
     )

@@ -36,7 +36,7 @@ from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling import step_pipeline
 from baton.engine.scheduling.blocks import BlockPool
-from baton.engine.scheduling.step_pipeline import Over, StepPipeline
+from baton.engine.scheduling.step_pipeline import CompletedStep, StepPipeline
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.models.embedded import embedded_model
@@ -65,7 +65,7 @@ _ids = itertools.count(1)
 class OneAtATime(StepPipeline[StepPlan]):
     """As the loops were: a step is planned when the one before it is committed."""
 
-    async def next(self) -> Over[StepPlan] | None:
+    async def next(self) -> CompletedStep[StepPlan] | None:
         self._asked = True
         return await super().next()
 

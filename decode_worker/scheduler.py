@@ -20,10 +20,10 @@ from baton.decode_worker import credit
 from baton.decode_worker.credit_queue import CreditQueue
 from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
-from baton.engine.scheduling.batch import NOTHING, Drawn, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import EMPTY_BATCH, Drawn, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
-from baton.engine.scheduling.draw_costs import FREE, DrawCosts
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.runtime import identity, metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import EngineError, OutOfBlocks, OutOfMemory
@@ -56,7 +56,7 @@ class DecodeScheduler:
     """Owned by the worker's loop. Groups wait in order of arrival."""
 
     def __init__(
-        self, pool: BlockPool, config: StepConfig, key: bytes, costs: DrawCosts = FREE
+        self, pool: BlockPool, config: StepConfig, key: bytes, costs: DrawCosts = ZERO_COSTS
     ) -> None:
         self._pool = pool
         self._costs = costs
@@ -182,7 +182,7 @@ class DecodeScheduler:
         """
         self.starved = False
         if not (self._running or self._chunks):
-            return StepPlan(NOTHING, [], [])
+            return StepPlan(EMPTY_BATCH, [], [])
         takes_part = self._turn()
         decoding, before = [], self.preemptions
         for sequence in list(self._running):
@@ -192,7 +192,7 @@ class DecodeScheduler:
             if self._grow(sequence):
                 decoding.append(sequence)
             elif self._under_way and not self.starved:
-                return StepPlan(NOTHING, [], [])
+                return StepPlan(EMPTY_BATCH, [], [])
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
         chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
@@ -295,7 +295,7 @@ class DecodeScheduler:
 
     def _start_prefill(self, group: Group) -> None:
         group.phase = Phase.PREFILLING
-        draws_s = len(self._undrawn(group)) * self._costs.by(group.request.sampling)
+        draws_s = len(self._undrawn(group)) * self._costs.draw_s(group.request.sampling)
         computed = group.held * self._pool.block_size
         self._chunks.add(group, len(group.tokens), computed, draws_s, scored=group.scored)
         group.expect_scores()

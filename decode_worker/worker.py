@@ -24,8 +24,8 @@ from baton.decode_worker.sessions import RouterSessions
 from baton.decode_worker.submit_parser import parse_submit
 from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
-from baton.engine.scheduling.draw_costs import FREE
-from baton.engine.scheduling.step_pipeline import Over
+from baton.engine.scheduling.draw_costs import ZERO_COSTS
+from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
@@ -82,7 +82,7 @@ class DecodeWorker:
         self._peers = peers
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
-        costs = getattr(engine, "draw_costs", FREE)
+        costs = getattr(engine, "draw_costs", ZERO_COSTS)
         self._scheduler = DecodeScheduler(pool, config.step, limits.key, costs)
         self._handoffs = Handoffs(
             peers,
@@ -261,7 +261,7 @@ class DecodeWorker:
         for group in self._scheduler.blocked_by_quarantine(asyncio.get_running_loop().time()):
             self._fail(group, Overloaded("too much of the worker's pool is in quarantine"))
 
-    def commit_step(self, over: Over[StepPlan], result: StepResult) -> None:
+    def commit_step(self, over: CompletedStep[StepPlan], result: StepResult) -> None:
         outcome = self._scheduler.commit(over.plan, result)
         metrics.show_step("decode", result.device_s, len(over.plan.batch.slices), result.shortages)
         metrics.TOKENS.labels("output").inc(len(outcome.drawn))

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine.scheduling.batch import NOTHING, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import EMPTY_BATCH, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
-from baton.engine.scheduling.draw_costs import FREE, DrawCosts
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.runtime.config import StepConfig
@@ -46,7 +46,7 @@ class PrefillScheduler:
         pool: BlockPool,
         config: StepConfig,
         on_fresh: Callable[[list[int]], None],
-        costs: DrawCosts = FREE,
+        costs: DrawCosts = ZERO_COSTS,
     ) -> None:
         self._pool = pool
         self._costs = costs
@@ -95,7 +95,7 @@ class PrefillScheduler:
             self._waiting.popleft()
             self._computing.append(prompt)
             size = self._pool.block_size
-            draws_s = len(prompt.choices) * self._costs.by(prompt.params)
+            draws_s = len(prompt.choices) * self._costs.draw_s(prompt.params)
             computed = prompt.cached * size
             self._chunks.add(prompt, len(prompt.tokens), computed, draws_s, scored=prompt.scored)
             prompt.offered = min(prompt.held_blocks, prompt.cached)
@@ -108,7 +108,7 @@ class PrefillScheduler:
         `ChunkScheduler.plan`."""
         chunks = self._chunks.plan(tokens_per_s)
         if not chunks:
-            return StepPlan(NOTHING, [])
+            return StepPlan(EMPTY_BATCH, [])
         slices = tuple(
             Slice(
                 chunk.key.tokens[chunk.start : chunk.end],

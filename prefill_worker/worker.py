@@ -16,8 +16,8 @@ from typing import Any
 from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk
-from baton.engine.scheduling.draw_costs import FREE
-from baton.engine.scheduling.step_pipeline import Over
+from baton.engine.scheduling.draw_costs import ZERO_COSTS
+from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.granter import GrantReport, grant
 from baton.kv_transfer.mover import Mover
@@ -85,7 +85,7 @@ class PrefillWorker:
         self._config = config
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         self._sums = SumCache(pool.total)
-        costs = getattr(engine, "draw_costs", FREE)
+        costs = getattr(engine, "draw_costs", ZERO_COSTS)
         self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget, costs)
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
@@ -213,7 +213,7 @@ class PrefillWorker:
     def pausing(self) -> None:
         self._publish()
 
-    def commit_step(self, over: Over[StepPlan], result: StepResult) -> None:
+    def commit_step(self, over: CompletedStep[StepPlan], result: StepResult) -> None:
         computed = self._scheduler.commit(over.plan, result)
         # after the readers' tasks, which the commit has woken
         asyncio.get_running_loop().call_soon(self._record, over, result, computed)
@@ -225,7 +225,7 @@ class PrefillWorker:
         self._scheduler.abandon_step(plan, error)
 
     def _record(
-        self, over: Over[StepPlan], result: StepResult, computed: list[Chunk[Prompt]]
+        self, over: CompletedStep[StepPlan], result: StepResult, computed: list[Chunk[Prompt]]
     ) -> None:
         metrics.show_step("prefill", result.device_s, len(over.plan.batch.slices), result.shortages)
         metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in computed))

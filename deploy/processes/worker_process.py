@@ -117,7 +117,7 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
         kv_dtype=config.pool.kv_dtype,
         progress=LoadProgress(),
         device=settings.device,
-        most_rows=config.step.max_sequences if role == "decode" else 1,  # prompts are no graphs
+        max_rows=config.step.max_sequences if role == "decode" else 1,  # prompts are no graphs
         step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
     )
     log.info(

@@ -1,9 +1,9 @@
-"""The runner of a CUDA device: decode steps as graphs, everything else as it comes.
+"""The runner of a CUDA device: captured graphs for decode steps, eager execution for all others.
 
-A step of one-token slices replays a graph; `start` returns when it is queued, so that the next one
-is planned, and queued, while it runs. Chunks, larger batches, and more penalties than the graphs
-have room for run eagerly and are done when `start` returns. Knows no queue; one thread at a time
-calls `start`, another may wait for results.
+A step of one-token slices replays a graph; `start` returns when it is queued, so that the next
+step is planned and queued while it runs. Chunks, larger batches, and penalties that exceed the
+graphs' buffers run eagerly and have ended when `start` returns. Knows no queue; one thread at a
+time calls `start`, another may wait for results.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from baton.engine.memory.memory_plan import MemoryPlan
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.sampling.logit_bias import bias_arrays
 from baton.engine.scheduling.batch import (
-    Done,
     Draw,
-    Started,
+    FinishedStep,
+    RunningStep,
     StepBatch,
     StepResult,
-    fed,
-    unfinished,
+    failed_result,
+    resolve_feeds,
 )
 from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import EngineError
 
 
-class _Running:
-    """A graph's step. The result is kept: the memory it comes from is used again. Whoever waits
-    for the step and the thread that starts the one after the next may both ask."""
+class _GraphRun:
+    """A running graph step. It keeps its result, since the buffers are reused. Both the thread
+    that waits for the step and the thread that starts the step after the next read the result."""
 
     def __init__(self, batch: StepBatch, step: GraphStep) -> None:
         self._batch = batch
@@ -62,18 +62,18 @@ class _Running:
 
 
 class CudaRunner:
-    """Runs steps as `ModelRunner` does, and may have two of them under way."""
+    """Runs steps like `ModelRunner`, and up to two of them at a time."""
 
     overlaps = True
 
     def __init__(self, eager: ModelRunner, graphs: DecodeGraphs) -> None:
-        """`graphs` of the same decoder and pool, captured."""
+        """`graphs`: captured, of the same decoder and pool."""
         self.eager, self.graphs = eager, graphs
         self._bounds = Bounds(
             eager.pool.blocks, eager.pool.block_size, eager.spec.vocab_size, eager.max_context
         )
-        self.memory: MemoryPlan | None = None  # set by who sized the pool
-        self._last: Started | None = None
+        self.memory: MemoryPlan | None = None  # set by the loader
+        self._last: RunningStep | None = None
         self._last_batch = StepBatch(())
 
     @property
@@ -92,33 +92,33 @@ class CudaRunner:
     def numerics(self) -> str:
         return self.eager.numerics
 
-    def start(self, batch: StepBatch) -> Started:
-        """Queue or run a step. The result of the step before the last one must be in by then.
+    def start(self, batch: StepBatch) -> RunningStep:
+        """Queue or run a step. The result of the step before the last one must have been read.
 
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
-        before, self._last = self._last, Done(unfinished(batch))
-        if self._captured(batch):
-            begun: Started = self._replay(batch, before)
+        before, self._last = self._last, FinishedStep(failed_result(batch))
+        if self._is_captured(batch):
+            running: RunningStep = self._replay(batch, before)
         else:
             last = before.result() if before is not None else None
-            begun = Done(self.eager.run(fed(batch, last)))
-        self._last, self._last_batch = begun, batch
-        return begun
+            running = FinishedStep(self.eager.run(resolve_feeds(batch, last)))
+        self._last, self._last_batch = running, batch
+        return running
 
     def run(self, batch: StepBatch) -> StepResult:
-        """A step from begin to end."""
+        """Run a step to its end."""
         return self.start(batch).result()
 
     def measure_draws(self) -> DrawCosts:
-        """As `ModelRunner.measure_draws`: a graph's draws are made by the same kernels."""
+        """Same as `ModelRunner.measure_draws`: graphs draw with the same kernels."""
         return self.eager.measure_draws()
 
     def all_logits(self, batch: StepBatch) -> list[Tensor]:
-        """As `ModelRunner.all_logits`; no step of it is captured."""
+        """Same as `ModelRunner.all_logits`, which runs eagerly."""
         return self.eager.all_logits(batch)
 
-    def _captured(self, batch: StepBatch) -> bool:
+    def _is_captured(self, batch: StepBatch) -> bool:
         draws = [draw for item in batch.slices for draw in item.draws]
         return (
             self.graphs.bucket(len(batch.slices)) is not None
@@ -131,23 +131,25 @@ class CudaRunner:
         )
 
     def _known_bias(self, draw: Draw) -> bool:
-        """Whether the model has the tokens of the bias; an eager step refuses the slice if not."""
+        """Return whether the model has all biased tokens; else an eager step refuses the slice."""
         bias = draw.params.logit_bias
         return not bias or bias_arrays(bias).known(self._bounds.vocab_size)
 
-    def _replay(self, batch: StepBatch, before: Started | None) -> _Running:
+    def _replay(self, batch: StepBatch, before: RunningStep | None) -> _GraphRun:
         feeds = [item.feed for item in batch.slices]
-        if isinstance(before, _Running):
+        if isinstance(before, _GraphRun):
             for row, feed in enumerate(feeds):
-                if feed is not None and not self._fed_by(feed):
-                    raise EngineError(f"slice {row}: slice {feed} of the step before drew nothing")
+                if feed is not None and not self._draws_token(feed):
+                    raise EngineError(
+                        f"slice {row}: slice {feed} of the previous step drew no token"
+                    )
         else:
-            batch = fed(batch, before.result() if before is not None else None)
+            batch = resolve_feeds(batch, before.result() if before is not None else None)
             feeds = [None] * len(feeds)
         layout = lay_out(batch, self._bounds)
         draws = [item.draws[0] if item.draws else None for item in batch.slices]
-        return _Running(batch, self.graphs.start(layout, draws, feeds))
+        return _GraphRun(batch, self.graphs.start(layout, draws, feeds))
 
-    def _fed_by(self, feed: int) -> bool:
+    def _draws_token(self, feed: int) -> bool:
         slices = self._last_batch.slices
         return 0 <= feed < len(slices) and bool(slices[feed].draws)

@@ -1,4 +1,4 @@
-"""Decode steps as graphs: one for each size of batch, over memory that stays where it is.
+"""Captured graphs of decode steps: one for each bucket of batch sizes, over fixed memory.
 
     host: fill ──▶ staging (pinned) ──copy──▶ inputs ──▶ graph: decoder, draw ──▶ results
                                                 ▲                                    │
@@ -7,8 +7,8 @@
 
 A step takes the smallest captured bucket that holds it; its other rows are padding, which
 writes into the pool's spare block alone. Lists of penalties and biases travel where a row has
-some, logprobs where it asks for them. Steps follow each other on one stream, so the inputs
-may be refilled while the step before still runs. Owns its buffers; one thread uses it.
+some, logprobs where it requests them. Steps follow each other on one stream, so the inputs
+may be refilled while the previous step still runs. Owns its buffers; one thread uses it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.execution.graph_device import GraphDevice, Mark, Replay
+from baton.engine.execution.graph_device import DeviceEvent, GraphDevice, Replay
 from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import StepLayout
-from baton.engine.sampling.draw_adjustments import Adjustments, most_entries
+from baton.engine.sampling.draw_adjustments import Adjustments, max_entries
 from baton.engine.sampling.draw_logprobs import (
     LOGPROB_COLUMNS,
-    LogprobRoom,
+    LogprobBuffers,
+    drawn_with_logprobs,
     logprob_counts,
-    with_logprobs,
 )
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.scheduling.batch import Draw, Drawn
@@ -47,37 +47,37 @@ ENTRIES = 1 << 20  # of penalties and biases in a step: 8 MiB a staging, and on 
 
 @dataclass(frozen=True, slots=True)
 class DrawKernels:
-    """What draws on the device, in this order; each is over all rows, [rows, vocab] in float32."""
+    """The draw kernels of a device, in order of use, each for all rows: [rows, vocab] float32."""
 
     adjust: Callable[[Tensor, Adjustments], None]  # in place
     draw: Callable[[Tensor, DrawRules, Tensor, Tensor], None]
-    find_logprobs: Callable[[Tensor, Tensor, Tensor, LogprobRoom], None]
+    find_logprobs: Callable[[Tensor, Tensor, Tensor, LogprobBuffers], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """A step under way on the device. `tokens` may be read once `done` has been waited for."""
+    """A step that runs on the device. Its results may be read after waiting for `done`."""
 
     rows: int
-    begun: Mark
-    done: Mark
+    started: DeviceEvent
+    done: DeviceEvent
     results: Tensor  # int64 [2, rows]: tokens, and whether the logits were finite
-    logprobs: LogprobRoom
+    logprobs: LogprobBuffers
     logprob_counts: list[int]
 
     def drawn(self, row: int, draw: Draw, token: int) -> Drawn:
-        """The draw of a row, with its logprobs, once the step has been waited for."""
-        return with_logprobs(draw, token, self.logprob_counts[row], row, self.logprobs)
+        """Return the draw of a row with its logprobs, after `wait`."""
+        return drawn_with_logprobs(draw, token, self.logprob_counts[row], row, self.logprobs)
 
     def wait(self) -> tuple[list[int], list[bool], float]:
-        """Tokens, whether each is of finite logits, and the step's device time in seconds."""
+        """Return tokens, whether the logits of each were finite, and the device time in seconds."""
         self.done.wait()
         tokens, finite = self.results[:, : self.rows].tolist()
-        return tokens, [bool(good) for good in finite], self.done.seconds_since(self.begun)
+        return tokens, [bool(good) for good in finite], self.done.seconds_since(self.started)
 
 
 class DecodeGraphs:
-    """`capture` before use; a batch that fits into no captured bucket is not for this class."""
+    """The captured graphs. Call `capture` before use; batches must fit into a captured bucket."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class DecodeGraphs:
         kernels: DrawKernels,
         *,
         spare_block: int,
-        most_rows: int,
+        max_rows: int,
         table_width: int,
         entries: int = ENTRIES,
     ) -> None:
         """`table_width` in blocks, of the longest sequence; `entries` of a step's adjustments."""
         self._decoder, self._device, self._kernels = decoder, device, kernels
         self._spare = spare_block
-        self._rows = next((b for b in BUCKETS if b >= most_rows), BUCKETS[-1])
+        self._rows = next((b for b in BUCKETS if b >= max_rows), BUCKETS[-1])
         where = device.torch_device
         self._inputs = torch.zeros((_FIELDS, self._rows), dtype=torch.int64, device=where)
         self._tables = torch.zeros((self._rows, table_width), dtype=torch.int32, device=where)
@@ -102,12 +102,12 @@ class DecodeGraphs:
         self._entries = entries
         self._tokens = torch.zeros(entries, dtype=torch.int32, device=where)
         self._amounts = torch.zeros(entries, dtype=torch.float32, device=where)
-        self._logprobs = LogprobRoom.on(where, self._rows)
+        self._logprobs = LogprobBuffers.on(where, self._rows)
         self._stagings = [
             _Staging(device, self._rows, table_width, spare_block, entries) for _ in range(STAGINGS)
         ]
         self._vocab = 0  # of the logits that were captured
-        self._turn = 0
+        self._next_staging = 0
         self._sent = np.zeros((0, 0), dtype=np.int32)  # block tables that the device holds
         self._replays: dict[int, Replay] = {}
 
@@ -117,48 +117,48 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, buckets: Sequence[int] = BUCKETS) -> None:
-        """The largest first, so that the others find room in its memory."""
+        """Capture the largest bucket first, so that the others share its memory."""
         for bucket in sorted((b for b in buckets if b <= self._rows), reverse=True):
             self._send(self._stagings[0].pad(0, bucket), bucket, self._padding(bucket))
             self._replays[bucket] = self._device.capture(partial(self._work, bucket))
 
     def bucket(self, rows: int) -> int | None:
-        """The smallest captured one of at least `rows`."""
+        """Return the smallest captured bucket of at least `rows`; None if there is none."""
         return next((bucket for bucket in self.buckets if bucket >= rows), None)
 
     def holds(self, draws: Sequence[Draw]) -> bool:
-        """Whether there is room for the adjustments of these draws."""
-        return most_entries(draws) <= self._entries
+        """Return whether the adjustments of these draws fit into the buffers."""
+        return max_entries(draws) <= self._entries
 
     @torch.inference_mode()
     def start(
         self, layout: StepLayout, draws: Sequence[Draw | None], feeds: Sequence[int | None]
     ) -> GraphStep:
-        """Queue a step of decode rows alone, that `bucket` has a graph for. `feeds[r]`: the row
-        of the step started before whose token row r continues with; the histories of its draw
-        miss that token. `holds` has said yes to the draws."""
+        """Queue a step of decode rows for which `bucket` returns a graph. `feeds[r]`: the row of
+        the previously started step whose token row r continues with; the history of its draw lacks
+        that token. `holds` is True for the draws."""
         rows = layout.decode_rows
         bucket = self.bucket(rows)
         assert bucket is not None and not layout.chunks
-        staging = self._stagings[self._turn]
-        self._turn = (self._turn + 1) % STAGINGS
+        staging = self._stagings[self._next_staging]
+        self._next_staging = (self._next_staging + 1) % STAGINGS
         if staging.used is not None:
-            staging.used.wait()  # three steps ago: over, but for a caller that runs far ahead
+            staging.used.wait()  # three steps ago: usually ended
         counts = logprob_counts(draws, self._vocab)
         staging.fill(layout, draws, feeds, counts)
         tables = np.full((bucket, layout.decode_tables.shape[1]), self._spare, dtype=np.int32)
         tables[:rows] = layout.decode_tables.numpy()
-        begun = self._device.mark()
+        started = self._device.record_event()
         self._send(staging.pad(rows, bucket), bucket, tables)
         self._replays[bucket]()
         staging.results.copy_(self._results, non_blocking=True)
         if max(counts, default=-1) >= 0:
             staging.logprobs.copy_from(self._logprobs)
-        staging.used = self._device.mark()
-        return GraphStep(rows, begun, staging.used, staging.results, staging.logprobs, counts)
+        staging.used = self._device.record_event()
+        return GraphStep(rows, started, staging.used, staging.results, staging.logprobs, counts)
 
     def replay(self, bucket: int) -> None:
-        """Queue a captured bucket again on the inputs as they are: for measuring."""
+        """Queue a captured bucket again on its current inputs, for benchmarks."""
         self._replays[bucket]()
 
     def _send(self, staging: _Staging, bucket: int, tables: np.ndarray) -> None:
@@ -170,7 +170,7 @@ class DecodeGraphs:
             width = tables.shape[1]
             flat = staging.tables[0, : bucket * width]
             flat.numpy()[:] = tables.ravel()
-            # In one piece, and from there into wider rows: nothing that a full device would lack.
+            # One copy, then into wider rows: a full device has no memory for a temporary.
             moved = self._moved[: bucket * width].copy_(flat, non_blocking=True)
             self._tables[:bucket, :width].copy_(moved.view(bucket, width))
             self._sent = tables
@@ -179,7 +179,7 @@ class DecodeGraphs:
         return np.full((bucket, 1), self._spare, dtype=np.int32)
 
     def _work(self, rows: int) -> None:
-        """What a graph holds. Reads inputs, tables and the tokens drawn last; writes results."""
+        """The captured work. Reads inputs, tables and the last drawn tokens; writes results."""
         inputs, (drawn, finite) = self._inputs[:, :rows], self._results[:, :rows]
         feed = inputs[_FEED]
         carried = self._results[0].index_select(0, feed.clamp(min=0))
@@ -205,7 +205,7 @@ class DecodeGraphs:
         adjustments = Adjustments(
             bounds=inputs[_BOUNDS],
             penalties=real[_PENALTIES],
-            fed=torch.where(feed >= 0, carried, -1),
+            pending_token=torch.where(feed >= 0, carried, -1),
             tokens=self._tokens,
             amounts=self._amounts,
         )
@@ -222,17 +222,17 @@ class _Staging:
     def __init__(
         self, device: GraphDevice, rows: int, width: int, spare_block: int, entries: int
     ) -> None:
-        self.inputs = device.host_room(_FIELDS, rows, torch.int64)
-        self.tables = device.host_room(1, rows * width, torch.int32)
-        self.results = device.host_room(2, rows, torch.int64)
-        self.tokens = device.host_room(1, entries, torch.int32)
-        self.amounts = device.host_room(1, entries, torch.float32)
+        self.inputs = device.host_buffer(_FIELDS, rows, torch.int64)
+        self.tables = device.host_buffer(1, rows * width, torch.int32)
+        self.results = device.host_buffer(2, rows, torch.int64)
+        self.tokens = device.host_buffer(1, entries, torch.int32)
+        self.amounts = device.host_buffer(1, entries, torch.float32)
         self.entries = 0  # of these, in this step
-        self.logprobs = LogprobRoom(
-            device.host_room(rows, LOGPROB_COLUMNS, torch.int32),
-            device.host_room(rows, LOGPROB_COLUMNS, torch.float32),
+        self.logprobs = LogprobBuffers(
+            device.host_buffer(rows, LOGPROB_COLUMNS, torch.int32),
+            device.host_buffer(rows, LOGPROB_COLUMNS, torch.float32),
         )
-        self.used: Mark | None = None
+        self.used: DeviceEvent | None = None
         self._ints = self.inputs.numpy()
         self._reals = self._ints.view(np.float64)
         self._spare = spare_block
@@ -265,7 +265,7 @@ class _Staging:
         self.entries = len(adjustments.tokens)
 
     def pad(self, rows: int, bucket: int) -> _Staging:
-        """Rows from `rows` on: one token alone in the spare block, drawn greedily."""
+        """Fill the rows from `rows` on with one token in the spare block, drawn greedily."""
         self._ints[:, rows:bucket] = 0
         self._ints[_FEED, rows:bucket] = -1
         self._ints[_BLOCK, rows:bucket] = self._spare

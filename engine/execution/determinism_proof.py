@@ -1,8 +1,8 @@
-"""The proof of the deterministic mode: on this machine, with this model, before it is served.
+"""The proof of the deterministic mode on this machine, with this model, before serving.
 
-A text is computed whole, in pieces, beside others and as single tokens, and every bit compared;
-on a device with graphs, by those too. So nothing that was measured elsewhere need be believed.
-Keeps no state; the pool is lent, and left empty.
+A text is computed in one step, in chunks, beside other sequences and as single tokens; every bit is
+compared; on a device with graphs, by those too. Results of other machines are not relied on.
+Keeps no state; the pool is used and left empty.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from baton.runtime.errors import ConfigError
 if TYPE_CHECKING:
     from baton.engine.execution.cuda_runner import CudaRunner
 
-_PROOF_TOKENS = 90  # more than a tile of the attention, if context and pool allow
-_BESIDE_TOKENS = 17  # at most, in the sequence that is computed beside its pieces
+_PROOF_TOKENS = 90  # more than an attention tile, if context and pool allow
+_BESIDE_TOKENS = 17  # at most, in the sequence computed beside the chunks
 _SIZES_TOKENS = 1024
-# The pieces that such a text is cut into, before the rest of it: tails of tiles, and both sides of
-# a larger size.
+# The chunks that such a text is cut into, before its rest: tails of tiles, and both sides of a
+# larger size.
 _SIZES = ((*range(1, 34, 2), 511), (*range(2, 33, 2), 512), (513, 511))
-_GRAPH_TOKENS = 256  # as many as the largest graph has rows
-_NAMED_TOKENS = 16  # whose logits the digest covers: the same for pools of nearly every size
+_GRAPH_TOKENS = 256  # rows of the largest graph
+_NAMED_TOKENS = 16  # covered by the digest, for pools of nearly every size
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 def prove(runner: ModelRunner) -> str:
-    """Compute one text whole, and again in pieces beside other sequences and by one thread; a
-    longer one in pieces of many sizes. Returns a digest of the first one's logits' bits: other
-    kernels, on another machine, give another.
+    """Compute a text in one step, and again in chunks beside other sequences and with one thread;
+    and a longer one in chunks of many sizes. Returns a digest of the first text's logits; kernels
+    with other bits, on another machine, have another digest.
 
     Writes into the first blocks of the pool, which must not be in use, and leaves them zero.
     Raises ConfigError if a bit differs.
     """
     tokens, first, second = _text(runner, _PROOF_TOKENS)
-    (whole,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
-    pieces = list(_in_pieces(runner, tokens, first, second))
+    (expected,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
+    chunks = list(_in_chunks(runner, tokens, first, second))
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         (alone,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
     finally:
         torch.set_num_threads(threads)
-    same = torch.equal(torch.cat(pieces), whole) and torch.equal(alone, whole)
-    _judge(runner, same and _sizes_are_alike(runner))
-    named = whole[:_NAMED_TOKENS].cpu().numpy()
+    same = torch.equal(torch.cat(chunks), expected) and torch.equal(alone, expected)
+    _check(runner, same and _sizes_are_alike(runner))
+    named = expected[:_NAMED_TOKENS].cpu().numpy()
     return blake2b(named.tobytes(), digest_size=16).hexdigest()
 
 
 def prove_graphs(runner: CudaRunner) -> str:
-    """`prove`, and that every captured size of step writes the same KV, and draws the same tokens,
-    as one eager step does. Returns and raises as `prove`."""
+    """Run `prove`, and check that every captured bucket writes the same KV and draws the same
+    tokens as one eager step. Returns and raises like `prove`."""
     digest, eager = prove(runner.eager), runner.eager
     tokens, first, second = _text(eager, _GRAPH_TOKENS)
     size, memory = eager.pool.block_size, eager.pool.memory
@@ -74,12 +74,12 @@ def prove_graphs(runner: CudaRunner) -> str:
             same = same and found == wanted[start:end]
         full = count // size
         same = same and torch.equal(memory[second[:full]], memory[first[:full]])
-    _judge(eager, same)
+    _check(eager, same)
     return digest
 
 
 def _singles(tokens: Sequence[int], blocks: Sequence[int], start: int, end: int) -> StepBatch:
-    """Each token from `start` to `end` a slice of its own, which draws the one after it."""
+    """Return a batch with one slice for each token from `start` to `end`, each with a draw."""
     return StepBatch(
         tuple(
             Slice([tokens[at]], at, blocks, (Draw(0, at + 1, _GREEDY),)) for at in range(start, end)
@@ -87,20 +87,20 @@ def _singles(tokens: Sequence[int], blocks: Sequence[int], start: int, end: int)
     )
 
 
-def _judge(runner: ModelRunner, same: bool) -> None:
-    """Empty what the proof wrote; raise ConfigError unless all was the `same`."""
+def _check(runner: ModelRunner, same: bool) -> None:
+    """Zero the blocks that the proof wrote; raise ConfigError unless all bits were the `same`."""
     used = 2 * len(_text(runner, max(_PROOF_TOKENS, _SIZES_TOKENS))[1])
     runner.pool.memory[:used].zero_()
     if not same:
         raise ConfigError(
-            "worker.deterministic: on this machine the numbers of a sequence of this model depend "
-            "on what is computed beside it; serve without the setting"
+            "worker.deterministic: on this machine the results of a sequence of this model depend "
+            "on the batch; serve without the setting"
         )
 
 
 def _text(runner: ModelRunner, most: int) -> tuple[list[int], list[int], list[int]]:
-    """At most so many tokens, and twice the blocks that hold them. Raises ConfigError if the
-    pool is too small for two tokens."""
+    """Return at most `most` tokens, and two lists of blocks that hold them. Raises ConfigError if
+    the pool is too small for two tokens."""
     size, vocab = runner.pool.block_size, runner.spec.vocab_size
     length = min(most, runner.max_context, runner.pool.blocks // 2 * size)
     if length < 2:
@@ -108,32 +108,32 @@ def _text(runner: ModelRunner, most: int) -> tuple[list[int], list[int], list[in
             f"pool.blocks is {runner.pool.blocks}: worker.deterministic needs two or more"
         )
     needed = -(-length // size)
-    tokens = [(7919 * place + 13) % vocab for place in range(length)]
+    tokens = [(7919 * at + 13) % vocab for at in range(length)]
     return tokens, list(range(needed)), list(range(needed, 2 * needed))
 
 
 def _sizes_are_alike(runner: ModelRunner) -> bool:
-    """Whether a longer text gives the same bits in one step, in pieces of `_SIZES`, and as
-    single tokens, all in one step. Of a few layers: the others take the same ways."""
+    """Return whether a longer text has the same bits in one step, in chunks of `_SIZES`, and as
+    single tokens in one step. Runs one layer of each kind: the others run the same kernels."""
     short = copy(runner)
     short.decoder = runner.decoder.of_each_kind()
     tokens, first, second = _text(runner, _SIZES_TOKENS)
-    (whole,) = short.all_hidden(StepBatch((Slice(tokens, 0, first),)))
+    (expected,) = short.all_hidden(StepBatch((Slice(tokens, 0, first),)))
     for sizes in _SIZES:
         ends = [end for end in accumulate(sizes) if end < len(tokens)]
         for start, end in zip([0, *ends], [*ends, len(tokens)], strict=True):
             piece = Slice(tokens[start:end], start, second)
-            if not torch.equal(short.all_hidden(StepBatch((piece,)))[0], whole[start:end]):
+            if not torch.equal(short.all_hidden(StepBatch((piece,)))[0], expected[start:end]):
                 return False
-    singles = [Slice([token], place, second) for place, token in enumerate(tokens)]
-    return torch.equal(torch.cat(short.all_hidden(StepBatch(tuple(singles)))), whole)
+    singles = [Slice([token], at, second) for at, token in enumerate(tokens)]
+    return torch.equal(torch.cat(short.all_hidden(StepBatch(tuple(singles)))), expected)
 
 
-def _in_pieces(
+def _in_chunks(
     runner: ModelRunner, tokens: Sequence[int], first: list[int], second: list[int]
 ) -> Iterator[Tensor]:
-    """Logits [rows, vocab] of `tokens`, in blocks `second`: chunks of growing length and single
-    tokens in turn. Beside each runs the same text from its start, in blocks `first`."""
+    """Yield logits [rows, vocab] of `tokens`, in blocks `second`: chunks of growing length and
+    single tokens in alternation. Beside each runs the same text from its start, in `first`."""
     start, step = 0, 1
     while start < len(tokens):
         count = 1 if step % 2 else 5 * step

@@ -1,10 +1,10 @@
 """The deterministic runner: a sequence's bits depend on the sequence alone.
 
-Not on what else is in a step, on where a prompt is cut into chunks, on who computed the prefix
-that a cache gave, or on the number of threads. Made of the invariant attention, products and
-gate; everything else in the decoder works on one row, or one number, at a time. With bfloat16,
-on a processor that has its instruction, these are the ordinary kernels but for the attention of
-decode. Before it is handed out the runner must prove it (`determinism_proof`). Keeps no state.
+They do not depend on the other slices of a step, on the chunks of a prompt, on the worker that
+computed a cached prefix, or on the number of threads. Made of the batch-invariant attention,
+products and gate; everything else in the decoder works on one row, or one number, at a time. With
+bfloat16, on a processor that has its instruction, these are the ordinary kernels but for the
+attention of decode. `determinism_proof` proves it before the runner is returned. Keeps no state.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from baton.engine.spec.model_spec import ModelSpec
 def deterministic_runner(
     spec: ModelSpec, weights: Weights, pool: KvPool, max_context: int
 ) -> ModelRunner:
-    """A proven runner; its `numerics` are equal where the bits are.
+    """Return a proven runner; equal `numerics` mean equal bits.
 
-    Raises ConfigError if this machine's kernels do not keep to it, or cannot be had.
+    Raises ConfigError if this machine's kernels are not batch-invariant or not available.
     """
     linears, gating = with_invariant_linears(weights), partial(_gate, activation=spec.activation)
     warm_up()
@@ -62,8 +62,8 @@ def _attention(spec: ModelSpec, pool: KvPool) -> InvariantLatentAttention | Torc
 
 
 def _gate(gate_up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]. Which kernel computes it does not
-    depend on the number of rows."""
+    """Return act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]. The choice of the kernel does
+    not depend on the number of rows."""
     if activation == "silu" and fits(gate_up, gate_up.shape[1] // 2):
         return silu_gate(gate_up)
     return strict_gate(gate_up, activation)

@@ -1,4 +1,4 @@
-"""Which device a model runs on: the setting `worker.device`, held against what torch sees.
+"""The device that a model runs on: the setting `worker.device`, checked against torch.
 
 Keeps no state.
 """
@@ -12,32 +12,32 @@ from baton.runtime.errors import ConfigError
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device called `name`: "auto" is the first GPU where torch sees one, else the CPU;
-    "cuda" the first GPU, "cuda:N" the one of that number.
+    """Return the device called `name`: "auto" is the first GPU that torch sees, else the CPU;
+    "cuda" is the first GPU, "cuda:N" the one of that number.
 
-    Raises ConfigError for an unknown name, or a GPU that is not there.
+    Raises ConfigError for an unknown name or a missing GPU.
     """
     check_device(name)
-    there = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and not there):
+    count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not count):
         return torch.device("cpu")
-    if not there:
+    if not count:
         raise ConfigError(
             f"worker.device is {name}: torch {torch.__version__} sees no CUDA device here; install "
             "a CUDA build of torch (requirements/cuda.txt), check nvidia-smi and "
             "CUDA_VISIBLE_DEVICES, or give cpu"
         )
     number = int(name.partition(":")[2] or 0)
-    if number >= there:
+    if number >= count:
         raise ConfigError(
-            f"worker.device is {name}: torch sees {there} CUDA devices here, cuda:0 to "
-            f"cuda:{there - 1}; give one of them, or cuda"
+            f"worker.device is {name}: torch sees {count} CUDA devices here, cuda:0 to "
+            f"cuda:{count - 1}; give one of them, or cuda"
         )
     return torch.device("cuda", number)
 
 
 def device_label(device: torch.device) -> str:
-    """For people: "cpu", "cuda:0 (NVIDIA H200)"."""
+    """Return a readable name: "cpu", "cuda:0 (NVIDIA H200)"."""
     if device.type != "cuda":
         return str(device)
     return f"{device} ({torch.cuda.get_device_name(device)})"

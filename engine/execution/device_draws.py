@@ -1,6 +1,6 @@
-"""The draws of an eager step on a device: made there by the kernels of a graph, whatever they ask.
+"""The draws of an eager step on a device, by the same kernels as the graphs.
 
-So a draw is the same whether its step is a graph or not, which depends on what else is in the step.
+A draw is thus the same whether its step runs as a graph or eagerly, which depends on the batch.
 Keeps no state.
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.sampling.draw_adjustments import Adjustments
-from baton.engine.sampling.draw_logprobs import LogprobRoom, logprob_counts, with_logprobs
+from baton.engine.sampling.draw_logprobs import LogprobBuffers, drawn_with_logprobs, logprob_counts
 from baton.engine.sampling.draw_plan import DrawPlan
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.scheduling.batch import Drawn
@@ -19,20 +19,20 @@ from baton.engine.triton.sampling import draw_tokens
 
 
 def sample_on_device(logits: Tensor, plan: DrawPlan) -> list[Drawn]:
-    """One for each draw of `plan`, of finite float32 `logits` [drawing, vocab], which may be
-    overwritten."""
+    """Draw one token for each draw of `plan` from finite float32 `logits` [drawing, vocab], which
+    may be overwritten."""
     rows, draws, device = plan.logit_rows(logits), plan.draws, logits.device
     if not draws:
         return []
-    if plan.kinds.adjusted:
+    if plan.groups.adjusted:
         adjust_logits(rows, Adjustments.of(draws).to(device))
     tokens = torch.empty(len(draws), dtype=torch.int64, device=device)
     finite = torch.empty(len(draws), dtype=torch.int8, device=device)
     draw_tokens(rows, DrawRules.of(draws).to(device), tokens, finite)
     counts = logprob_counts(draws, rows.shape[1])
-    room = LogprobRoom.on(device, len(draws) if plan.kinds.told else 0)
-    if plan.kinds.told:
-        find_logprobs(rows, tokens, torch.tensor(counts, device=device), room)
-        room = room.to(torch.device("cpu"))
+    buffers = LogprobBuffers.on(device, len(draws) if plan.groups.with_logprobs else 0)
+    if plan.groups.with_logprobs:
+        find_logprobs(rows, tokens, torch.tensor(counts, device=device), buffers)
+        buffers = buffers.to(torch.device("cpu"))
     drawn = zip(draws, tokens.tolist(), counts, strict=True)
-    return [with_logprobs(*each, row, room) for row, each in enumerate(drawn)]
+    return [drawn_with_logprobs(*each, row, buffers) for row, each in enumerate(drawn)]

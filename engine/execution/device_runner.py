@@ -1,7 +1,7 @@
-"""A runner with everything on one GPU: pool, attention, kernels, graphs.
+"""The runner of one GPU, with pool, attention, kernels and graphs on it.
 
-Takes weights that lie there already. On a CPU, under Triton's interpreter, the same is put
-together without capturing, for tests. Keeps no state.
+The weights are on the GPU already. On a CPU, under Triton's interpreter, the same parts run without
+captured graphs, for tests. Keeps no state.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def device_runner(
     pool: KvPool,
     *,
     max_context: int = 0,
-    most_rows: int = BUCKETS[-1],
+    max_rows: int = BUCKETS[-1],
     buckets: Sequence[int] = BUCKETS,
     deterministic: bool = False,
 ) -> CudaRunner:
-    """`weights` and `pool` on one device. Up to `most_rows` decode at once; graphs are captured
-    now, for those of `buckets` that they need (none: every step runs eagerly). `deterministic`:
-    a sequence's bits depend on the sequence alone; `prove_graphs` says whether they do.
+    """Build a runner for `weights` and `pool` on one device. Up to `max_rows` sequences decode at
+    once; graphs are captured for the `buckets` that they need (none: every step runs eagerly).
+    `deterministic`: a sequence's bits depend on the sequence alone, which `prove_graphs` checks.
 
     Raises ConfigError for a `max_context` that the model does not reach.
     """
     context = max_context or spec.max_context
-    limits = DecodeLimits(max(most_rows, BUCKETS[-1]), context)
+    limits = DecodeLimits(max(max_rows, BUCKETS[-1]), context)
     attention: TritonAttention | TritonLatentAttention
     if spec.latent is None:
         attention = TritonAttention(
@@ -77,7 +77,7 @@ def device_runner(
         _graph_device(pool.tensor.device),
         DrawKernels(adjust_logits, draw_tokens, find_logprobs),
         spare_block=pool.spare_block,
-        most_rows=most_rows,
+        max_rows=max_rows,
         table_width=-(-context // pool.block_size),
     )
     graphs.capture(buckets)

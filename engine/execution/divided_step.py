@@ -1,8 +1,8 @@
-"""A step that does not fit into the device's memory, run in parts.
+"""The division of a step that does not fit into device memory.
 
-Halves, and their halves, down to single slices; one that does not fit alone fails alone. To run
-a slice twice is harmless: it writes the same KV into the same blocks, and a draw keeps no
-state. Knows the ways in which torch, numpy and CUDA say that memory is short; keeps no state.
+A step is halved down to single slices; a slice that does not fit alone fails alone. A slice may run
+twice: it writes the same KV into the same blocks, and a draw keeps no state. Recognises the
+out-of-memory errors of torch, numpy and CUDA. Keeps no state.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from baton.engine.scheduling.batch import StepBatch, StepResult
 from baton.runtime.errors import OutOfMemory
 
 Run = Callable[[StepBatch], StepResult]
-# What a RuntimeError says in torch's allocators, in C++ below it, and in CUDA's libraries.
+# RuntimeError texts of torch's allocators, of C++ below them, and of CUDA's libraries.
 _PHRASES = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
 _STATUSES = ("ALLOC_FAILED",)
 
 
 def run_divided(run: Run, batch: StepBatch) -> StepResult:
-    """`run(batch)`, in parts where memory is short. Other errors are raised as they are, also
-    from a part: then the whole step has failed."""
+    """Run `batch`, in parts if memory runs out. Other errors, also of a part, are raised unchanged:
+    then the complete step has failed."""
     reason = ""
     try:
         return run(batch)
@@ -30,8 +30,8 @@ def run_divided(run: Run, batch: StepBatch) -> StepResult:
         if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
-    # Only here is the error gone, and with it the tensors that its frames held.
-    torch.cuda.empty_cache()  # of no effect where CUDA is not in use
+    # The error and the tensors that its frames held are released only here.
+    torch.cuda.empty_cache()  # no effect without CUDA
     if len(batch.slices) == 1:
         tokens = len(batch.slices[0].tokens)
         lack = OutOfMemory(f"a slice of {tokens} tokens does not fit into memory: {reason}")
@@ -42,7 +42,7 @@ def run_divided(run: Run, batch: StepBatch) -> StepResult:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had: the host's or the device's."""
+    """Return whether `error` reports that host or device memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error)
@@ -53,7 +53,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _joined(first: StepResult, count: int, second: StepResult) -> StepResult:
-    """One result of the two parts of a step that did not fit; the first has `count` slices."""
+    """Join the results of two parts of a step; the first has `count` slices."""
     return StepResult(
         first.drawn + second.drawn,
         first.device_s + second.device_s,

@@ -36,7 +36,7 @@ from baton.runtime.errors import ConfigError, OutOfMemory
 
 # Of the device's memory, beside what torch's allocator took: graphs (up to 64 KiB for each of
 # their kernels) and loaded kernels. It shows only in what is free, where others' memory does too.
-UNSEEN_MOST = 1 << 30
+MAX_UNTRACKED_BYTES = 1 << 30
 
 MakePool = Callable[[int], KvPool]
 Build = Callable[[KvPool], CudaRunner]
@@ -50,7 +50,7 @@ class GpuOptions:
     block_size: int
     max_context: int
     memory_fraction: float
-    most_rows: int
+    max_rows: int
     step_tokens: int
     codes: KvCodes | None = None  # what the pool holds, None: plain numbers
     deterministic: bool = False
@@ -122,7 +122,7 @@ def gpu_runner(
             spec,
             weights,
             max_context=options.max_context,
-            most_rows=options.most_rows,
+            max_rows=options.max_rows,
             deterministic=options.deterministic,
         )
         return sized_runner(spec, dtype, options, make_pool, build, memory, weights_bytes)
@@ -188,7 +188,7 @@ def memory_beside_pool(
 ) -> int:
     """Bytes that a runner takes beside its pool: decode buffers, graphs, and the numbers of a
     step of `step_tokens`, which this runs. Of what another process takes or gives back meanwhile
-    at most UNSEEN_MOST are counted."""
+    at most MAX_UNTRACKED_BYTES are counted."""
     memory.release()
     free, held = memory.free(), memory.held()
     pool = make_pool(-(-_step_tokens(spec, options) // options.block_size))
@@ -196,7 +196,7 @@ def memory_beside_pool(
     _run_largest_step(runner, spec, options)
     own = memory.held() - held
     unseen = free - memory.free() - own
-    taken = own - pool.memory.nbytes + min(max(unseen, 0), UNSEEN_MOST)
+    taken = own - pool.memory.nbytes + min(max(unseen, 0), MAX_UNTRACKED_BYTES)
     del runner, pool
     memory.release()
     return max(taken, 0)

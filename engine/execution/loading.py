@@ -22,7 +22,7 @@ from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
 from baton.engine.memory.kv_quant import CODES, KvCodes
 from baton.engine.memory.memory_plan import MemoryPlan
 from baton.engine.model.attention import Attention, TorchAttention
-from baton.engine.model.decoder import WholePass
+from baton.engine.model.decoder import FusedPass
 from baton.engine.model.mla import LatentAttention
 from baton.engine.model.row_ops import Gating, Norms
 from baton.engine.model.weights import Weights
@@ -54,7 +54,7 @@ def build_engine(
     kv_dtype: str = "auto",
     progress: Progress | None = None,
     device: str = "cpu",
-    most_rows: int = 256,
+    max_rows: int = 256,
     step_tokens: int = 512,
 ) -> TorchEngine:
     """Load the model of `folder` and start its device thread.
@@ -68,7 +68,7 @@ def build_engine(
     become, "int8" or "int4".
     `kv_dtype`: what the pool holds, "int8" or "fp8_e4m3", or what the model computes in.
     `progress`: see `load_weights`. `device`: see `chosen_device`; on a GPU decode steps of up to
-    `most_rows` are captured, and memory is kept for a step of `step_tokens`.
+    `max_rows` are captured, and memory is kept for a step of `step_tokens`.
     Raises ModelError and ConfigError naming the remedy.
     """
     if threads:
@@ -79,7 +79,7 @@ def build_engine(
 
         _check_for_gpu(backend)
         kind = _dtype(folder, read_spec(folder, max_context), dtype)
-        sizes = blocks, block_size, max_context, memory_fraction, most_rows, step_tokens
+        sizes = blocks, block_size, max_context, memory_fraction, max_rows, step_tokens
         options = GpuOptions(*sizes, _codes(kv_dtype), deterministic)
         on_gpu = gpu_runner(folder, chosen, kind, options, _made(quantization), progress)
         with torch.cuda.device(chosen):
@@ -140,10 +140,10 @@ def build_runner(
     else:
         attention = _attention(pool, spec, backend)
         gating, norms = _rows(spec, kind, backend)
-        whole = _whole(spec, weights, attention)
+        fused_pass = _fused_pass(spec, weights, attention)
         sampler = _sampler(backend)
         runner = ModelRunner(
-            spec, weights, pool, attention, max_context, gating, norms, whole, sampler
+            spec, weights, pool, attention, max_context, gating, norms, fused_pass, sampler
         )
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
@@ -224,9 +224,9 @@ def _sampler(backend: str) -> Sampler | None:
     return compiled_sampler()
 
 
-def _whole(
+def _fused_pass(
     spec: ModelSpec, weights: Weights, attention: Attention | LatentAttention
-) -> WholePass | None:
+) -> FusedPass | None:
     """Decode in one compiled call, where the attention's own kernels are the compiled ones."""
     pool = getattr(attention, "bfloat_pool", None)
     if pool is None:

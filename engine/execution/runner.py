@@ -1,7 +1,7 @@
-"""The step runner: a StepBatch in, a StepResult out, synchronously.
+"""The step runner: computes the StepResult of a StepBatch synchronously.
 
-Holds the decoder and the pool of one device. Knows no queue, no event loop and no request;
-whoever calls it (the device thread) calls it from one thread at a time.
+Owns the decoder and the pool of one device. Knows no queue, no event loop and no request; one
+thread at a time (the device thread) calls it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,29 @@ from baton.engine.execution.divided_step import run_divided
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.memory_plan import MemoryPlan
 from baton.engine.model.attention import Attention
-from baton.engine.model.decoder import Decoder, WholePass
+from baton.engine.model.decoder import Decoder, FusedPass
 from baton.engine.model.mla import LatentAttention
 from baton.engine.model.row_ops import Gating, Norms
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.model.weights import Weights
-from baton.engine.sampling.draw_plan import DrawPlan, Sampler, one_each, plan_draws, sample_on_host
+from baton.engine.sampling.draw_plan import (
+    DrawPlan,
+    Sampler,
+    one_draw_each,
+    plan_draws,
+    sample_on_host,
+)
 from baton.engine.sampling.prompt_scoring import score
 from baton.engine.scheduling.batch import (
-    Done,
     Draw,
     Drawn,
+    FinishedStep,
+    RunningStep,
     Scores,
-    Started,
     StepBatch,
     StepResult,
-    fed,
-    unfinished,
+    failed_result,
+    resolve_feeds,
 )
 from baton.engine.scheduling.draw_costs import DrawCosts, measure_draws
 from baton.engine.spec.model_spec import ModelSpec
@@ -53,10 +59,10 @@ class ModelRunner:
         max_context: int = 0,
         gating: Gating | None = None,
         norms: Norms | None = None,
-        whole: WholePass | None = None,
+        fused_pass: FusedPass | None = None,
         sampler: Sampler | None = None,
     ) -> None:
-        """`sampler` None: by torch on the CPU. Raises ConfigError if the model has less context
+        """`sampler` None: torch on the CPU. Raises ConfigError if the model has less context
         than `max_context`."""
         if not 0 <= max_context <= spec.max_context:
             raise ConfigError(
@@ -66,32 +72,31 @@ class ModelRunner:
         self.spec = spec
         self.pool = pool
         self.max_context = max_context or spec.max_context
-        self.memory: MemoryPlan | None = None  # set by who sized the pool
-        self.numerics = ""  # names the bits that this runner computes, where it is deterministic
-        self.decoder = Decoder(spec, weights, attention, gating, norms, whole)
+        self.memory: MemoryPlan | None = None  # set by the loader
+        self.numerics = ""  # identifies the bits of a deterministic runner
+        self.decoder = Decoder(spec, weights, attention, gating, norms, fused_pass)
         self._sampler = sampler or sample_on_host
-        self._last: StepResult | None = None  # whose draws the next step may continue with
+        self._last: StepResult | None = None  # feeds the next step
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 
-    def start(self, batch: StepBatch) -> Started:
-        """As `run`: the step is over when this returns."""
-        return Done(self.run(batch))
+    def start(self, batch: StepBatch) -> RunningStep:
+        """Same as `run`: the step has ended when this returns."""
+        return FinishedStep(self.run(batch))
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepResult:
-        """Compute the KV of all slices and the draws of those that have some; in parts where
-        memory is short.
+        """Compute the KV and the draws of all slices; in parts if memory runs out.
 
         Raises EngineError, before anything is written, if a slice breaks its bounds.
         """
-        before, self._last = self._last, unfinished(batch)
-        self._last = run_divided(self._compute, fed(batch, before))
+        before, self._last = self._last, failed_result(batch)
+        self._last = run_divided(self._compute, resolve_feeds(batch, before))
         return self._last
 
     def _compute(self, batch: StepBatch) -> StepResult:
         started = time.perf_counter()
         layout, plan = prepare(batch, self._bounds)
-        hidden = self.decoder.hidden(self._placed(layout))
+        hidden = self.decoder.hidden(self._on_device(layout))
         broken = plan.refused | _broken_slices(hidden, layout)
         scores = self._score(batch, layout, hidden, broken)
         drawn = self._draw(plan, hidden, broken)
@@ -99,32 +104,32 @@ class ModelRunner:
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> list[Tensor]:
-        """Float32 logits [tokens, vocab] of every slice; writes the KV as `run` does."""
-        layout = self._placed(lay_out(batch, self._bounds))
+        """Return float32 logits [tokens, vocab] of every slice; writes the KV like `run`."""
+        layout = self._on_device(lay_out(batch, self._bounds))
         logits = self.decoder.logits(self.decoder.hidden(layout))
         return [logits[first:end] for first, end in layout.spans]
 
     @torch.inference_mode()
     def all_hidden(self, batch: StepBatch) -> list[Tensor]:
-        """Final hidden states [tokens, hidden] of every slice; writes the KV as `run` does."""
-        layout = self._placed(lay_out(batch, self._bounds))
+        """Return final hidden states [tokens, hidden] of every slice; writes the KV like `run`."""
+        layout = self._on_device(lay_out(batch, self._bounds))
         hidden = self.decoder.hidden(layout)
         return [hidden[first:end] for first, end in layout.spans]
 
     @torch.inference_mode()
     def measure_draws(self) -> DrawCosts:
-        """What draws cost here; before the first step."""
+        """Measure the cost of draws on this device, before the first step."""
         vocab = self.spec.vocab_size
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(1, vocab, generator=generator).to(self.pool.tensor.device)
 
         def draw(draws: Sequence[Draw]) -> object:
-            return self._sampler(logits.expand(len(draws), -1).clone(), one_each(draws))
+            return self._sampler(logits.expand(len(draws), -1).clone(), one_draw_each(draws))
 
         return measure_draws(draw, vocab)
 
-    def _placed(self, layout: StepLayout) -> StepLayout:
-        """Where the pool is."""
+    def _on_device(self, layout: StepLayout) -> StepLayout:
+        """Move the layout to the device of the pool."""
         device = self.pool.tensor.device
         return layout if device.type == "cpu" else layout.to(device)
 
@@ -155,20 +160,20 @@ class ModelRunner:
         logits = self.decoder.logits(hidden[plan.last_rows])
         finite = logits.sum(dim=-1).isfinite()
         if not finite.all():
-            lost = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}
-            broken |= lost
-            logits, plan = logits[finite], plan.without(lost)
+            bad = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}
+            broken |= bad
+            logits, plan = logits[finite], plan.without(bad)
         return plan.by_slice(self._sampler(logits, plan))
 
 
 def prepare(batch: StepBatch, bounds: Bounds) -> tuple[StepLayout, DrawPlan]:
-    """All of a step that needs no device. Raises EngineError as `lay_out` does."""
+    """Prepare a step without the device. Raises EngineError like `lay_out`."""
     layout = lay_out(batch, bounds)
     return layout, plan_draws(batch, layout, bounds.vocab_size)
 
 
 def _broken_slices(hidden: Tensor, layout: StepLayout) -> set[int]:
-    """Slices with a hidden state that is not finite, so that no such KV is shared."""
+    """Return the slices with a non-finite hidden state, so that their KV is not shared."""
     finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite()
     if finite.all():
         return set()

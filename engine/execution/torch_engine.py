@@ -3,8 +3,8 @@
     event loop ── submit ──▶ bounded queue ──▶ device thread ── call_soon_threadsafe ──▶ future
 
 The loop that submits is the loop that awaits. The device thread alone touches the model and
-writes the pool; it ends with `close`. Where steps outlive their start (a GPU), a second thread
-waits for results, and the device thread starts the next step meanwhile.
+writes the pool; it ends with `close`. Where steps run on after their start (a GPU), a second
+thread waits for results while the device thread starts the next step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.memory_plan import MemoryPlan
-from baton.engine.scheduling.batch import Started, StepBatch, StepResult, forsake
+from baton.engine.scheduling.batch import RunningStep, StepBatch, StepResult, abandon
 from baton.engine.scheduling.compile_clock import clock
-from baton.engine.scheduling.draw_costs import FREE, DrawCosts
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import BatonError, DeviceLost, EngineError
 
@@ -38,9 +38,9 @@ class _Step:
 
 
 class Runner(Protocol):
-    """Who runs the steps of a `TorchEngine`: `ModelRunner`, or `CudaRunner`."""
+    """The runner of a `TorchEngine`: `ModelRunner` or `CudaRunner`."""
 
-    overlaps: bool  # whether `start` may return before the step is over
+    overlaps: bool  # whether `start` may return before the step ends
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -57,33 +57,33 @@ class Runner(Protocol):
     @property
     def numerics(self) -> str: ...
 
-    def start(self, batch: StepBatch) -> Started: ...
+    def start(self, batch: StepBatch) -> RunningStep: ...
 
     def measure_draws(self) -> DrawCosts: ...
 
 
 class TorchHandle:
-    """A step under way. Awaiting it from several tasks, or giving up, does not disturb it."""
+    """A submitted step. Several tasks may await it; cancelling one does not cancel the step."""
 
     def __init__(self, future: asyncio.Future[StepResult], timeout_s: float) -> None:
         self._future = future
         self._timeout_s = timeout_s
 
     async def result(self) -> StepResult:
-        """Raises EngineError if the step failed, DeviceLost if it is not done in time."""
+        """Raises EngineError if the step failed, DeviceLost if it does not end in time."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(self._future)
         except TimeoutError as error:
-            raise DeviceLost(f"the device gave no result within {self._timeout_s} s") from error
+            raise DeviceLost(f"the device returned no result within {self._timeout_s} s") from error
 
-    def forsake(self) -> None:
-        forsake(self._future)
+    def abandon(self) -> None:
+        abandon(self._future)
 
 
 class TorchEngine:
-    """Runs the steps of one `ModelRunner`. A failed step fails alone; a failed copy fails every
-    later step, since their blocks are not what the caller believes."""
+    """Runs the steps of one runner. A failed step fails alone; a failed copy fails every later
+    step, since blocks then differ from what the caller expects."""
 
     def __init__(
         self,
@@ -93,11 +93,10 @@ class TorchEngine:
         queue_steps: int = 256,
         step_timeout_s: float = 300.0,
         device: torch.device | None = None,
-        draw_costs: DrawCosts = FREE,
+        draw_costs: DrawCosts = ZERO_COSTS,
     ) -> None:
-        """`threads` for the device thread's arithmetic; 0 leaves torch's own choice. `device`: the
-        GPU that the thread's kernels are launched on, if it is one. `draw_costs`: as the runner
-        has measured them."""
+        """`threads` of the device thread's arithmetic; 0: torch's default. `device`: the GPU
+        that the thread launches kernels on. `draw_costs`: measured by the runner."""
         self.draw_costs = draw_costs
         self._runner = runner
         self._threads = threads
@@ -105,9 +104,9 @@ class TorchEngine:
         self._step_timeout_s = step_timeout_s
         self._jobs: queue.Queue[_Step | None] = queue.Queue(maxsize=queue_steps)
         self._closed = False
-        self._failure: Exception | None = None  # of a copy; the device thread's alone
-        # One waits here while another is waited for: a third would write over their results.
-        self._under_way: queue.Queue[tuple[_Step, Started] | None] = queue.Queue(maxsize=1)
+        self._failure: Exception | None = None  # of a copy; used by the device thread alone
+        # At most one step queued behind the running one: a third would overwrite their results.
+        self._running: queue.Queue[tuple[_Step, RunningStep] | None] = queue.Queue(maxsize=1)
         self._threads_running = [threading.Thread(target=self._serve, name="device", daemon=True)]
         if runner.overlaps:
             self._threads_running.append(
@@ -130,21 +129,21 @@ class TorchEngine:
 
     @property
     def memory(self) -> MemoryPlan | None:
-        """What the memory goes to, where `build_engine` sized the pool."""
+        """Return the memory plan, if `build_engine` sized the pool."""
         return self._runner.memory
 
     @property
     def numerics(self) -> str:
-        """Names the bits that this engine computes, where it is deterministic; else empty."""
+        """Return the identifier of a deterministic engine's bits; else an empty string."""
         return self._runner.numerics
 
     @property
     def dtype_name(self) -> str:
-        """Of the KV: see `KvPool.kind`."""
+        """Return the dtype of the KV: see `KvPool.kind`."""
         return self._runner.pool.kind
 
     def compiled_s(self) -> float:
-        """Seconds that this process has spent compiling kernels; they grow while it does."""
+        """Return the seconds that this process has spent compiling kernels, until now."""
         return clock.seconds()
 
     def submit(self, batch: StepBatch) -> TorchHandle:
@@ -156,7 +155,7 @@ class TorchEngine:
         return TorchHandle(future, self._step_timeout_s)
 
     async def close(self) -> None:
-        """Finish what is queued, then end the device thread. Idempotent. Raises EngineError
+        """Run the queued steps, then end the device thread. Idempotent. Raises EngineError
         if it does not end in time."""
         if not self._closed:
             self._closed = True
@@ -172,7 +171,7 @@ class TorchEngine:
         try:
             self._jobs.put_nowait(job)
         except queue.Full as error:
-            raise EngineError(f"{self._jobs.maxsize} steps are queued already") from error
+            raise EngineError(f"{self._jobs.maxsize} steps are already queued") from error
 
     def _serve(self) -> None:
         """The device thread."""
@@ -183,11 +182,11 @@ class TorchEngine:
         while (job := self._jobs.get()) is not None:
             self._step(job)
         if self._runner.overlaps:
-            self._under_way.put(None)
+            self._running.put(None)
 
     def _take_device(self) -> None:
-        """CUDA's current device is a thread's own; untold, a thread makes a context on the first
-        GPU, and that costs hundreds of MiB there."""
+        """Set CUDA's current device, which belongs to a thread: without it, the thread creates a
+        context on the first GPU, which takes hundreds of MiB there."""
         if self._device is not None:
             torch.cuda.set_device(self._device)
 
@@ -195,49 +194,49 @@ class TorchEngine:
         try:
             for source, target in copies:
                 self._runner.pool.copy_block(source, target)
-        except Exception as error:  # told with the step's result
+        except Exception as error:  # raised by the step's result
             self._failure = error
 
     def _step(self, job: _Step) -> None:
         if self._failure is None:
             self._copy(job.batch.copies)
-        started: Started | None = None
+        started: RunningStep | None = None
         failure: Exception | None = self._failure
         if failure is None:
             try:
                 started = self._runner.start(job.batch)
-            except Exception as error:  # told to who awaits the step
+            except Exception as error:  # raised to the waiter of the step
                 failure = error
-                clock.give_up()  # it may have been a kernel that does not compile
+                clock.abort()  # a kernel may have failed to compile
         if started is None:
             _deliver(job.loop, lambda: _settle(job.future, None, failure))
         elif self._runner.overlaps:
-            self._under_way.put((job, started))
+            self._running.put((job, started))
         else:
             _finish(job, started)
 
     def _deliver_results(self) -> None:
-        """The results thread: waits, while the device thread starts the next step."""
+        """The results thread: waits for steps while the device thread starts the next."""
         _name_in_the_kernel()
         self._take_device()
-        while (step := self._under_way.get()) is not None:
+        while (step := self._running.get()) is not None:
             _finish(*step)
 
 
 def _name_in_the_kernel() -> None:
-    """Of the calling thread, where there is /proc: what `top -H` and debuggers show. Python does
-    so by itself from 3.14 on."""
+    """Set the calling thread's name in /proc, which `top -H` and debuggers show. Python 3.14 does
+    this itself."""
     comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
     if comm.exists():
         comm.write_text(threading.current_thread().name)
 
 
-def _finish(job: _Step, started: Started) -> None:
+def _finish(job: _Step, started: RunningStep) -> None:
     result: StepResult | None = None
     failure: Exception | None = None
     try:
         result = started.result()
-    except Exception as error:  # told to who awaits the step
+    except Exception as error:  # raised to the waiter of the step
         failure = error
     _deliver(job.loop, lambda: _settle(job.future, result, failure))
 
@@ -245,7 +244,7 @@ def _finish(job: _Step, started: Started) -> None:
 def _settle(
     future: asyncio.Future[StepResult], result: StepResult | None, failure: Exception | None
 ) -> None:
-    """On the event loop: hand the outcome over, translated into our error tree."""
+    """Set the outcome on the event loop, translated into a BatonError."""
     if future.done():
         return  # the loop is shutting down and has cancelled it
     if result is not None:
@@ -265,4 +264,4 @@ def _deliver(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> N
     except RuntimeError:
         if not loop.is_closed():
             raise
-        # Nobody can be waiting: the loop that submitted the step is gone.
+        # No waiter is left: the loop that submitted the step is closed.

@@ -30,7 +30,7 @@ from baton.engine.spec.model_spec import ModelSpec
 Angles = tuple[Tensor, Tensor]
 
 
-class WholePass(Protocol):
+class FusedPass(Protocol):
     """All layers of a step that is decode alone, at once: `DecodePass`."""
 
     def takes(self, layout: StepLayout, angles: Tensor) -> bool: ...
@@ -50,9 +50,9 @@ class Decoder:
         attention: Attention | LatentAttention,
         gating: Gating | None = None,
         norms: Norms | None = None,
-        whole: WholePass | None = None,
+        fused_pass: FusedPass | None = None,
     ) -> None:
-        """`gating` and `norms` None: torch's own. `whole`: takes the steps that it can."""
+        """`gating` and `norms` None: torch's. `fused_pass` computes the steps that it accepts."""
         self._spec = spec
         self._weights = weights
         # Decided once: to ask a Protocol in each layer of each step costs more than the call.
@@ -61,7 +61,7 @@ class Decoder:
         self._rotating = attention if isinstance(attention, RotatingAttention) else None
         self._gating = gating or partial(torch_gating, activation=spec.activation)
         self._norms = norms or TorchNorms()
-        self._whole = whole
+        self._fused_pass = fused_pass
         device = weights.embedding.device
         self._rotary = Rotary(spec.rope, spec.rotary_dim, device)
         local = spec.local_rope
@@ -78,8 +78,8 @@ class Decoder:
         layers, eps = self._weights.layers, self._spec.norm_eps
         after = [layer.input_norm for layer in layers[1:]] + [self._weights.final_norm]
         normed = self._norm(x, layers[0].input_norm)
-        if self._whole is not None and self._whole.takes(layout, angles[0]):
-            return self._whole(x, normed, angles, local, layout)
+        if self._fused_pass is not None and self._fused_pass.takes(layout, angles[0]):
+            return self._fused_pass(x, normed, angles, local, layout)
         for index, layer in enumerate(layers):
             turn = local if windows[index] else angles
             part = self._attend(index, layer, normed, turn, layout)
@@ -99,7 +99,7 @@ class Decoder:
         count = 1 + max(kinds.index(kind) for kind in set(kinds))
         short = copy(self)
         short._weights = replace(self._weights, layers=layers[:count])
-        short._whole = None  # it goes through all layers
+        short._fused_pass = None  # it goes through all layers
         return short
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Penalties and biases of a step's draws as lists of tokens, for devices that apply them.
+"""Penalties and biases of a step's draws as token lists, for devices that apply them.
 
     row r:   bounds[0]        bounds[1]          bounds[2]          bounds[3]
                  │ seen tokens    │ output's counts   │ biased tokens    │
 
-Only rows that ask for some have entries, so only they cost anything. Lists are made from the counts
-that each text keeps (`history`), so nothing of a sequence stays on the device: preemption, other
-rows and a worker's death change nothing. Keeps no state.
+Rows without adjustments have no entries and no cost. Lists are made from the counts that each text
+keeps (`token_history`), so the device keeps no state of a sequence: preemption, other rows and the
+loss of a worker have no effect. Keeps no state.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from torch import Tensor
 from baton.engine.sampling.logit_bias import bias_arrays
 from baton.engine.scheduling.batch import Draw
 
-# Bias of a token that must not be drawn: below every logit, yet the sum of a row stays finite.
-BARRED_BIAS = -1e30
+# Bias of a forbidden token: below every logit, while the sum of a row stays finite.
+FORBIDDEN_TOKEN_BIAS = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """Of the draws of a step, a row each; tensors on one device."""
+    """Adjustments of a step's draws, one row each; tensors on one device."""
 
-    bounds: Tensor  # int64 [4, rows]: where the row's lists begin and end, as drawn above
+    bounds: Tensor  # int64 [4, rows]: bounds of the row's lists, as drawn above
     penalties: Tensor  # float64 [3, rows]: repetition, frequency, presence
-    fed: Tensor  # int64 [rows]: a token of output that the lists miss; -1: none
-    tokens: Tensor  # int32 [entries]: in each list of a row, no token twice
+    pending_token: Tensor  # int64 [rows]: output token that the lists lack; -1: none
+    tokens: Tensor  # int32 [entries]: distinct within each list of a row
     amounts: Tensor  # float32 [entries]: counts, biases; unused for seen tokens
 
     @staticmethod
-    def of(draws: Sequence[Draw | None], room: tuple[Tensor, Tensor] | None = None) -> Adjustments:
-        """Adjustments of `draws`, on the CPU, that miss no token; None has no adjustments. `room`:
-        memory for tokens and amounts, of `most_entries` of these draws at least."""
+    def of(
+        draws: Sequence[Draw | None], buffers: tuple[Tensor, Tensor] | None = None
+    ) -> Adjustments:
+        """Build the adjustments of `draws` on the CPU, without a pending token; None has none.
+        `buffers`: memory for tokens and amounts, at least `max_entries` of these draws."""
         bounds = np.zeros((4, len(draws)), dtype=np.int64)
         penalties = np.zeros((3, len(draws)))
         penalties[0] = 1.0
@@ -48,7 +50,7 @@ class Adjustments:
             if draw is not None and _adjusts(draw)
         ]
         total = sum(_length(lists) for _, _, lists in found)
-        tokens, amounts = room or (
+        tokens, amounts = buffers or (
             torch.empty(total, dtype=torch.int32),
             torch.empty(total, dtype=torch.float32),
         )
@@ -63,30 +65,30 @@ class Adjustments:
                     draw.params.presence_penalty,
                 )
             bounds[0, row] = end
-            for place, parts in enumerate(lists, 1):
+            for column, parts in enumerate(lists, 1):
                 for part, part_amounts in parts:
                     first, end = end, end + len(part)
                     token_array[first:end] = part
                     if part_amounts is not None:
                         amount_array[first:end] = part_amounts
-                bounds[place, row] = end
-        fed = torch.full((len(draws),), -1, dtype=torch.int64)
+                bounds[column, row] = end
+        pending_token = torch.full((len(draws),), -1, dtype=torch.int64)
         return Adjustments(
-            torch.from_numpy(bounds), torch.from_numpy(penalties), fed, tokens, amounts
+            torch.from_numpy(bounds), torch.from_numpy(penalties), pending_token, tokens, amounts
         )
 
     def to(self, device: torch.device) -> Adjustments:
         return Adjustments(
             self.bounds.to(device),
             self.penalties.to(device),
-            self.fed.to(device),
+            self.pending_token.to(device),
             self.tokens.to(device),
             self.amounts.to(device),
         )
 
 
-def most_entries(draws: Sequence[Draw | None]) -> int:
-    """Return how many entries the draws' lists have at most, once each counts one token more."""
+def max_entries(draws: Sequence[Draw | None]) -> int:
+    """Return how many entries the draws' lists have at most once each has one more token."""
     found = 0
     for draw in draws:
         if draw is not None and _adjusts(draw):
@@ -108,7 +110,7 @@ def _length(lists: _Lists) -> int:
 
 
 def _lists(draw: Draw) -> _Lists:
-    """Seen, counted and biased tokens, each with their amounts."""
+    """Return the seen, counted and biased tokens, each with their amounts."""
     params, history = draw.params, draw.history
     seen: _Parts = []
     counted: _Parts = []
@@ -122,4 +124,4 @@ def _lists(draw: Draw) -> _Lists:
     if not params.logit_bias:
         return seen, counted, []
     bias = bias_arrays(params.logit_bias)
-    return seen, counted, [(bias.tokens, np.maximum(bias.amounts, BARRED_BIAS))]
+    return seen, counted, [(bias.tokens, np.maximum(bias.amounts, FORBIDDEN_TOKEN_BIAS))]

@@ -1,7 +1,7 @@
-"""Which slices of a step draw, from which rows: set up before the device is asked anything.
+"""The draws of a step and their rows, planned before the device runs.
 
-Knows no logits. A slice whose bias names a token that the model does not have is refused here:
-one request's mistake must not fail the step of all. Immutable.
+Knows no logits. A slice whose bias names a token that the model does not have is refused here, so
+that one request's error does not fail the step of the others. Immutable.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.sampling.logit_bias import bias_arrays
-from baton.engine.sampling.sampling import DrawKinds, RandomDraw, kinds_of, sample, torch_draw
+from baton.engine.sampling.sampling import DrawGroups, RandomDraw, group_draws, sample, torch_draw
 from baton.engine.scheduling.batch import Draw, Drawn, StepBatch
 
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """The draws of a step, slice by slice."""
+    """The draws of a step, in the order of its slices."""
 
     slices: int  # in the batch
-    drawing: list[int]  # places of the slices that draw, in the order of the batch
-    counts: list[int]  # draws of each of these
+    drawing: list[int]  # indices of the slices that draw
+    counts: list[int]  # draws of each of these slices
     last_rows: Tensor  # int64 [drawing]: the row of each slice's last token
     draws: list[Draw]  # of all of these slices
-    kinds: DrawKinds
+    groups: DrawGroups
     refused: set[int]
 
     def logit_rows(self, logits: Tensor) -> Tensor:
-        """One row for each draw, of `logits` [drawing, vocab]; the same tensor where every
+        """Return one row for each draw, of `logits` [drawing, vocab]; the same tensor if every
         slice draws once."""
         if len(self.draws) == len(self.drawing):
             return logits
         return logits.repeat_interleave(torch.tensor(self.counts, device=logits.device), dim=0)
 
     def by_slice(self, drawn: list[Drawn]) -> tuple[tuple[Drawn, ...], ...]:
-        """`drawn`, one for each draw, as a `StepResult` wants them."""
+        """Group `drawn`, one for each draw, by slice for a `StepResult`."""
         found: list[tuple[Drawn, ...]] = [()] * self.slices
         start = 0
         for index, count in zip(self.drawing, self.counts, strict=True):
@@ -48,33 +48,33 @@ class DrawPlan:
         return tuple(found)
 
     def without(self, broken: Collection[int]) -> DrawPlan:
-        """The plan less these slices."""
+        """Return the plan without these slices."""
         if not any(index in broken for index in self.drawing):
             return self
-        kept = [place for place, index in enumerate(self.drawing) if index not in broken]
+        kept = [at for at, index in enumerate(self.drawing) if index not in broken]
         ends = np.cumsum(self.counts).tolist()
         draws = [d for p in kept for d in self.draws[ends[p] - self.counts[p] : ends[p]]]
         return replace(
             self,
-            drawing=[self.drawing[place] for place in kept],
-            counts=[self.counts[place] for place in kept],
+            drawing=[self.drawing[at] for at in kept],
+            counts=[self.counts[at] for at in kept],
             last_rows=self.last_rows[kept],
             draws=draws,
-            kinds=kinds_of(draws),
+            groups=group_draws(draws),
         )
 
 
-def one_each(draws: Sequence[Draw]) -> DrawPlan:
-    """A plan of slices that draw once each, in this order."""
+def one_draw_each(draws: Sequence[Draw]) -> DrawPlan:
+    """Return a plan of slices that draw once each, in this order."""
     rows = list(range(len(draws)))
     last_rows = torch.arange(len(draws))
     return DrawPlan(
-        len(draws), rows, [1] * len(draws), last_rows, list(draws), kinds_of(draws), set()
+        len(draws), rows, [1] * len(draws), last_rows, list(draws), group_draws(draws), set()
     )
 
 
 def plan_draws(batch: StepBatch, layout: StepLayout, vocab_size: int) -> DrawPlan:
-    """The draws of `batch`, whose rows are those of `layout`."""
+    """Plan the draws of `batch`, whose rows are those of `layout`."""
     refused = {
         index
         for index, item in enumerate(batch.slices)
@@ -89,17 +89,17 @@ def plan_draws(batch: StepBatch, layout: StepLayout, vocab_size: int) -> DrawPla
         counts=[len(batch.slices[index].draws) for index in drawing],
         last_rows=torch.tensor([layout.spans[index][1] - 1 for index in drawing]),
         draws=draws,
-        kinds=kinds_of(draws),
+        groups=group_draws(draws),
         refused=refused,
     )
 
 
-# One token for each draw of a plan, of float32 logits [drawing slices, vocab].
+# Draws one token for each draw of a plan from float32 logits [drawing slices, vocab].
 Sampler = Callable[[Tensor, DrawPlan], list[Drawn]]
 
 
 def sample_on_host(
     logits: Tensor, plan: DrawPlan, random_draw: RandomDraw = torch_draw
 ) -> list[Drawn]:
-    """A `Sampler` on the CPU, whose draws among several tokens are `random_draw`'s."""
-    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.kinds, random_draw)
+    """Draw on the CPU, as a `Sampler`; `random_draw` makes the draws with a temperature."""
+    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.groups, random_draw)

@@ -1,7 +1,7 @@
-"""How the rows of a step are drawn, as tensors.
+"""The sampling rules of a step's rows, as tensors.
 
-For devices that draw without the host. `draw_adjustments` has the penalties and biases that come
-before, `draw_logprobs` what comes after. Keeps no state.
+For devices that draw without the host. `draw_adjustments` has the penalties and biases applied
+before, `draw_logprobs` the logprobs computed after. Keeps no state.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _GREEDY = Draw(0, 0, SamplingParams(temperature=0.0))
 
 @dataclass(frozen=True, slots=True)
 class DrawRules:
-    """How each row is drawn; tensors [rows] on one device. Numbers are rounded to the kind
-    named here where they are kept in a wider one."""
+    """The sampling rules of each row; tensors [rows] on one device. A value that is kept in a wider
+    dtype is rounded to the dtype named here."""
 
     inverse_temperature: Tensor  # float32; 0: greedy
     top_k: Tensor  # int32; 0: off
@@ -33,7 +33,7 @@ class DrawRules:
 
     @staticmethod
     def of(draws: Sequence[Draw | None]) -> DrawRules:
-        """The rules of `draws`, on the CPU; None draws greedily."""
+        """Build the rules of `draws` on the CPU; None draws greedily."""
         known = [draw or _GREEDY for draw in draws]
         params = [draw.params for draw in known]
         starts = [_signed(stream_start(draw.params.seed, draw.choice)) for draw in known]

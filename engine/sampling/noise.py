@@ -1,7 +1,7 @@
 """Counter-based noise: a number for (seed, choice, position, token), and no state at all.
 
 The same on every device and in every batch slot, so a request that moves to another worker
-draws the same tokens. Not for secrets.
+draws the same tokens. Not cryptographically secure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens that are given, not drawn: those of a prompt.
+"""Log-probabilities of given tokens: those of a prompt.
 
-Each row's logits exist for a moment only: the rows are taken in parts, so that memory does not
-grow with the chunk. Knows no request. Keeps no state.
+Rows are processed in parts, so that the memory for logits does not grow with the chunk.
+Knows no request. Keeps no state.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from baton.engine.scheduling.batch import Scores, Scoring
 
-_PART_NUMBERS = 1 << 22  # logits that exist at once
+_PART_LOGITS = 1 << 22  # in memory at once
 
 
 def score(
     logits_of: Callable[[Tensor], Tensor], hidden: Tensor, scoring: Scoring, vocab_size: int
 ) -> Scores | None:
-    """The log-probability of each target after its row of `hidden` [tokens, hidden], its rank
-    and the best tokens; `logits_of` gives float32 logits [rows, vocab]. None if a number is not
-    finite."""
+    """Return the log-probability and rank of each target after its row of `hidden` [tokens,
+    hidden], and the most likely tokens; `logits_of` returns float32 logits [rows, vocab]. Returns
+    None if a logit is not finite."""
     found = Scores()
-    step = max(1, _PART_NUMBERS // vocab_size)
+    step = max(1, _PART_LOGITS // vocab_size)
     for start in range(0, len(scoring.targets), step):
         targets = scoring.targets[start : start + step]
         logits = logits_of(hidden[start : start + len(targets)])

@@ -3,8 +3,8 @@
 A draw is Gumbel-max (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030) with noise that
 depends on (seed, choice, absolute position, token) alone, so neither the batch slot nor the
 batch changes it, and rounding in the logits changes it only where two candidates tie.
-Works on all draws of a step at once, in O(vocabulary) per draw and without a sort; a draw pays
-for its own rules alone. Keeps no state.
+Works on all draws of a step at once, in O(vocabulary) per draw and without a sort; the cost of a
+draw depends on its own rules alone. Keeps no state.
 """
 
 from __future__ import annotations
@@ -25,73 +25,72 @@ from baton.engine.scheduling.token_history import History
 Floats = NDArray[np.float32]
 
 GREEDY_TEMPERATURE = 1e-5  # below it, one over the temperature leaves float32
-_DRAW_NUMBERS = 1 << 16  # of whole rows together: what is made for each stays in a cache
+_DRAW_LOGITS = 1 << 16  # of rows drawn together, so that temporaries stay in the cache
 _DIGITS = ((21, 2048), (10, 2048), (0, 1024))  # shift and values of each digit of 32 bits
-_FEW = 8  # of so many tokens one is kept, or less: the noise of these alone is made
+_SPARSE_RATIO = 8  # with at most 1 of 8 tokens kept, only these get noise
 
 
 @dataclass(frozen=True, slots=True)
-class DrawKinds:
-    """Which of a step's draws need more than the highest logit; places, in order."""
+class DrawGroups:
+    """The rows of a step's draws that need more than the highest logit, in order."""
 
     adjusted: list[int]  # penalties or a bias
     random: list[int]
-    told: list[int]  # with logprobs
+    with_logprobs: list[int]
 
 
-def kinds_of(draws: Sequence[Draw]) -> DrawKinds:
-    """Needs no logits: made while the device may still compute."""
+def group_draws(draws: Sequence[Draw]) -> DrawGroups:
+    """Group the draws by their rules, before logits exist."""
     params = [draw.params for draw in draws]
-    return DrawKinds(
+    return DrawGroups(
         [row for row, p in enumerate(params) if p.logit_bias or p.needs_history],
         [row for row, p in enumerate(params) if p.temperature > GREEDY_TEMPERATURE],
         [row for row, p in enumerate(params) if p.top_logprobs is not None],
     )
 
 
-# Tokens int64 [draws] of logits [draws, vocab], the highest of which are at int64 [draws].
+# Draws tokens int64 [draws] from logits [draws, vocab], whose argmax is int64 [draws].
 RandomDraw = Callable[[Tensor, Tensor, Sequence[Draw]], Tensor]
 
 
 def torch_draw(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw by temperature, truncation and noise: where nothing is compiled. All draws have a
-    temperature."""
+    """Draw by temperature, truncation and noise, with torch. All draws have a temperature."""
     return _draw(truncate(logits, [draw.params for draw in draws]), draws)
 
 
 def sample(
     logits: Tensor,
     draws: Sequence[Draw],
-    kinds: DrawKinds | None = None,
+    groups: DrawGroups | None = None,
     random_draw: RandomDraw = torch_draw,
 ) -> list[Drawn]:
     """Draw one token per row of `logits` [draws, vocab], float32, which may be overwritten.
-    `kinds` as `kinds_of` makes them, where they are known already.
+    `groups`: the result of `group_draws`, if the caller has it.
 
     Greedy is the highest logit after penalties and bias; the lowest id wins ties.
     """
     if not draws:
         return []
-    kinds = kinds or kinds_of(draws)
-    adjust(logits, draws, kinds.adjusted)
+    groups = groups or group_draws(draws)
+    adjust(logits, draws, groups.adjusted)
     tokens = logits.argmax(dim=-1)
-    random = kinds.random
+    random = groups.random
     if len(random) == len(draws):
         tokens = random_draw(logits, tokens, draws)
     elif random:
         chosen = [draws[row] for row in random]
         tokens[random] = random_draw(logits[random], tokens[random], chosen)
-    return _drawn(logits, tokens, draws, kinds.told)
+    return _drawn(logits, tokens, draws, groups.with_logprobs)
 
 
 def adjust(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> None:
     """Apply penalties and logit bias in place, [draws, vocab]; `rows`: the draws that have any,
-    where they are known.
+    if the caller knows them.
 
     Repetition (Keskar et al. 2019, arXiv:1909.05858) counts prompt and output; frequency and
     presence count the output alone.
     """
-    for row in kinds_of(draws).adjusted if rows is None else rows:
+    for row in group_draws(draws).adjusted if rows is None else rows:
         _adjust(logits[row], draws[row])
 
 
@@ -105,7 +104,7 @@ def _adjust(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
 
 
 def _penalize(row: Floats, params: SamplingParams, history: History) -> None:  # row [vocab]
-    """In time that grows with the distinct tokens of prompt and output."""
+    """Apply penalties in time linear in the distinct tokens of prompt and output."""
     counts, repetition = history.counts(), params.repetition_penalty
     if repetition != 1.0:
         for seen in (history.text.prompt.distinct, counts.fresh):
@@ -117,12 +116,12 @@ def _penalize(row: Floats, params: SamplingParams, history: History) -> None:  #
 
 
 def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Logits over temperature, [draws, vocab], with what top-k, top-p and min-p exclude at
-    minus infinity.
+    """Return logits over temperature, [draws, vocab], with the tokens that top-k, top-p and min-p
+    exclude at minus infinity.
 
-    Each rule is a lowest logit to keep, so tokens that tie with the last one kept stay, and no
-    order among equals matters. Top-p counts mass among what top-k keeps, min-p is relative to
-    the best token (Nguyen et al. 2024, arXiv:2407.01082).
+    Each rule is a lowest logit to keep, so tokens that tie with the last kept one are kept too.
+    Top-p counts mass among what top-k keeps, min-p is relative to the best token
+    (Nguyen et al. 2024, arXiv:2407.01082).
     """
     column = torch.tensor([[1.0 / p.temperature] for p in params])
     scaled = logits * column
@@ -144,7 +143,7 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _nucleus_cutoff(scaled: Tensor, cutoff: Tensor, top_p: float) -> Tensor:
-    """The lowest logit of the smallest set that holds `top_p` of the mass above `cutoff`
+    """Return the lowest logit of the smallest set that holds `top_p` of the mass above `cutoff`
     (Holtzman et al. 2019, arXiv:1904.09751), of one row [vocab]; at least one token."""
     kept = scaled[scaled >= cutoff]
     weights = (kept - kept.max()).exp().to(torch.float64)
@@ -152,9 +151,9 @@ def _nucleus_cutoff(scaled: Tensor, cutoff: Tensor, top_p: float) -> Tensor:
 
 
 def _lowest_kept(values: Tensor, weights: Tensor | None, goal: float) -> Tensor:
-    """The greatest of `values` float32 [n] for which it and all that are no less are `goal` in
-    number or, with `weights` float64 [n], in mass; the lowest one if rounding leaves too little.
-    Found digit by digit of the values' bits, from histograms: nothing is sorted."""
+    """Return the greatest of `values` float32 [n] such that the values no less than it reach `goal`
+    in number or, with `weights` float64 [n], in mass; the lowest one if rounding leaves too little.
+    A radix select over the values' bits, by histograms, without a sort."""
     bits = (values + 0.0).view(torch.int32)  # minus zero becomes zero
     keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) + (1 << 31)  # in their order
     for shift, bins in _DIGITS:
@@ -171,44 +170,45 @@ def _lowest_kept(values: Tensor, weights: Tensor | None, goal: float) -> Tensor:
 
 
 def _draw(kept: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """For each row of `kept` [draws, vocab] the token of the highest sum of logit and noise, the
-    lowest of equals; int64 [draws]."""
+    """Return for each row of `kept` [draws, vocab] the token of the highest sum of logit and noise,
+    the lowest of equals; int64 [draws]."""
     keys = torch.tensor(
         [stream_key(draw.params.seed, draw.choice, draw.position) for draw in draws]
     )  # int64 [draws, 2]
-    cut = (kept > -torch.inf).sum(dim=-1) * _FEW <= kept.shape[1]
-    if cut.all():
-        return _draw_of_few(kept, keys)
+    sparse = (kept > -torch.inf).sum(dim=-1) * _SPARSE_RATIO <= kept.shape[1]
+    if sparse.all():
+        return _draw_sparse(kept, keys)
     tokens = torch.empty(len(draws), dtype=torch.int64)
-    if cut.any():
-        tokens[cut] = _draw_of_few(kept[cut], keys[cut])
-    whole = (~cut).nonzero()[:, 0]
-    for rows in torch.split(whole, max(1, _DRAW_NUMBERS // kept.shape[1])):
-        tokens[rows] = _draw_of_all(kept[rows], keys[rows])
+    if sparse.any():
+        tokens[sparse] = _draw_sparse(kept[sparse], keys[sparse])
+    dense = (~sparse).nonzero()[:, 0]
+    for rows in torch.split(dense, max(1, _DRAW_LOGITS // kept.shape[1])):
+        tokens[rows] = _draw_dense(kept[rows], keys[rows])
     return tokens
 
 
-def _draw_of_few(kept: Tensor, keys: Tensor) -> Tensor:
-    """Where few tokens of a row are kept: the noise of each is made."""
+def _draw_sparse(kept: Tensor, keys: Tensor) -> Tensor:
+    """Draw from rows with few kept tokens: each gets its noise."""
     rows, tokens = (kept > -torch.inf).nonzero(as_tuple=True)  # by row, then by token
     noise = gumbel(noise_bits((keys[rows, 0], keys[rows, 1]), tokens))
     return _winners(len(kept), rows, tokens, kept[rows, tokens] + noise)
 
 
-def _draw_of_all(kept: Tensor, keys: Tensor) -> Tensor:
-    """The best logit's sum is a mark to beat. A cheap bound on the noise rules out nearly all
-    other tokens, so that the exact noise is made for a handful; the result is the same."""
+def _draw_dense(kept: Tensor, keys: Tensor) -> Tensor:
+    """Draw from rows with many kept tokens. A cheap upper bound on the noise excludes nearly all
+    tokens that cannot exceed the sum of the best logit, so that the exact noise is computed for a
+    few; the result is the same."""
     halves = keys[:, :1], keys[:, 1:]  # each [rows, 1]
     bits = noise_bits(halves, torch.arange(kept.shape[1]))  # [rows, vocab]
     best = kept.argmax(dim=-1, keepdim=True)
-    mark = kept.gather(1, best) + gumbel(bits.gather(1, best))
-    rows, tokens = (gumbel_bound(bits).add_(kept) >= mark).nonzero(as_tuple=True)  # with the best
+    threshold = kept.gather(1, best) + gumbel(bits.gather(1, best))
+    rows, tokens = (gumbel_bound(bits).add_(kept) >= threshold).nonzero(as_tuple=True)
     return _winners(len(kept), rows, tokens, kept[rows, tokens] + gumbel(bits[rows, tokens]))
 
 
 def _winners(count: int, rows: Tensor, tokens: Tensor, sums: Tensor) -> Tensor:
-    """For each of `count` rows the token of its highest sum, the lowest of equals; candidates
-    [n], at least one a row."""
+    """Return for each of `count` rows the token of its highest sum, the lowest of equals, among
+    candidates [n], at least one per row."""
     highest = sums.new_full((count,), -torch.inf).scatter_reduce(0, rows, sums, "amax")
     won = sums == highest[rows]
     last = torch.full((count,), torch.iinfo(torch.int64).max)
@@ -216,7 +216,7 @@ def _winners(count: int, rows: Tensor, tokens: Tensor, sums: Tensor) -> Tensor:
 
 
 def _drawn(logits: Tensor, tokens: Tensor, draws: Sequence[Draw], rows: list[int]) -> list[Drawn]:
-    """`rows`: those with logprobs."""
+    """Build the result; `rows` are those with logprobs."""
     chosen = tokens.tolist()
     if not rows:
         return [Drawn(draw.choice, token) for draw, token in zip(draws, chosen, strict=True)]
@@ -226,10 +226,10 @@ def _drawn(logits: Tensor, tokens: Tensor, draws: Sequence[Draw], rows: list[int
     widest = max(draws[row].params.top_logprobs or 0 for row in rows)
     best = logprobs.topk(min(widest, logprobs.shape[1]), dim=-1)
     values, ids = best.values.tolist(), best.indices.tolist()
-    for place, row in enumerate(rows):
+    for at, row in enumerate(rows):
         count = draws[row].params.top_logprobs or 0
-        top = tuple(zip(ids[place][:count], values[place][:count], strict=True))
-        found[row] = own[place], top
+        top = tuple(zip(ids[at][:count], values[at][:count], strict=True))
+        found[row] = own[at], top
     return [
         Drawn(draw.choice, chosen[row], *found.get(row, (None, ())))
         for row, draw in enumerate(draws)

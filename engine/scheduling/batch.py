@@ -1,8 +1,8 @@
-"""The `Engine` seam: what a step is, what comes back, and who may run it.
+"""The `Engine` interface: the batch of a step, its result, and the protocol of an engine.
 
 A step is a list of slices. A prefill chunk, a decode token and a speculative run are all
 slices: tokens of one sequence whose KV is to be computed. The engine knows no requests, no
-schedulers and no text; the caller owns the block tables and promises that the blocks of a step
+schedulers and no text. The caller owns the block tables and guarantees that the blocks of a step
 are neither freed nor shared for writing until its result is in.
 """
 
@@ -18,24 +18,24 @@ from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
 __all__ = [
-    "Done",
+    "FinishedStep",
     "DraftWork",
     "Draw",
     "Drawn",
     "Engine",
-    "NOTHING",
+    "EMPTY_BATCH",
     "Scores",
     "Scoring",
     "SamplingParams",
     "Slice",
     "StepBatch",
     "StepHandle",
-    "Started",
+    "RunningStep",
     "StepResult",
-    "continued",
-    "fed",
-    "forsake",
-    "unfinished",
+    "extended",
+    "resolve_feeds",
+    "abandon",
+    "failed_result",
 ]
 
 
@@ -52,16 +52,16 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Known tokens whose log-probabilities are wanted: target i follows token i of the slice."""
+    """Known tokens whose log-probabilities are computed: target i follows token i of the slice."""
 
     targets: Sequence[int]
-    top: int  # so many of the best tokens beside each
+    top: int  # most likely tokens to return per target
 
 
 @dataclass(slots=True)
 class Scores:
-    """Of the targets of one slice, in their order; of the best tokens `Scoring.top` for each,
-    best first, joined."""
+    """Log-probabilities of one slice's targets, in their order, and for each target the
+    `Scoring.top` most likely tokens, best first, concatenated."""
 
     logprobs: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)  # 1: the most likely token
@@ -71,9 +71,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
-    """What a draft model computes of a slice: KV of its tokens and of those that it has missed,
-    then proposals. Where it proposes, the slice holds one known token and `tokens` + 1 draws,
-    whose histories miss the proposals, and its blocks cover the proposals too."""
+    """The work of a draft model on a slice: KV of its tokens and of earlier tokens without draft
+    KV, then proposals. If it proposes, the slice holds one known token and `tokens` + 1 draws,
+    whose histories lack the proposals, and its blocks cover the proposals too."""
 
     missing: Sequence[int] = ()  # tokens before `start` whose draft KV is not in the blocks
     tokens: int = 0  # to propose at most, in the same step, before the target verifies
@@ -81,43 +81,45 @@ class DraftWork:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens of one sequence to compute, after `start` tokens that are in its blocks already.
+    """Tokens of one sequence to compute, after `start` tokens whose KV is in its blocks.
 
         plain          t                draws: of t; several for the choices of one prompt
         verification   t  p1  p2  p3    proposed = 3: draw i is made from the logits of token i,
                        │  │   │   │     with the history after p1 to pi; `drawn` ends with the
                        d0 d1  d2  d3    first that differs from its proposal (d0 from p1, ..)
 
-    So the tokens drawn are those of plain decoding, whatever was proposed. KV of rejected proposals
-    is written behind the accepted ones, and written over by the steps that follow.
+    The drawn tokens thus equal those of plain decoding for any proposals. KV of rejected proposals
+    is written after that of the accepted ones and overwritten by later steps.
     """
 
     tokens: Sequence[int]
     start: int  # position of tokens[0]
     blocks: Sequence[int]  # block table, covering start + len(tokens)
-    draws: tuple[Draw, ...] = ()  # none: not the last chunk
-    # Place, in the step submitted before, of the slice whose first draw is the only token here
-    # (`tokens` then holds one 0): so that a step can be submitted before that one's result is in.
-    # That token is missing at the end of the draws' histories, too.
+    draws: tuple[Draw, ...] = ()  # none before the last chunk
+    # Index, in the previously submitted step, of the slice whose first drawn token is this slice's
+    # only token (`tokens` then holds one 0), so that a step can be submitted before the result of
+    # the previous one is known. The draws' histories lack that token at their end as well.
     feed: int | None = None
     scoring: Scoring | None = None
-    proposed: int = 0  # of `tokens`, all but the first: proposals; as many draws, and one more
-    draft: DraftWork | None = None  # None: a draft model computes nothing of it
+    proposed: int = 0  # `tokens` after the first that are proposals; draws: one more
+    draft: DraftWork | None = None  # None: no draft model work
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
+    """The slices of one step, and the block copies that precede them."""
+
     slices: tuple[Slice, ...]
-    copies: tuple[tuple[int, int], ...] = ()  # whole blocks (source, target), before the slices
+    copies: tuple[tuple[int, int], ...] = ()  # blocks (source, target), before the slices
 
 
-NOTHING = StepBatch(())  # to compute
+EMPTY_BATCH = StepBatch(())
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A drawn token. `logprob` and `top` are of the distribution before temperature and
-    truncation, after penalties and bias; present where the params ask for them."""
+    """A drawn token. `logprob` and `top` describe the distribution after penalties and bias,
+    before temperature and truncation; they are present where the params request them."""
 
     choice: int
     token: int
@@ -127,25 +129,25 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`drawn[i]` are the draws of slice i, in the order of its `draws`; of one that verifies, those
-    up to the first that differs from its proposal. A slice whose logits were not finite has its
-    index in `broken`, one that could not be computed has its error in `failed`; both have no
-    draws. The others are unharmed."""
+    """The result of a step. `drawn[i]` are the tokens of slice i, in the order of its `draws`; a
+    slice that verifies has those up to the first that differs from its proposal. `broken` has the
+    index of each slice whose logits were not finite, `failed` the error of each slice that could
+    not be computed; both have no drawn tokens. Other slices are unaffected."""
 
     drawn: tuple[tuple[Drawn, ...], ...]
     device_s: float = 0.0
     broken: frozenset[int] = field(default_factory=frozenset)
     failed: Mapping[int, EngineError] = field(default_factory=dict)
-    shortages: int = 0  # how often memory was short, so that slices were run again in parts
-    scores: Mapping[int, Scores] = field(default_factory=dict)  # of the slices with a `scoring`
+    shortages: int = 0  # times memory ran out and slices were run again in parts
+    scores: Mapping[int, Scores] = field(default_factory=dict)  # by index of slices with `scoring`
     proposed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # by a draft model
     draft_s: float = 0.0  # of `device_s`
 
 
-def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
-    """`batch` with the drawn tokens of the step before in place of its feeds, and at the end of
-    the histories that miss them. A slice that is broken or has failed feeds token 0. Raises
-    EngineError if there is no such draw."""
+def resolve_feeds(batch: StepBatch, before: StepResult | None) -> StepBatch:
+    """Replace the feeds of `batch` by the tokens that the previous step drew, and append them to
+    the histories that lack them. A broken or failed slice feeds token 0. Raises EngineError if the
+    fed slice drew nothing."""
     if all(item.feed is None for item in batch.slices):
         return batch
     slices = list(batch.slices)
@@ -154,63 +156,67 @@ def fed(batch: StepBatch, before: StepResult | None) -> StepBatch:
             continue
         known = before is not None and 0 <= item.feed < len(before.drawn)
         drawn = before.drawn[item.feed] if before and known else ()
-        lost = before is not None and (item.feed in before.broken or item.feed in before.failed)
-        if len(item.tokens) != 1 or not (drawn or lost):
-            raise EngineError(f"slice {index}: slice {item.feed} of the step before drew nothing")
+        invalid = before is not None and (item.feed in before.broken or item.feed in before.failed)
+        if len(item.tokens) != 1 or not (drawn or invalid):
+            raise EngineError(
+                f"slice {index}: slice {item.feed} of the previous step drew no token"
+            )
         token = drawn[0].token if drawn else 0
-        draws = tuple([continued(draw, (token,)) for draw in item.draws])
+        draws = tuple([extended(draw, (token,)) for draw in item.draws])
         slices[index] = replace(item, tokens=(token,), draws=draws, feed=None)
     return StepBatch(tuple(slices))
 
 
-def continued(draw: Draw, tokens: Sequence[int]) -> Draw:
+def extended(draw: Draw, tokens: Sequence[int]) -> Draw:
     """Return `draw` with `tokens` at the end of its history, where it has one."""
     if draw.history is None or not tokens:
         return draw
     history = draw.history
     for token in tokens:
-        history = history.continued(token)
+        history = history.extended(token)
     return replace(draw, history=history)
 
 
-def unfinished(batch: StepBatch) -> StepResult:
-    """What a step that failed as a whole is to the next one: each of its slices has failed. So
-    it feeds only requests that are over, and the others of the next step go on."""
-    failed = dict.fromkeys(range(len(batch.slices)), EngineError("its step failed"))
+def failed_result(batch: StepBatch) -> StepResult:
+    """Return the result that the next step sees of a step that raised: every slice has failed.
+    The next step then feeds only requests that have ended; its other slices are computed."""
+    failed = dict.fromkeys(range(len(batch.slices)), EngineError("the step of this slice failed"))
     return StepResult(((),) * len(batch.slices), failed=failed)
 
 
-class Started(Protocol):
-    """A step that a runner has started, and that may not be over."""
+class RunningStep(Protocol):
+    """A step that a runner has started and that may still run on the device."""
 
     def result(self) -> StepResult:
-        """Wait for it. Raises what the device raised."""
+        """Wait for the step. Raises the device's error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A step that was over when its runner's `start` returned."""
+class FinishedStep:
+    """A step that ended before its runner's `start` returned."""
 
-    found: StepResult
+    outcome: StepResult
 
     def result(self) -> StepResult:
-        return self.found
+        return self.outcome
 
 
-def forsake(result: asyncio.Future[StepResult]) -> None:
-    """Nobody awaits it any more, so asyncio must not take its error for one that was missed."""
-    result.add_done_callback(lambda over: over.cancelled() or over.exception())
+def abandon(result: asyncio.Future[StepResult]) -> None:
+    """Retrieve the error of a result that has no waiter, so that asyncio does not report it."""
+    result.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
 class StepHandle(Protocol):
+    """A submitted step."""
+
     def result(self) -> Awaitable[StepResult]:
         """Wait for the step. Raises EngineError if the device failed, DeviceLost if it does not
-        answer: that is the end of the worker."""
+        respond: the worker then ends."""
         ...
 
-    def forsake(self) -> None:
-        """Nobody will wait for the step: what it raises is nobody's."""
+    def abandon(self) -> None:
+        """Discard the step's outcome, errors included."""
         ...
 
 

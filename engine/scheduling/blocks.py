@@ -1,4 +1,4 @@
-"""The pool of KV blocks as bookkeeping: who holds which block, and which prefix it caches.
+"""The bookkeeping of KV blocks: holds, the prefix cache, and eviction.
 
 Pure: no tensors, no clock, no I/O. The worker's loop owns it. A block is held any number of
 times, each time for one reason; with no hold left it is cached (it has an identity) or free.
@@ -13,7 +13,7 @@ times, each time for one reason; with no hold left it is cached (it has an ident
     Hold.USED         a sequence computes or decodes with it
     Hold.LEASED       the destination of an open handoff (reader)
     Hold.PINNED       offered to a reader under a lease (granter)
-    Hold.QUARANTINED  a READ that nobody waits for may still land in it
+    Hold.QUARANTINED  an abandoned READ may still write to it
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton.runtime.errors import OutOfBlocks
 
 
 class Hold(IntEnum):
-    """Why a block may not be given away. Where several apply, the audit counts the largest."""
+    """Why a block may not be reused. Where several apply, the audit counts the largest."""
 
     USED = 0
     LEASED = 1
@@ -43,7 +43,7 @@ _UNHELD = [0] * len(Hold)
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Every block in exactly one state; the sum is `total`."""
+    """Blocks by state; each is in exactly one, so the sum is `total`."""
 
     total: int
     free: int
@@ -55,11 +55,11 @@ class PoolCounts:
 
     @property
     def available(self) -> int:
-        """What an allocation could get now."""
+        """Blocks that an allocation could take now."""
         return self.free + self.cached
 
     def by_state(self) -> dict[str, int]:
-        """All of them by name. (`asdict` copies deeply, ten times slower, at each heartbeat.)"""
+        """Return the counts by name (`asdict` copies deeply and is ten times slower)."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -75,8 +75,8 @@ class BlockPool:
     """Reference counts, prefix cache with LRU eviction, and the events they cause."""
 
     def __init__(self, total: int, block_size: int, tenant_share: float = 1.0) -> None:
-        """`tenant_share`: of the pool; a tenant with more of it loses its own cached blocks
-        before anybody else does."""
+        """`tenant_share`: fraction of the pool above which a tenant's cached blocks are evicted
+        before those of other tenants."""
         self.total = total
         self.block_size = block_size
         self._blocks = [_Block(_UNHELD.copy()) for _ in range(total)]
@@ -98,12 +98,12 @@ class BlockPool:
         return self._by_hold[_QUARANTINED]
 
     def allocate(self, count: int, hold: Hold) -> list[int]:
-        """`count` blocks with undefined content, evicting the least recently used cached ones.
+        """Allocate `count` blocks with undefined content; evicts the least recently used.
 
-        Raises OutOfBlocks and changes nothing if there are not so many.
+        Raises OutOfBlocks and changes nothing if fewer are available.
         """
         if count > self.available:
-            raise OutOfBlocks(f"{count} blocks are wanted, {self.available} are available")
+            raise OutOfBlocks(f"{count} blocks requested, {self.available} available")
         blocks = []
         for _ in range(count):
             if not self._free:
@@ -114,7 +114,7 @@ class BlockPool:
         return blocks
 
     def held_prefix(self, identities: Sequence[bytes]) -> int:
-        """How many leading blocks of this chain are here, without taking them."""
+        """Count the leading blocks of this chain that are in the pool, without a hold on them."""
         count = 0
         for identity in identities:
             if identity not in self._by_identity:
@@ -130,18 +130,18 @@ class BlockPool:
         limit: int,
         first: int = 0,
     ) -> list[int]:
-        """Take the longest run of blocks from place `first` on that are here, up to place `limit`.
+        """Hold the longest run of blocks in the pool, from index `first` up to index `limit`.
 
-        `tokens` are those of the sequence; they are compared, so that a hash collision
+        `tokens` of the sequence are compared with those of each block, so that a hash collision
         yields a miss and never a wrong block.
         """
         blocks: list[int] = []
         size = self.block_size
-        for place, identity in enumerate(identities[first:limit], first):
+        for index, identity in enumerate(identities[first:limit], first):
             block = self._by_identity.get(identity)
             if block is None:
                 break
-            if self._blocks[block].tokens != _packed(tokens[place * size : (place + 1) * size]):
+            if self._blocks[block].tokens != _packed(tokens[index * size : (index + 1) * size]):
                 break
             blocks.append(block)
         self.hold(blocks, hold)
@@ -156,8 +156,8 @@ class BlockPool:
                 self._shares.taken(block)
 
     def release(self, blocks: Sequence[int], hold: Hold) -> None:
-        """Take one hold away from each. The tail of a prefix becomes the oldest, so that
-        eviction shortens a prefix rather than beheading it."""
+        """Remove one hold from each block. The tail of a prefix becomes the oldest, so that
+        eviction shortens a prefix from its end."""
         for block in reversed(blocks):
             state = self._blocks[block]
             if state.holds[hold] <= 0:
@@ -173,17 +173,16 @@ class BlockPool:
                     self._shares.cached(block)
 
     def convert(self, blocks: Sequence[int], old: Hold, new: Hold) -> None:
-        """Replace a hold by another."""
+        """Replace the hold `old` by `new`."""
         self.hold(blocks, new)
         self.release(blocks, old)
 
     def identify(
         self, block: int, identity: bytes, tokens: Sequence[int], tenant: bytes = b""
     ) -> None:
-        """Publish a held, full block as the cache of a tenant's prefix; from now on it never
-        changes.
+        """Publish a held, full block as the cache of a tenant's prefix; it is immutable from then.
 
-        Where another block has this identity already, nothing happens.
+        Does nothing if another block has this identity.
         """
         state = self._blocks[block]
         if identity in self._by_identity or state.identity is not None:
@@ -197,7 +196,7 @@ class BlockPool:
             self._shares.identified(block, tenant)
 
     def unpublish(self, blocks: Iterable[int]) -> None:
-        """Nobody shall match these held blocks again: their content has proved bad."""
+        """Remove these held blocks from the prefix cache because their content is invalid."""
         for block in blocks:
             if self._blocks[block].identity is not None:
                 self._drop_identity(block)
@@ -209,16 +208,16 @@ class BlockPool:
         return self._blocks[block].holds[hold] > 0
 
     def writable(self, block: int) -> bool:
-        """Whether one sequence alone holds it and nobody was promised its content."""
+        """Return whether exactly one sequence holds the block and its content is unpublished."""
         state = self._blocks[block]
         return state.identity is None and state.holds == [1, 0, 0, 0]
 
     def identities(self) -> list[bytes]:
-        """All cached identities, for a snapshot."""
+        """Return all published identities, for a snapshot."""
         return list(self._by_identity)
 
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
-        """Identities stored and removed since the last call; the last change of each wins."""
+        """Return identities stored and removed since the last call, each by its last change."""
         stored, removed = list(self._stored), list(self._removed)
         self._stored, self._removed = {}, {}
         return stored, removed
@@ -229,16 +228,16 @@ class BlockPool:
         return PoolCounts(self.total, free, cached, used, leased, pinned, quarantined)
 
     def check(self) -> None:
-        """Raise RuntimeError if the books do not balance. O(blocks): when idle, and in tests."""
+        """Raise RuntimeError on inconsistent bookkeeping. O(blocks): when idle, and in tests."""
         free, evictable, by_hold = set(self._free), set(self._evictable), [0] * len(Hold)
         for number, state in enumerate(self._blocks):
             hold, cached, is_free = state.hold, number in evictable, number in free
-            plainly_free = is_free and hold < 0 and not cached and state.identity is None
-            if plainly_free and state.holds == _UNHELD:
-                continue  # as most are
+            simply_free = is_free and hold < 0 and not cached and state.identity is None
+            if simply_free and state.holds == _UNHELD:
+                continue  # the common case
             if (hold >= 0) + cached + is_free != 1:
-                places = (hold >= 0, cached, is_free)
-                raise RuntimeError(f"block {number}: held, cached, free = {places}")
+                states = (hold >= 0, cached, is_free)
+                raise RuntimeError(f"block {number}: held, cached, free = {states}")
             if cached and state.identity is None:
                 raise RuntimeError(f"block {number} is cached without an identity")
             if is_free and state.identity is not None:
@@ -263,7 +262,7 @@ class BlockPool:
         state.holds[hold] += by
         if by > 0:
             after = max(before, int(hold))
-        else:  # another is the largest only where the last of these has gone
+        else:  # the largest changes only with its last hold
             after = before if hold < before or state.holds[hold] else _largest(state.holds)
         if before != after:
             state.hold = after
@@ -292,7 +291,7 @@ class BlockPool:
 
 
 def _largest(holds: Sequence[int]) -> int:
-    """The largest hold, or -1."""
+    """Return the largest hold, or -1."""
     used, leased, pinned, quarantined = holds
     if quarantined:
         return _QUARANTINED

@@ -1,7 +1,7 @@
-"""What draws cost, in seconds by the kinds of their rules: measured where they are made.
+"""The measured cost of draws, in seconds for each group of sampling rules.
 
-A step is judged, and planned, by what it computes; tokens say nothing of its draws, which a client
-chooses: several for one prompt, by dear rules. Immutable; knows no device.
+A step is planned, and its time limit set, by its work. The number of tokens does not cover the
+draws, which a client controls: several for one prompt, with costly rules. Immutable.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ from baton.engine.scheduling.batch import Draw, StepBatch
 from baton.engine.scheduling.token_history import History, history_of
 from baton.runtime.sampling import SamplingParams
 
-_ROWS = 4  # measured at once: a step has few or many, and threads share them
+_ROWS = 4  # measured together, as in a step
 _ROUNDS = 3
-_BIASES, _LOGPROBS = 1024, 20  # the most that a request may ask for
+_BIASES, _LOGPROBS = 1024, 20  # the limits of a request
 _PLAIN = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawCosts:
-    """Seconds of one draw: of the highest logit, and what each kind of rule adds at most."""
+    """Seconds of one greedy draw, and the most that each group of rules adds."""
 
     greedy_s: float = 0.0
-    random_s: float = 0.0  # by a temperature
-    cut_s: float = 0.0  # by top-k, top-p or min-p besides
-    adjusted_s: float = 0.0  # by penalties or a bias
+    random_s: float = 0.0  # temperature
+    cut_s: float = 0.0  # top-k, top-p or min-p
+    adjusted_s: float = 0.0  # penalties or a bias
     logprobs_s: float = 0.0
 
-    def of(self, draws: Iterable[Draw]) -> float:
-        """Seconds of all of them."""
-        return sum(self.by(draw.params) for draw in draws)
+    def draws_s(self, draws: Iterable[Draw]) -> float:
+        """Return the seconds of all `draws`."""
+        return sum(self.draw_s(draw.params) for draw in draws)
 
-    def of_batch(self, batch: StepBatch) -> float:
-        draws_s = sum(self.of(piece.draws) for piece in batch.slices if piece.draws)
-        scored = sum(len(piece.scoring.targets) for piece in batch.slices if piece.scoring)
+    def batch_s(self, batch: StepBatch) -> float:
+        """Return the seconds of a batch's draws and prompt scores."""
+        draws_s = sum(self.draws_s(item.draws) for item in batch.slices if item.draws)
+        scored = sum(len(item.scoring.targets) for item in batch.slices if item.scoring)
         return draws_s + scored * (self.greedy_s + self.logprobs_s)
 
-    def by(self, params: SamplingParams) -> float:
-        """Seconds of one draw by these rules."""
+    def draw_s(self, params: SamplingParams) -> float:
+        """Return the seconds of one draw with these params."""
         found = self.greedy_s
         if params.temperature > 0:
             found += self.random_s
@@ -53,12 +54,12 @@ class DrawCosts:
         return found
 
 
-FREE = DrawCosts()
+ZERO_COSTS = DrawCosts()
 
 
 def measure_draws(draw: Callable[[Sequence[Draw]], object], vocab: int) -> DrawCosts:
-    """Costs of `draw`, which draws from any logits of `vocab` tokens: some tens of milliseconds.
-    The dearest rules of each kind are taken, as a client may."""
+    """Measure `draw`, which draws from any logits of `vocab` tokens; takes tens of milliseconds.
+    Each group is measured with the costliest rules that a client may request."""
     bias = tuple((token, 0.5) for token in range(min(vocab, _BIASES)))
     adjusted = replace(
         _PLAIN, logit_bias=bias, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1
@@ -78,7 +79,7 @@ def measure_draws(draw: Callable[[Sequence[Draw]], object], vocab: int) -> DrawC
 def _seconds(
     draw: Callable[[Sequence[Draw]], object], params: SamplingParams, history: History | None = None
 ) -> float:
-    """The least of some rounds: what came in between is not the draws'."""
+    """Return the minimum of several rounds, which excludes interruptions."""
     draws = [Draw(0, row, params, history) for row in range(_ROWS)]
     found = float("inf")
     for _ in range(_ROUNDS):

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.engine.scheduling.batch import NOTHING, Draw, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import EMPTY_BATCH, Draw, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
@@ -35,7 +35,7 @@ class StepClock(Protocol):
 
     def due_s(self) -> float | None: ...
 
-    def stood_still(self, seconds: float) -> None: ...
+    def record_stall(self, seconds: float) -> None: ...
 
 
 class StepHealth:
@@ -72,7 +72,7 @@ class StepHealth:
         and submitted at once if it is not empty."""
         wanted, self._probe_wanted = self._probe_wanted, False
         if not wanted or not self._pool.available:
-            return NOTHING
+            return EMPTY_BATCH
         self._probe = probe_batch(self._pool.allocate(1, Hold.USED)[0])
         return self._probe
 
@@ -175,7 +175,7 @@ class StepHealth:
 
     def _exclude_stall(self, seconds: float) -> None:
         self._awake_s = math.inf
-        self._steps.stood_still(seconds)
+        self._steps.record_stall(seconds)
         if self._unplanned_since_s is not None:
             self._unplanned_since_s += seconds
 

@@ -5,9 +5,9 @@
     step k                               │ commit
                             LEAD_S ├─────┤
 
-Who has to wait for a step joins the next one that is planned, so that is done as late as is
-safe: LEAD_S before the running step should end. One that ends before costs the old gap, no more.
-Knows no scheduler and no request; a worker's loop owns it and all its plans.
+A request that arrives joins the next planned step, so planning happens as late as is safe:
+LEAD_S before the expected end of the running step. If that ends earlier, the device idles while
+the next one is planned. Knows no scheduler and no request; the worker's loop owns it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from baton.engine.scheduling.batch import Engine, StepBatch, StepHandle, StepResult, forsake
-from baton.engine.scheduling.draw_costs import FREE, DrawCosts
+from baton.engine.scheduling.batch import Engine, StepBatch, StepHandle, StepResult, abandon
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.runtime import waits
 from baton.runtime.errors import EngineError
 
-# For a plan of a large batch (1.5 ms), what the loop is at, and a timer's millisecond.
+# Covers planning a large batch (1.5 ms), a busy event loop, and a timer's millisecond.
 LEAD_S = 0.005
-KNOWN = 64  # of each kind of steps, how long the last ones took
-PATIENCE = 4.0  # times as long as its like took a step may take
-# Where that is more than WHOLE_S, what routers wait for a step that is overdue (`router.hang_s`)
-# is a part of it: then it is overdue sooner, but not before WHOLE_S.
-WHOLE_S = 1.0
-WAIT_S = 1.5
-UNKNOWN_S = 30.0  # nor before this, while fewer than two of its kind have ended, or it compiles
+KEPT_STEPS = 64  # step times remembered, with and without chunks
+OVERDUE_FACTOR = 4.0  # times a similar step's duration that a step may take
+# A router waits ROUTER_WAIT_S for an overdue step (`router.hang_s`). A limit above SHORT_LIMIT_S is
+# reduced by that wait, but not below SHORT_LIMIT_S.
+SHORT_LIMIT_S = 1.0
+ROUTER_WAIT_S = 1.5
+UNMEASURED_LIMIT_S = 30.0  # before two similar steps have ended, or while one compiles
 
 
 class Planned(Protocol):
-    """What a scheduler plans."""
+    """The plan of a step, made by a scheduler."""
 
     batch: StepBatch
 
@@ -44,8 +44,8 @@ Plan = TypeVar("Plan", bound=Planned)
 
 
 @dataclass(frozen=True, slots=True)
-class Over(Generic[Plan]):
-    """A step that is over; times are of the loop's clock."""
+class CompletedStep(Generic[Plan]):
+    """A step that has ended; times are on the loop's clock."""
 
     plan: Plan
     outcome: StepResult | EngineError
@@ -55,9 +55,9 @@ class Over(Generic[Plan]):
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """What a step's time may grow with: tokens, and pairs of a token and one that it looks at,
-    where it has chunks; else its rows, each of one token. Caches differ too much in length to
-    judge those by their pairs. What its draws cost is known from a measurement."""
+    """The quantities that a step's duration depends on: tokens, and pairs of a token and one that
+    it attends to, where the step has chunks; else its rows, each of one token, since contexts
+    differ too much in length to compare decode steps by pairs. `draws_s` is a measured cost."""
 
     has_chunks: bool
     tokens: int
@@ -66,14 +66,12 @@ class _Size:
 
 
 def _size(batch: StepBatch, costs: DrawCosts) -> _Size:
-    draws_s = costs.of_batch(batch)
-    counts = [len(piece.tokens) for piece in batch.slices]
+    draws_s = costs.batch_s(batch)
+    counts = [len(item.tokens) for item in batch.slices]
     tokens, rows = sum(counts), len(counts)
     if tokens == rows:
         return _Size(False, rows, rows, draws_s)
-    pairs = [
-        count * (piece.start + count) for count, piece in zip(counts, batch.slices, strict=True)
-    ]
+    pairs = [count * (item.start + count) for count, item in zip(counts, batch.slices, strict=True)]
     return _Size(True, tokens, sum(pairs), draws_s)
 
 
@@ -83,66 +81,66 @@ class _Step(Generic[Plan]):
     handle: StepHandle
     size: _Size
     submitted_s: float
-    compiled_s: float  # by the engine, until then
+    compiled_s: float  # compile time of the engine until submission
 
 
 @dataclass(frozen=True, slots=True)
-class _Took:
-    """How long a step of some size took; whether that was a hang, by what was known then."""
+class _StepTime:
+    """The duration of a step, and whether it exceeded its limit and counts as a hang."""
 
     seconds: float
     size: _Size
     hung: bool
 
     def growth(self, size: _Size) -> float:
-        """How many times as long a step of another size takes at most, if time is a sum of shares
-        that grow with tokens, with pairs, and with neither: such a sum grows no more than its
-        fastest part."""
+        """Return an upper bound on the ratio of another step's duration to this one's. Duration is
+        a sum of terms in tokens, in pairs, and constant: it grows no more than its fastest term."""
         return max(1, size.tokens / self.size.tokens, size.pairs / self.size.pairs)
 
-    def at_most(self, size: _Size) -> float:
-        """Seconds, by that growth; draws that cost more than it covers come on top."""
+    def scaled_s(self, size: _Size) -> float:
+        """Return the bound in seconds; the cost of draws beyond that growth is added."""
         growth = self.growth(size)
         return self.seconds * growth + max(0.0, size.draws_s - growth * self.size.draws_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """Without its draws."""
+        """Return the throughput without draws."""
         return self.size.tokens / max(self.seconds - self.size.draws_s, 1e-6)
 
 
 class StepPipeline(Generic[Plan]):
-    """At most two steps, which end in the order of their submission."""
+    """Runs at most two steps, which end in the order of their submission."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._steps: deque[_Step[Plan]] = deque()
         self._result: asyncio.Future[StepResult] | None = None  # of the oldest
-        self._asked = False  # for the step after the oldest
+        self._asked = False  # whether the step after the oldest was requested
         self._last_end_s = 0.0
-        # of an engine that may compile in the middle of a step: seconds so far; they grow then
-        self._compiled_s: Callable[[], float] = getattr(engine, "compiled_s", _none)
-        self._compiled_before_s = 0.0  # the last end
-        self._costs: DrawCosts = getattr(engine, "draw_costs", FREE)
-        self._stood_s = 0.0  # still, this process, since the oldest step began
-        # the last steps without chunks and the last ones with some
-        self._last: dict[bool, deque[_Took]] = {
-            has_chunks: deque(maxlen=KNOWN) for has_chunks in (False, True)
+        # an engine that may compile during a step reports the seconds so far
+        self._compiled_s: Callable[[], float] = getattr(engine, "compiled_s", _no_compile_time)
+        self._compiled_before_s = 0.0  # at the end of the last step
+        self._costs: DrawCosts = getattr(engine, "draw_costs", ZERO_COSTS)
+        self._stalled_s = 0.0  # time this process stood still during the oldest step
+        # the last steps without chunks, and with
+        self._last: dict[bool, deque[_StepTime]] = {
+            has_chunks: deque(maxlen=KEPT_STEPS) for has_chunks in (False, True)
         }
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def submit(self, plan: Plan) -> None:
-        """Raises EngineError if the engine does not take it."""
+        """Submit a planned step. Raises EngineError if the engine rejects it."""
         handle = self._engine.submit(plan.batch)
         now_s = asyncio.get_running_loop().time()
         step = _Step(plan, handle, _size(plan.batch, self._costs), now_s, self._compiled_s())
         self._steps.append(step)
 
-    async def next(self) -> Over[Plan] | None:
-        """The oldest step, once it is over. None if a step should be planned now: nothing runs,
-        or what runs is about to end; then, whatever came of planning, the oldest step.
+    async def next(self) -> CompletedStep[Plan] | None:
+        """Return the oldest step once it has ended, or None if a step should be planned now because
+        nothing runs or the running step is about to end. The call after None returns the oldest
+        step, whether or not one was planned.
 
         Raises DeviceLost as `StepHandle.result` does.
         """
@@ -157,65 +155,65 @@ class StepPipeline(Generic[Plan]):
                 return None
         outcome: StepResult | EngineError
         try:
-            outcome = await self._result  # cancelled with who waits: then `close` is next
+            outcome = await self._result  # a cancelled caller calls `close` next
         except EngineError as error:
             outcome = error
         return self._take(outcome)
 
     def due_s(self) -> float | None:
-        """When the oldest step should long have been over, on the loop's clock. What it compiles
-        meanwhile, for up to UNKNOWN_S, is no part of it, nor what this process stood still."""
+        """Return when the oldest step becomes overdue, on the loop's clock. Its compile time, up to
+        UNMEASURED_LIMIT_S, and the time that this process stood still do not count."""
         if not self._steps:
             return None
         allowed_s = self._allowed_s(self._steps[0].size)
-        compiling_s = min(self._compiling_s(), UNKNOWN_S)
-        return self._started_s() + allowed_s + compiling_s + self._stood_s
+        compiling_s = min(self._compiling_s(), UNMEASURED_LIMIT_S)
+        return self._started_s() + allowed_s + compiling_s + self._stalled_s
 
-    def stood_still(self, seconds: float) -> None:
-        """So long, until now, this process did nothing (SIGSTOP, no core); nor did its device,
-        for all that anybody knows."""
-        self._stood_s += min(seconds, self.running_s() or 0.0)
+    def record_stall(self, seconds: float) -> None:
+        """Record that this process, and possibly its device, stood still for `seconds` until now
+        (SIGSTOP, no core)."""
+        self._stalled_s += min(seconds, self.running_s() or 0.0)
 
     def tokens_per_s(self) -> float:
-        """The most that the last steps with chunks computed, draws aside; 0: none is known."""
+        """Return the highest throughput of the last steps with chunks, draws excluded; 0: none."""
         known = [before.tokens_per_s for before in self._last[True] if not before.hung]
         return max(known, default=0.0)
 
     def running(self) -> Plan | None:
-        """The oldest step; None if none is under way."""
+        """Return the plan of the oldest step; None if no step runs."""
         return self._steps[0].plan if self._steps else None
 
     def running_s(self) -> float | None:
-        """For how long the oldest step has run; None if none is under way."""
+        """Return how long the oldest step has run; None if no step runs."""
         if not self._steps:
             return None
         return asyncio.get_running_loop().time() - self._started_s()
 
     def close(self) -> None:
-        """Nobody waits for the steps under way any more, nor hears of their errors."""
+        """Abandon the running steps and their errors."""
         if self._result is not None:
             self._result.cancel()
-            forsake(self._result)
+            abandon(self._result)
         for step in self._steps:
-            step.handle.forsake()
+            step.handle.abandon()
 
     def _allowed_s(self, size: _Size) -> float:
-        """By the two steps that are the most like it: what a small one took says little of a
-        large one, and a hang nothing. And by the last two, since the machine may have become
-        slow."""
+        """Return the time limit of a step, from the two most similar steps, without hangs, since
+        a small step says little about a large one; and from the last two, since the machine may
+        have become slow."""
         last = self._last[size.has_chunks]
-        sound = [before for before in reversed(last) if not before.hung]
-        if len(sound) < 2:
-            return UNKNOWN_S
-        alike = sorted(sound, key=lambda before: before.growth(size))[:2]
-        longest_s = max(before.at_most(size) for before in alike)
-        whole_s = PATIENCE * max(longest_s, last[-1].seconds, last[-2].seconds)
-        return max(min(whole_s, WHOLE_S), whole_s - WAIT_S)
+        measured = [before for before in reversed(last) if not before.hung]
+        if len(measured) < 2:
+            return UNMEASURED_LIMIT_S
+        similar = sorted(measured, key=lambda before: before.growth(size))[:2]
+        longest_s = max(before.scaled_s(size) for before in similar)
+        limit_s = OVERDUE_FACTOR * max(longest_s, last[-1].seconds, last[-2].seconds)
+        return max(min(limit_s, SHORT_LIMIT_S), limit_s - ROUTER_WAIT_S)
 
     def _plan_at(self) -> float:
-        """Steps of one kind are alike, but for the length of chunks; rows add little, since
-        reading the weights takes the most of the time. Planned too early, somebody waits longer;
-        too late, the device does."""
+        """Return when to plan the next step. Duration varies with the length of chunks and little
+        with rows, since reading the weights dominates. Too early a plan delays requests that arrive
+        after it; too late a plan leaves the device idle."""
         size = self._steps[0].size
         last, expected_s = self._last[size.has_chunks], 0.0
         if len(last) >= 2:
@@ -229,21 +227,21 @@ class StepPipeline(Generic[Plan]):
         return max(self._steps[0].submitted_s, self._last_end_s)
 
     def _compiling_s(self) -> float:
-        """How much of the oldest step's time went into compiling."""
+        """Return the compile time within the oldest step."""
         before_s = max(self._steps[0].compiled_s, self._compiled_before_s)
         return self._compiled_s() - before_s
 
-    def _take(self, outcome: StepResult | EngineError) -> Over[Plan]:
+    def _take(self, outcome: StepResult | EngineError) -> CompletedStep[Plan]:
         started, now = self._started_s(), asyncio.get_running_loop().time()
-        took_s = max(0.0, now - started - self._compiling_s() - self._stood_s)
+        took_s = max(0.0, now - started - self._compiling_s() - self._stalled_s)
         step = self._steps.popleft()
-        self._result, self._asked, self._stood_s = None, False, 0.0
-        hung = took_s > WAIT_S and took_s > WAIT_S + self._allowed_s(step.size)
-        self._last[step.size.has_chunks].append(_Took(took_s, step.size, hung))
+        self._result, self._asked, self._stalled_s = None, False, 0.0
+        hung = took_s > ROUTER_WAIT_S and took_s > ROUTER_WAIT_S + self._allowed_s(step.size)
+        self._last[step.size.has_chunks].append(_StepTime(took_s, step.size, hung))
         self._last_end_s = now
         self._compiled_before_s = self._compiled_s()
-        return Over(step.plan, outcome, started, now)
+        return CompletedStep(step.plan, outcome, started, now)
 
 
-def _none() -> float:
+def _no_compile_time() -> float:
     return 0.0

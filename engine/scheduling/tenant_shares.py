@@ -1,8 +1,8 @@
-"""Whose cached block is given away first: of a tenant that holds more than its share, if one does.
+"""The choice of the tenant whose cached block is evicted first: one above its share of the pool.
 
-A tenant with less than its share of the pool loses no cached block while another has more than
-its own; alone, a tenant may fill the whole pool. Pure bookkeeping beside the pool's own order of
-eviction, which is the same for each tenant. Owned by a `BlockPool`.
+A tenant below its share of the pool loses no cached block while another tenant is above its own; a
+single tenant may fill the pool. Pure bookkeeping beside the pool's order of eviction, which is the
+same for each tenant. Owned by a `BlockPool`.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from collections import OrderedDict
 
 
 class TenantShares:
-    """`most_blocks`: identified blocks, held or cached, that a tenant has before it is the first
-    to lose cached ones. A block belongs to the tenant that identified it."""
+    """Counts blocks by tenant. A tenant with more than `max_blocks` identified blocks, held or
+    cached, is the first to lose cached ones. A block belongs to the tenant that identified it."""
 
-    def __init__(self, most_blocks: int) -> None:
-        self._most = most_blocks
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
         self._tenant_of: dict[int, bytes] = {}  # of identified blocks
-        self._blocks: dict[bytes, int] = {}  # how many, by tenant
+        self._blocks: dict[bytes, int] = {}  # count by tenant
         self._cached: dict[bytes, OrderedDict[int, None]] = {}  # oldest first
-        self._over: dict[bytes, None] = {}  # tenants above their share, in a set with an order
+        self._above: dict[bytes, None] = {}  # tenants above their share, as an ordered set
 
     def identified(self, block: int, tenant: bytes) -> None:
         self._tenant_of[block] = tenant
         self._count(tenant, 1)
 
     def forgotten(self, block: int) -> None:
-        """Its identity is gone; it is not cached any more."""
+        """Record that the block lost its identity and is no longer cached."""
         self.taken(block)
         self._count(self._tenant_of.pop(block), -1)
 
     def cached(self, block: int) -> None:
-        """Nobody holds it any more: the youngest of its tenant."""
+        """Record that the block lost its last hold: it is the youngest of its tenant."""
         self._cached.setdefault(self._tenant_of[block], OrderedDict())[block] = None
 
     def taken(self, block: int) -> None:
-        """Somebody holds it now, if it was cached."""
+        """Record that the block is held and, if it was cached, no longer evictable."""
         tenant = self._tenant_of.get(block)
         mine = None if tenant is None else self._cached.get(tenant)
         if tenant is not None and mine is not None:
@@ -44,30 +44,30 @@ class TenantShares:
                 del self._cached[tenant]
 
     def victim(self) -> int | None:
-        """The oldest cached block of the tenant that is most above its share; None: nobody who
-        is above it has one, and the oldest of all goes."""
-        over = [tenant for tenant in self._over if tenant in self._cached]
-        if not over:
+        """Return the oldest cached block of the tenant that is most above its share; None if no
+        tenant above its share has one: then the oldest block of all is evicted."""
+        above = [tenant for tenant in self._above if tenant in self._cached]
+        if not above:
             return None
-        return next(iter(self._cached[max(over, key=self._blocks.__getitem__)]))
+        return next(iter(self._cached[max(above, key=self._blocks.__getitem__)]))
 
     def check(self, identified: set[int], cached: set[int]) -> None:
-        """Raise RuntimeError if these books differ from the pool's."""
+        """Raise RuntimeError if these records differ from the pool's."""
         mine = [block for blocks in self._cached.values() for block in blocks]
         if set(self._tenant_of) != identified or set(mine) != cached or len(mine) != len(cached):
-            raise RuntimeError("the tenants' blocks are not those of the pool")
+            raise RuntimeError("the tenants' blocks differ from those of the pool")
         counts: dict[bytes, int] = {}
         for tenant in self._tenant_of.values():
             counts[tenant] = counts.get(tenant, 0) + 1
-        over = {tenant for tenant, count in counts.items() if count > self._most}
-        if counts != self._blocks or over != set(self._over):
+        above = {tenant for tenant, count in counts.items() if count > self._max_blocks}
+        if counts != self._blocks or above != set(self._above):
             raise RuntimeError(f"tenants hold {counts}, counted {self._blocks}")
 
     def _count(self, tenant: bytes, by: int) -> None:
         count = self._blocks[tenant] = self._blocks.get(tenant, 0) + by
         if not count:
             del self._blocks[tenant]
-        if count > self._most:
-            self._over[tenant] = None
+        if count > self._max_blocks:
+            self._above[tenant] = None
         else:
-            self._over.pop(tenant, None)
+            self._above.pop(tenant, None)

@@ -1,10 +1,10 @@
-"""The tokens that penalties count, without copying them: a choice's text, and views of it.
+"""The token history that penalties count: the tokens of a choice, and views of them without copies.
 
     event loop:     output.append(token)                          history = text.until(known)
-    device thread:  history.counts(): the tokens since the last draw are counted, no others
+    device thread:  history.counts(): the tokens since the last draw are counted, and only these
 
-A `Text` lives as long as its choice, whatever becomes of its blocks, so a draw costs what is new,
-not what is known. Its owner only appends; who draws reads no further than a view reaches.
+A `Text` lives as long as its choice, independent of its blocks, so that the cost of a draw depends
+on the new tokens alone. Its owner only appends; a draw reads no further than its view.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class PromptTokens:
-    """A prompt, shared by its choices. `distinct` is made when it is first asked for."""
+    """A prompt, shared by its choices. `distinct` is computed on first use."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
@@ -28,92 +28,94 @@ class PromptTokens:
 
     @property
     def distinct(self) -> Ints:
-        """Its tokens, each once, in order."""
+        """Return the distinct tokens, sorted."""
         if self._distinct is None:
             self._distinct = np.unique(np.asarray(self.tokens, dtype=np.int64))
         return self._distinct
 
 
 class TokenCounts:
-    """How often each token is in the first `total` tokens of an output. The device thread's."""
+    """Counts of each token in the first `total` tokens of an output; used by the device thread."""
 
     def __init__(self, prompt: PromptTokens, output: Sequence[int]) -> None:
         self.total = len(output)
         self.tokens, self.counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
-        self.fresh = np.setdiff1d(self.tokens, prompt.distinct, assume_unique=True)  # not in it
+        self.fresh = np.setdiff1d(
+            self.tokens, prompt.distinct, assume_unique=True
+        )  # not in the prompt
         self._prompt = prompt
 
     def add(self, token: int) -> None:
         self.total += 1
-        place = int(np.searchsorted(self.tokens, token))
-        if _holds(self.tokens, place, token):
-            self.counts[place] += 1
+        index = int(np.searchsorted(self.tokens, token))
+        if _holds(self.tokens, index, token):
+            self.counts[index] += 1
             return
-        self.tokens = np.insert(self.tokens, place, token)
-        self.counts = np.insert(self.counts, place, 1)
+        self.tokens = np.insert(self.tokens, index, token)
+        self.counts = np.insert(self.counts, index, 1)
         distinct = self._prompt.distinct
         if not _holds(distinct, int(np.searchsorted(distinct, token)), token):
             self.fresh = np.append(self.fresh, token)
 
 
 class Text:
-    """Prompt and output of one choice. `output` is its owner's list, to which it appends."""
+    """Prompt and output of one choice. The owner appends to its list `output`."""
 
     def __init__(self, prompt: PromptTokens, output: list[int]) -> None:
         self.prompt, self.output = prompt, output
         self._counts: TokenCounts | None = None
 
     def until(self, known: int) -> History:
-        """A view that ends after `known` tokens of output."""
+        """Return a view that ends after `known` tokens of output."""
         return History(self, known)
 
-    def counted(self, known: int, fed: Sequence[int]) -> TokenCounts:
-        """Counts of the first `known` tokens of output and then `fed`. A step that is run a second
-        time, in parts, counts nothing twice; one that is older than what was counted is rare."""
-        found, total = self._counts, known + len(fed)
+    def counted(self, known: int, pending: Sequence[int]) -> TokenCounts:
+        """Return the counts of the first `known` tokens of output and of `pending`. A step that
+        runs again, in parts, counts no token twice; a view older than the counts is rare."""
+        found, total = self._counts, known + len(pending)
         if found is None or found.total > total:
             found = self._counts = TokenCounts(self.prompt, self.output[:known])
         for token in islice(self.output, found.total, known):
             found.add(token)
-        for token in fed[found.total - known :]:
+        for token in pending[found.total - known :]:
             found.add(token)
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The first `known` tokens of a text's output, and the prompt before them. `fed`: drawn by a
-    step that its owner has not heard of yet."""
+    """A prompt and the first `known` tokens of its output. `pending`: tokens drawn by a step whose
+    result the owner has not received."""
 
     text: Text
     known: int
-    fed: tuple[int, ...] = ()
+    pending: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        return self.prompt_tokens + self.known + len(self.fed)
+        return self.prompt_tokens + self.known + len(self.pending)
 
     def __iter__(self) -> Iterator[int]:
         yield from self.text.prompt.tokens
         yield from islice(self.text.output, self.known)
-        yield from self.fed
+        yield from self.pending
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.text.prompt.tokens)
 
-    def continued(self, token: int) -> History:
-        return History(self.text, self.known, (*self.fed, token))
+    def extended(self, token: int) -> History:
+        return History(self.text, self.known, (*self.pending, token))
 
     def counts(self) -> TokenCounts:
-        """Of the output; valid until the text is counted further."""
-        return self.text.counted(self.known, self.fed)
+        """Return the counts of the output; valid until the text is counted further."""
+        return self.text.counted(self.known, self.pending)
 
 
 def history_of(tokens: Sequence[int], prompt_tokens: int) -> History:
-    """Of a text that is known as a whole."""
+    """Return the history of a complete token list."""
     output = list(tokens[prompt_tokens:])
     return Text(PromptTokens(tokens[:prompt_tokens]), output).until(len(output))
 
 
-def _holds(tokens: Ints, place: int, token: int) -> bool:
-    return place < len(tokens) and int(tokens[place]) == token
+def _holds(tokens: Ints, index: int, token: int) -> bool:
+    return index < len(tokens) and int(tokens[index]) == token

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, continued
+from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, extended
 from baton.runtime.errors import EngineError
 
 
@@ -20,7 +20,7 @@ def with_proposals(item: Slice, proposals: Sequence[int]) -> Slice:
     """Return `item`, of one known token, as a slice that verifies `proposals`. Of its draws, whose
     histories miss the proposals, there is one more than it takes of these at most."""
     wanted = proposals[: len(item.draws) - 1]
-    draws = [continued(draw, wanted[:row]) for row, draw in enumerate(item.draws)]
+    draws = [extended(draw, wanted[:row]) for row, draw in enumerate(item.draws)]
     return replace(
         item,
         tokens=(*item.tokens, *wanted),

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.step_health import StepHealth
-from baton.engine.scheduling.step_pipeline import Over, Planned, StepPipeline
+from baton.engine.scheduling.step_pipeline import CompletedStep, Planned, StepPipeline
 from baton.runtime.errors import EngineError
 
 STEP_SMOOTHING = 0.1  # share of the newest step in `step_ms`
@@ -36,7 +36,7 @@ class StepOwner(Protocol[Plan]):
         """Return a plan of this batch, which belongs to no request."""
         ...
 
-    def commit_step(self, over: Over[Plan], result: StepResult) -> None:
+    def commit_step(self, over: CompletedStep[Plan], result: StepResult) -> None:
         """Take the result of a step."""
         ...
 
@@ -86,7 +86,7 @@ class WorkerLoop(Generic[Plan]):
         )
 
     async def run(self) -> None:
-        """Plan, submit and commit steps until cancelled; then forsake those under way."""
+        """Plan, submit and commit steps until cancelled; then abandon those under way."""
         try:
             while True:
                 self.wake.clear()
@@ -133,7 +133,7 @@ class WorkerLoop(Generic[Plan]):
         except EngineError as error:
             self._fail(plan, error)
 
-    def _commit(self, over: Over[Plan]) -> None:
+    def _commit(self, over: CompletedStep[Plan]) -> None:
         if isinstance(over.outcome, EngineError):
             self._fail(over.plan, over.outcome)
         elif not self.health.record_step(over.plan.batch, over.outcome):

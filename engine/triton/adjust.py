@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.engine.sampling.draw_adjustments import Adjustments
-from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_logprobs import LogprobBuffers
 
 _ENTRIES = 1024  # of a list at once
 _BLOCK = 4096
@@ -26,7 +26,7 @@ def adjust_logits(logits: Tensor, adjustments: Adjustments) -> None:
             logits,
             adjustments.bounds,
             adjustments.penalties,
-            adjustments.fed,
+            adjustments.pending_token,
             adjustments.tokens,
             adjustments.amounts,
             vocab,
@@ -38,7 +38,7 @@ def adjust_logits(logits: Tensor, adjustments: Adjustments) -> None:
         )
 
 
-def find_logprobs(logits: Tensor, tokens: Tensor, counts: Tensor, room: LogprobRoom) -> None:
+def find_logprobs(logits: Tensor, tokens: Tensor, counts: Tensor, room: LogprobBuffers) -> None:
     """Write log-probabilities of `logits` float32 [rows, vocab], contiguous, into `room`: of
     `tokens` int64 [rows] and of the `counts` int [rows] best, the lowest ids of equals first. A row
     whose count is negative is left alone; none is above the vocabulary or `MAX_LOGPROBS`."""
@@ -66,19 +66,19 @@ def _repeated(x, penalty):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _penalize_seen(  # type: ignore[no-untyped-def]
-    row_ptr, token_ptr, first, end, fed, penalty, vocab, BLOCK: tl.constexpr
+    row_ptr, token_ptr, first, end, pending, penalty, vocab, BLOCK: tl.constexpr
 ):
-    """Of prompt and output, each token once; `fed` too, where it is not among them."""
-    missing = fed >= 0
+    """Of prompt and output, each token once; `pending` too, where it is not among them."""
+    missing = pending >= 0
     for start in range(first, end, BLOCK):
         index = start + tl.arange(0, BLOCK)
         token = tl.load(token_ptr + index, mask=index < end, other=-1)
         known = (token >= 0) & (token < vocab)
         x = tl.load(row_ptr + token, mask=known, other=0.0)
         tl.store(row_ptr + token, _repeated(x, penalty), mask=known)
-        missing = missing & (tl.max((known & (token == fed)).to(tl.int32), axis=0) == 0)
+        missing = missing & (tl.max((known & (token == pending)).to(tl.int32), axis=0) == 0)
     if missing:
-        tl.store(row_ptr + fed, _repeated(tl.load(row_ptr + fed), penalty))
+        tl.store(row_ptr + pending, _repeated(tl.load(row_ptr + pending), penalty))
 
 
 @triton.jit
@@ -88,19 +88,19 @@ def _penalize_counted(  # type: ignore[no-untyped-def]
     amount_ptr,
     first,
     end,
-    fed,
+    pending,
     frequency,
     presence,
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """Of the output; `fed` counts once more, or once."""
-    missing = fed >= 0
+    """Of the output; `pending` counts once more, or once."""
+    missing = pending >= 0
     for start in range(first, end, BLOCK):
         index = start + tl.arange(0, BLOCK)
         token = tl.load(token_ptr + index, mask=index < end, other=-1)
         known = (token >= 0) & (token < vocab)
-        again = known & (token == fed)
+        again = known & (token == pending)
         count = tl.load(amount_ptr + index, mask=known, other=0.0).to(tl.float64)
         count += again.to(tl.float64)
         amount = (frequency * count + presence).to(tl.float32)
@@ -108,7 +108,9 @@ def _penalize_counted(  # type: ignore[no-untyped-def]
         tl.store(row_ptr + token, x - amount, mask=known)
         missing = missing & (tl.max(again.to(tl.int32), axis=0) == 0)
     if missing:
-        tl.store(row_ptr + fed, tl.load(row_ptr + fed) - (frequency + presence).to(tl.float32))
+        tl.store(
+            row_ptr + pending, tl.load(row_ptr + pending) - (frequency + presence).to(tl.float32)
+        )
 
 
 @triton.jit
@@ -116,7 +118,7 @@ def _adjust(  # type: ignore[no-untyped-def]
     logit_ptr,
     bound_ptr,
     penalty_ptr,
-    fed_ptr,
+    pending_ptr,
     token_ptr,
     amount_ptr,
     vocab,
@@ -134,13 +136,22 @@ def _adjust(  # type: ignore[no-untyped-def]
     repetition = tl.load(penalty_ptr + row).to(tl.float32)
     frequency = tl.load(penalty_ptr + penalty_stride + row)
     presence = tl.load(penalty_ptr + 2 * penalty_stride + row)
-    fed = tl.load(fed_ptr + row)
+    pending = tl.load(pending_ptr + row)
     if repetition != 1.0:
-        _penalize_seen(row_ptr, token_ptr, first, seen, fed, repetition, vocab, BLOCK)
+        _penalize_seen(row_ptr, token_ptr, first, seen, pending, repetition, vocab, BLOCK)
         tl.debug_barrier()
     if (frequency != 0.0) | (presence != 0.0):
         _penalize_counted(
-            row_ptr, token_ptr, amount_ptr, seen, counted, fed, frequency, presence, vocab, BLOCK
+            row_ptr,
+            token_ptr,
+            amount_ptr,
+            seen,
+            counted,
+            pending,
+            frequency,
+            presence,
+            vocab,
+            BLOCK,
         )
         tl.debug_barrier()
     for start in range(counted, biased, BLOCK):

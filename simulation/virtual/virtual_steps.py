@@ -20,9 +20,9 @@ from baton.engine.scheduling.batch import (
     Slice,
     StepBatch,
     StepResult,
-    fed,
-    forsake,
-    unfinished,
+    abandon,
+    failed_result,
+    resolve_feeds,
 )
 from baton.runtime.errors import EngineError, OutOfMemory
 
@@ -90,7 +90,7 @@ class VirtualSteps:
         try:
             self._last = self._computed(batch, self._last, step_s)
         except EngineError as error:
-            self._last = unfinished(batch)
+            self._last = failed_result(batch)
             if not result.done():  # else nobody waits any more
                 result.set_exception(error)
         else:
@@ -105,7 +105,7 @@ class VirtualSteps:
     def _computed(self, batch: StepBatch, last: StepResult | None, step_s: float) -> StepResult:
         for source, target in batch.copies:
             self._device.copy_block(source, target)
-        slices = fed(batch, last).slices
+        slices = resolve_feeds(batch, last).slices
         self.steps += 1
         if self.fail_steps:
             self.fail_steps -= 1
@@ -134,5 +134,5 @@ class VirtualStep:
     def result(self) -> asyncio.Future[StepResult]:
         return self._result
 
-    def forsake(self) -> None:
-        forsake(self._result)
+    def abandon(self) -> None:
+        abandon(self._result)

@@ -258,7 +258,7 @@ async def test_when_nobody_is_left_the_prompt_is_computed_here(bench: Bench) -> 
         ((Draining("stopping"), Unavailable("not registered")), "StalePlacement"),
         ((Draining("stopping"), WorkerLost("gone")), ""),
         ((HandoffError("odd"), Draining("stopping")), ""),
-        ((EngineError("its step failed"), Unavailable("not registered")), ""),
+        ((EngineError("the step of this slice failed"), Unavailable("not registered")), ""),
     ],
 )
 async def test_candidates_that_have_all_left_are_the_routers_to_replace(
@@ -296,7 +296,7 @@ async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> N
         (WorkerLost("gone"), True),
         (LeaseLost("silent"), True),
         (Incompatible("odd"), True),
-        (EngineError("its step failed"), True),
+        (EngineError("the step of this slice failed"), True),
         (OutOfMemory("a long prompt"), False),
         (Draining("stopping"), False),
     ],

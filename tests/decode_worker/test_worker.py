@@ -255,7 +255,7 @@ async def test_the_copies_of_a_step_that_was_refused_are_never_made(
     def refusing(batch: StepBatch) -> VirtualStep:
         if len(batch.slices) == 2:  # the first step of both choices
             refused.append(batch)
-            raise EngineError("256 steps are queued already")
+            raise EngineError("256 steps are already queued")
         return submit(batch)
 
     monkeypatch.setattr(node.engine, "submit", refusing)
@@ -275,7 +275,7 @@ async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     cluster = make_cluster()
-    monkeypatch.setattr("baton.engine.scheduling.step_pipeline.UNKNOWN_S", 0.2)
+    monkeypatch.setattr("baton.engine.scheduling.step_pipeline.UNMEASURED_LIMIT_S", 0.2)
     client = Client(cluster, "decode-0")
     await client.submit(list(range(40)), max_tokens=8).finished()
     node = (cluster.prefill | cluster.decode)[f"{role}-0"]  # type: ignore[operator]

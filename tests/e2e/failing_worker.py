@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baton.deploy.cli.main import main
 from baton.engine.execution.runner import ModelRunner
-from baton.engine.scheduling.batch import Started, StepBatch
+from baton.engine.scheduling.batch import RunningStep, StepBatch
 
 start = ModelRunner.start
 
@@ -20,7 +20,7 @@ def option(name: str) -> str:
 ILL = Path(option("--registry")).parent / f"ill-{option('--worker-id')}"
 
 
-def failing_start(runner: ModelRunner, batch: StepBatch) -> Started:
+def failing_start(runner: ModelRunner, batch: StepBatch) -> RunningStep:
     if ILL.exists():
         raise RuntimeError("an illegal memory access was encountered")
     return start(runner, batch)

@@ -86,7 +86,7 @@ def main() -> None:
                 weights,
                 pool,
                 max_context=128,
-                most_rows=8,
+                max_rows=8,
                 buckets=(1, 8),
                 deterministic=deterministic,
             )

@@ -81,7 +81,7 @@ def main() -> int:
     weights = load_weights(
         given.folder, spec, torch.float32, TritonMatrices(device), None, given.quantization
     )
-    build = partial(device_runner, spec, weights, most_rows=8, max_context=128)
+    build = partial(device_runner, spec, weights, max_rows=8, max_context=128)
     new_pool = partial(KvPool, spec, BLOCKS, SIZE, torch.float32, device, codes)
     ours = build(new_pool(), buckets=(4,) if tiny else (1, 2, 8), deterministic=True)
     held = {"proved": len(prove_graphs(ours)) == 32}

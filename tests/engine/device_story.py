@@ -144,7 +144,7 @@ def main() -> int:
     spec = read_spec(given.folder)
     weights = load_weights(given.folder, spec, torch.float32, TritonMatrices(device))
     buckets = (4,) if given.device == "cpu" else (1, 2, 8)
-    build = partial(device_runner, spec, weights, most_rows=8, buckets=buckets, max_context=128)
+    build = partial(device_runner, spec, weights, max_rows=8, buckets=buckets, max_context=128)
     if given.sized:
         ours = sized(spec, build, device, given.kv_dtype)
     else:

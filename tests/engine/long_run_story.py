@@ -123,7 +123,7 @@ def gpu(folder):
     attention = TorchAttention(pool, plain.spec.attention)
     eager = ModelRunner(plain.spec, plain.decoder._weights, pool, attention)
     kernels = DrawKernels(nothing, greedy, nothing)
-    rows = {"most_rows": BATCH, "table_width": TABLE}
+    rows = {"max_rows": BATCH, "table_width": TABLE}
     graphs = DecodeGraphs(
         eager.decoder, HostDevice(), kernels, spare_block=pool.spare_block, **rows
     )

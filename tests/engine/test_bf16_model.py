@@ -80,7 +80,7 @@ def test_the_compiled_parts_are_in_use(fast):
     assert isinstance(fast.decoder._attention._fast, BfloatAttention)
     product = fast.decoder._weights.layers[0].output.product
     assert isinstance(product, Panels) == (not has_matrix_unit())
-    assert isinstance(fast.decoder._whole, DecodePass) == (not has_matrix_unit())
+    assert isinstance(fast.decoder._fused_pass, DecodePass) == (not has_matrix_unit())
 
 
 @pytest.mark.parametrize("length", [1, 2, 50, 130])

@@ -69,7 +69,7 @@ def test_too_large_an_allocation_changes_nothing() -> None:
     pool = BlockPool(3, SIZE)
     pool.release(fill(pool, list(range(8))), Hold.USED)
     before = pool.counts()
-    with pytest.raises(OutOfBlocks, match="4 blocks are wanted, 3 are available"):
+    with pytest.raises(OutOfBlocks, match="4 blocks requested, 3 available"):
         pool.allocate(4, Hold.USED)
     assert pool.counts() == before
 

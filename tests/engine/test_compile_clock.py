@@ -47,10 +47,10 @@ def test_what_has_failed_does_not_go_on() -> None:
     clock.begin()
     clock.begin()
     now.seconds += 4
-    clock.give_up()
+    clock.abort()
     now.seconds += 4
     assert clock.seconds() == 4
-    clock.give_up()
+    clock.abort()
     assert clock.seconds() == 4
 
 

@@ -18,8 +18,8 @@ from baton.engine.scheduling.batch import (
     Slice,
     StepBatch,
     StepResult,
-    fed,
-    unfinished,
+    failed_result,
+    resolve_feeds,
 )
 from baton.engine.scheduling.token_history import PromptTokens, Text, history_of
 from baton.runtime.errors import EngineError
@@ -78,7 +78,7 @@ def draw(logits, rules, tokens, finite):
 class Told:
     """A graph runner and a plain one over pools of their own, and the same blocks in both."""
 
-    def __init__(self, folder, torch_kernels, buckets=BUCKETS, most_rows=12):
+    def __init__(self, folder, torch_kernels, buckets=BUCKETS, max_rows=12):
         self.plain = build_runner(folder, blocks=BLOCKS, block_size=SIZE, backend="torch")
         spec, weights = self.plain.spec, self.plain.decoder._weights
         pool = KvPool(spec, BLOCKS, SIZE, torch.float32, torch.device("cpu"))
@@ -93,7 +93,7 @@ class Told:
             self.device,
             torch_kernels.around(draw),
             spare_block=pool.spare_block,
-            most_rows=most_rows,
+            max_rows=max_rows,
             table_width=-(-eager.max_context // SIZE),
         )
         self.graphs.capture(buckets)
@@ -296,7 +296,7 @@ def test_a_broken_row_harms_no_other(told):
 def test_a_feed_from_a_slice_that_drew_nothing_is_refused(told, feed):
     blocks = told.prompt(6, 1)
     told.runner.run(StepBatch((decode(3, 6, blocks), Slice([3], 6, told.prompt(6, 2)))))
-    with pytest.raises(EngineError, match=f"slice {feed} of the step before drew nothing"):
+    with pytest.raises(EngineError, match=f"slice {feed} of the previous step drew no token"):
         told.runner.run(StepBatch((decode(0, 7, blocks, feed=feed),)))
     assert told.device.replayed == 1
 
@@ -330,9 +330,9 @@ def test_after_a_step_that_failed_only_its_own_slices_are_lost(told, captured):
     after = runner.run(StepBatch((decode(0, 7, lost, feed=0), decode(5, 6, other))))
     again = runner.run(StepBatch((decode(0, 7, lost), decode(5, 6, other))))
     assert after.drawn == again.drawn
-    with pytest.raises(EngineError, match="drew nothing"):
+    with pytest.raises(EngineError, match="drew no token"):
         runner.run(StepBatch((decode(0, 8, lost, feed=2),)))
-    with pytest.raises(EngineError, match="drew nothing"):
+    with pytest.raises(EngineError, match="drew no token"):
         runner.run(StepBatch((decode(0, 8, lost, feed=1),)))  # of the step that was refused
 
 
@@ -341,24 +341,24 @@ def test_a_fed_draw_has_the_token_in_its_history():
     counted = SamplingParams(frequency_penalty=0.5)
     draws = (Draw(0, 3, counted, history_of([4, 5], 1)), Draw(1, 3, SamplingParams()))
     batch = StepBatch((Slice([0], 2, [0], draws, feed=0),))
-    (item,) = fed(batch, StepResult(((Drawn(0, 7),),))).slices
+    (item,) = resolve_feeds(batch, StepResult(((Drawn(0, 7),),))).slices
     assert list(item.draws[0].history) == [4, 5, 7] and item.draws[1].history is None
     assert item.draws[0].history.prompt_tokens == 1 and item.tokens == (7,)
 
 
 def test_a_step_that_failed_has_nothing_for_anybody():
-    result = unfinished(StepBatch((Slice([1], 0, [0]), Slice([2], 0, [1]))))
+    result = failed_result(StepBatch((Slice([1], 0, [0]), Slice([2], 0, [1]))))
     assert result.drawn == ((), ()) and set(result.failed) == {0, 1}
 
 
 def test_fed_needs_a_draw_to_feed_from():
     batch = StepBatch((Slice([0], 1, [0], feed=0),))
-    with pytest.raises(EngineError, match="drew nothing"):
-        fed(batch, None)
-    with pytest.raises(EngineError, match="drew nothing"):
-        fed(batch, StepResult(((),)))
+    with pytest.raises(EngineError, match="drew no token"):
+        resolve_feeds(batch, None)
+    with pytest.raises(EngineError, match="drew no token"):
+        resolve_feeds(batch, StepResult(((),)))
     with pytest.raises(EngineError, match="slice -1"):
-        fed(StepBatch((Slice([0], 1, [0], feed=-1),)), StepResult(((Drawn(0, 7),),)))
-    assert fed(batch, StepResult(((),), 0.0, frozenset({0}))).slices[0].tokens == (0,)
+        resolve_feeds(StepBatch((Slice([0], 1, [0], feed=-1),)), StepResult(((Drawn(0, 7),),)))
+    assert resolve_feeds(batch, StepResult(((),), 0.0, frozenset({0}))).slices[0].tokens == (0,)
     plain = StepBatch((Slice([4], 1, [0]),))
-    assert fed(plain, None) is plain
+    assert resolve_feeds(plain, None) is plain

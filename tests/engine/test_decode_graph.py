@@ -51,7 +51,7 @@ def graphs(decoder, rules):
         HostDevice(),
         torch_kernels.around(rules),
         spare_block=SPARE,
-        most_rows=20,
+        max_rows=20,
         table_width=WIDTH,
     )
     made.capture()
@@ -131,7 +131,7 @@ def test_a_change_of_tables_takes_no_memory_of_the_device():
         away,
         torch_kernels.around(Rules()),
         spare_block=SPARE,
-        most_rows=4,
+        max_rows=4,
         table_width=WIDTH,
     )
     with Operations() as seen:

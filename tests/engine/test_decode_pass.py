@@ -73,10 +73,10 @@ def slices(starts=STARTS):
 def both_ways(runner, monkeypatch, items):
     """(logits, pool) with the pass, and without it."""
     before, found = runner.pool.tensor.clone(), []
-    for whole in (runner.decoder._whole, None):
+    for fused_pass in (runner.decoder._fused_pass, None):
         runner.pool.tensor.copy_(before)
         with monkeypatch.context() as patch:
-            patch.setattr(runner.decoder, "_whole", whole)
+            patch.setattr(runner.decoder, "_fused_pass", fused_pass)
             logits = torch.cat(runner.all_logits(StepBatch(tuple(items))))
         found.append((logits, runner.pool.tensor.clone()))
     runner.pool.tensor.copy_(before)
@@ -175,7 +175,7 @@ def test_layers_that_it_does_not_know_are_left_to_the_decoder(loaded, runner):
 def test_other_ways_to_serve_go_layer_by_layer(folder, monkeypatch, how):
     monkeypatch.setattr(DecodePass, "__call__", None)  # whoever calls it fails
     runner = build_runner(folder, **{"blocks": BLOCKS, "block_size": SIZE, **how})
-    assert runner.decoder._whole is None
+    assert runner.decoder._fused_pass is None
     given = [Slice([3 + n], 0, [n]) for n in range(3)]
     assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
 
@@ -188,7 +188,7 @@ def test_other_models_go_layer_by_layer(references, monkeypatch, name):
     monkeypatch.setattr(DecodePass, "__call__", None)
     folder = references(name).folder
     runner = build_runner(folder, blocks=BLOCKS, block_size=SIZE, dtype="bfloat16")
-    assert runner.decoder._whole is None
+    assert runner.decoder._fused_pass is None
     given = [Slice([3 + n], 0, [n]) for n in range(3)]
     assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
 
@@ -224,9 +224,9 @@ def changed(spec, weights, change):
 def use(runner, spec, weights):
     old = runner.decoder
     attention = type(old._attention)(runner.pool, spec.attention)
-    whole = decode_pass(spec, weights, runner.pool.tensor)
-    assert whole is not None
-    runner.decoder = type(old)(spec, weights, attention, old._gating, old._norms, whole)
+    fused_pass = decode_pass(spec, weights, runner.pool.tensor)
+    assert fused_pass is not None
+    runner.decoder = type(old)(spec, weights, attention, old._gating, old._norms, fused_pass)
 
 
 @pytest.mark.parametrize(
@@ -290,17 +290,17 @@ def test_a_token_is_fed_from_the_step_before(runner, monkeypatch):
     """A step that is planned before the draws of the one before it are known."""
     before, drawn = runner.pool.tensor.clone(), []
     first = [replace(each, draws=GREEDY) for each in slices()]
-    for whole in (runner.decoder._whole, None):
+    for fused_pass in (runner.decoder._fused_pass, None):
         runner.pool.tensor.copy_(before)
         with monkeypatch.context() as patch:
-            patch.setattr(runner.decoder, "_whole", whole)
+            patch.setattr(runner.decoder, "_fused_pass", fused_pass)
             told = runner.run(StepBatch(tuple(first)))
             free = sorted({*range(BLOCKS)}.difference(*(each.blocks for each in first)))
             after = [
                 Slice([0], each.start + 1, [*each.blocks, free[n]], GREEDY, feed=n)
                 for n, each in enumerate(first)
             ]
-            if whole is None:  # the tokens themselves
+            if fused_pass is None:  # the tokens themselves
                 after = [
                     replace(each, tokens=[told.drawn[n][0].token], feed=None)
                     for n, each in enumerate(after)

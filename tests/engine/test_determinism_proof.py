@@ -57,7 +57,7 @@ def told(qwen3, monkeypatch):
     def make(after=lambda replay: None, draw=greedy):
         device = Device(after)
         width = -(-spec.max_context // 8)
-        how = {"spare_block": pool.spare_block, "most_rows": 24, "table_width": width}
+        how = {"spare_block": pool.spare_block, "max_rows": 24, "table_width": width}
         graphs = DecodeGraphs(eager.decoder, device, torch_kernels.around(draw), **how)
         graphs.capture(BUCKETS)
         return CudaRunner(eager, graphs), device

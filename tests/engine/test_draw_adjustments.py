@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baton.engine.sampling.draw_adjustments import BARRED_BIAS, Adjustments, most_entries
+from baton.engine.sampling.draw_adjustments import FORBIDDEN_TOKEN_BIAS, Adjustments, max_entries
 from baton.engine.scheduling.batch import Draw, SamplingParams
 from baton.engine.scheduling.token_history import PromptTokens, Text
 
@@ -43,7 +43,7 @@ def test_lists_are_seen_counted_and_biased_tokens():
     assert biased == [(4, -1.0), (9, 1.75)]  # each token once
     assert lists(found, 2) == [[], [], biased]
     assert found.penalties.T.tolist() == [[1, 0, 0], [1.5, 0.25, -0.5], [1, 0, 0]]
-    assert found.fed.tolist() == [-1] * 3
+    assert found.pending_token.tolist() == [-1] * 3
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_a_row_has_entries_of_what_it_asks_for(params, sizes):
 def test_room_suffices_for_one_more_token():
     shared = text([5, 7], [8])
     draws = [None, Draw(0, 3, ALL, shared.until(1)), Draw(0, 3, SamplingParams())]
-    most = most_entries(draws)
-    later = [Draw(0, 4, ALL, shared.until(1).continued(3))]
+    most = max_entries(draws)
+    later = [Draw(0, 4, ALL, shared.until(1).extended(3))]
     assert len(Adjustments.of(draws).tokens) <= len(Adjustments.of(later).tokens) <= most
-    assert most_entries([None, draws[2]]) == 0
+    assert max_entries([None, draws[2]]) == 0
 
 
 def test_choices_of_a_prompt_count_their_own_output():
@@ -80,4 +80,4 @@ def test_choices_of_a_prompt_count_their_own_output():
 def test_barred_tokens_have_a_finite_bias():
     barred = SamplingParams(logit_bias=((3, 5.0),), min_tokens=1, barred=(3, 4)).at(0)
     ((_, _, biased),) = [lists(Adjustments.of([Draw(0, 1, barred)]), 0)]
-    assert biased == [(token, float(np.float32(BARRED_BIAS))) for token in (3, 4)]
+    assert biased == [(token, float(np.float32(FORBIDDEN_TOKEN_BIAS))) for token in (3, 4)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.scheduling.draw_costs import FREE, DrawCosts, measure_draws
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts, measure_draws
 from tests.support.model_story import ModelStory
 
 COSTS = DrawCosts(1.0, 10.0, 100.0, 1000.0, 10000.0)
@@ -27,13 +27,13 @@ GREEDY = SamplingParams(temperature=0.0)
     ],
 )
 def test_draw_costs_what_its_rules_do(params: SamplingParams, seconds: float) -> None:
-    assert COSTS.by(params) == seconds and FREE.by(params) == 0
+    assert COSTS.draw_s(params) == seconds and ZERO_COSTS.draw_s(params) == 0
 
 
 def test_step_costs_what_all_its_draws_do() -> None:
     two = (Draw(0, 1, GREEDY), Draw(1, 1, SamplingParams()))
     batch = StepBatch((Slice([1], 0, [0], two), Slice([1, 2], 0, [1]), Slice([1], 0, [2], two)))
-    assert COSTS.of_batch(batch) == 24
+    assert COSTS.batch_s(batch) == 24
 
 
 def test_dear_rules_are_measured_as_dear() -> None:
@@ -48,4 +48,4 @@ def test_dear_rules_are_measured_as_dear() -> None:
 
 def test_a_runner_measures_its_own_draws(qwen3) -> None:  # type: ignore[no-untyped-def]
     found = ModelStory(qwen3.folder).runner.measure_draws()
-    assert found.greedy_s > 0 and COSTS.of([]) == 0
+    assert found.greedy_s > 0 and COSTS.draws_s([]) == 0

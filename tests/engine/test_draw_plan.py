@@ -30,7 +30,11 @@ def test_rows_are_the_last_of_each_slice_that_draws():
     assert plan.drawing == [0, 1, 3]
     assert plan.last_rows.tolist() == [4, 0, 1]  # slices of one token come first
     assert plan.counts == [1, 1, 1]
-    assert (plan.kinds.adjusted, plan.kinds.random, plan.kinds.told) == ([], [2], [2])
+    assert (plan.groups.adjusted, plan.groups.random, plan.groups.with_logprobs) == (
+        [],
+        [2],
+        [2],
+    )
 
 
 def test_each_choice_has_a_copy_of_the_row():
@@ -40,7 +44,7 @@ def test_each_choice_has_a_copy_of_the_row():
     assert rows.tolist() == [[1.0, 2.0]] + [[3.0, 4.0]] * 3
     rows[1].zero_()
     assert rows[2].tolist() == [3.0, 4.0]
-    assert (plan.kinds.adjusted, plan.kinds.random) == ([2], [1])
+    assert (plan.groups.adjusted, plan.groups.random) == ([2], [1])
     assert plan.by_slice(drawn(5, 6, 7, 8)) == (tuple(drawn(5)), tuple(drawn(6, 7, 8)))
 
 
@@ -63,7 +67,7 @@ def test_slices_may_be_left_out_later():
     rest = plan.without({0, 1})
     assert (rest.drawing, rest.counts, len(rest.draws)) == ([3], [1], 1)
     assert rest.last_rows.tolist() == [2]
-    assert rest.kinds.adjusted == [0]
+    assert rest.groups.adjusted == [0]
     assert rest.by_slice(drawn(8)) == ((), (), (), tuple(drawn(8)))
 
 

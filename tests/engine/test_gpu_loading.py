@@ -79,7 +79,7 @@ class Runner:
 
 def options(**changes):
     usual = {"blocks": 0, "block_size": 16, "max_context": 0, "memory_fraction": 0.5}
-    return GpuOptions(**usual | {"most_rows": 64, "step_tokens": 100} | changes)
+    return GpuOptions(**usual | {"max_rows": 64, "step_tokens": 100} | changes)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_kernels_that_stay_loaded_are_not_given_to_the_pool(spec):
 @pytest.mark.parametrize("most", [0, 10 * MIB])
 def test_what_another_takes_meanwhile_is_not_this_runners(spec, monkeypatch, most):
     """It is missing from what is free; of that too each takes its share."""
-    monkeypatch.setattr(gpu_loading, "UNSEEN_MOST", most)
+    monkeypatch.setattr(gpu_loading, "MAX_UNTRACKED_BYTES", most)
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     device.comes = 40 * MIB
     runner = sized(spec, device, memory_fraction=0.25)
@@ -162,7 +162,7 @@ def test_what_another_gives_back_meanwhile_makes_no_room_beside_the_pool(spec):
 
 def test_two_that_share_a_gpu_both_find_room(spec, monkeypatch):
     """The second one sizes its pool while the first one captures, and keeps all that it took."""
-    monkeypatch.setattr(gpu_loading, "UNSEEN_MOST", 0)
+    monkeypatch.setattr(gpu_loading, "MAX_UNTRACKED_BYTES", 0)
     first = Device(spec, total=100 * MIB, beside=20 * MIB)
     second = Device(spec, total=100 * MIB, beside=20 * MIB)
     kept = sized(spec, second, memory_fraction=0.49)

@@ -20,13 +20,13 @@ def test_work_is_done_at_capture_and_at_each_replay():
 
 def test_marks_tell_the_time_between_them():
     device = HostDevice()
-    earlier, later = device.mark(), device.mark()
+    earlier, later = device.record_event(), device.record_event()
     later.wait()
     assert later.seconds_since(earlier) >= 0 >= earlier.seconds_since(later)
 
 
 def test_host_room_is_zeros_of_its_kind():
-    room = HostDevice().host_room(2, 3, torch.int32)
+    room = HostDevice().host_buffer(2, 3, torch.int32)
     assert room.shape == (2, 3) and room.dtype == torch.int32 and not room.any()
 
 

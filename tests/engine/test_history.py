@@ -55,7 +55,7 @@ def test_counts_kept_from_draw_to_draw_equal_whole_ones(seed: int) -> None:
         if not ahead:
             output.append(token)
         history = text.until(len(output))
-        history = history.continued(token) if ahead else history
+        history = history.extended(token) if ahead else history
         for _ in range(dice.choice((1, 1, 2))):
             found = penalised(history)
             wanted = by_definition(prompt, [*output, token] if ahead else output)

@@ -10,13 +10,18 @@ import pytest
 
 from baton.engine.scheduling.batch import Draw, SamplingParams, StepBatch
 from baton.engine.scheduling.draw_costs import DrawCosts
-from baton.engine.scheduling.step_pipeline import KNOWN, PATIENCE, UNKNOWN_S, WAIT_S
+from baton.engine.scheduling.step_pipeline import (
+    KEPT_STEPS,
+    OVERDUE_FACTOR,
+    ROUTER_WAIT_S,
+    UNMEASURED_LIMIT_S,
+)
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_pipeline_scene import PipelineScene
 
 
 def seconds(expected_s: float) -> Any:
-    """The virtual loop's rounds take microseconds, which PATIENCE and growth multiply."""
+    """The virtual loop's rounds take microseconds, which OVERDUE_FACTOR and growth multiply."""
     return pytest.approx(expected_s, rel=5e-3)
 
 
@@ -27,19 +32,19 @@ async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took() -> None:
     assert steps.due_s() is None
     for _ in range(2):
         steps.submit(scene.chunk())
-        assert steps.due_s() - now_s() == seconds(UNKNOWN_S)
+        assert steps.due_s() - now_s() == seconds(UNMEASURED_LIMIT_S)
         assert await steps.next() is None
         scene.end_after(0.02)
         await scene.over()
     steps.submit(scene.chunk())
     due_s = steps.due_s()
-    assert due_s - now_s() == seconds(PATIENCE * 0.02)
+    assert due_s - now_s() == seconds(OVERDUE_FACTOR * 0.02)
     steps.submit(scene.chunk(8))
     assert steps.due_s() == due_s  # the oldest one counts
     assert await steps.next() is None
     device.end(2)
     await scene.over()
-    assert steps.due_s() - now_s() == seconds(UNKNOWN_S)  # of chunks, none is known
+    assert steps.due_s() - now_s() == seconds(UNMEASURED_LIMIT_S)  # of chunks, none is known
     assert await steps.next() is None
     device.end(3)
     await scene.over()
@@ -72,7 +77,7 @@ async def test_a_chunk_may_take_what_another_one_took_for_its_tokens_or_what_the
 ) -> None:
     scene = PipelineScene()
     await scene.run([scene.chunk(*before)] * 2, 0.002)
-    assert scene.allowed_s(scene.chunk(*step)) == seconds(PATIENCE * times * 0.002)
+    assert scene.allowed_s(scene.chunk(*step)) == seconds(OVERDUE_FACTOR * times * 0.002)
 
 
 @pytest.mark.parametrize(("before", "step", "times"), [(1, 64, 64.0), (64, 1, 1.0)])
@@ -82,7 +87,7 @@ async def test_a_slow_machine_may_compute_one_row_after_another(
 ) -> None:
     scene = PipelineScene()
     await scene.run([scene.decode(before)] * 2, 0.002)
-    assert scene.allowed_s(scene.decode(step)) == seconds(PATIENCE * times * 0.002)
+    assert scene.allowed_s(scene.decode(step)) == seconds(OVERDUE_FACTOR * times * 0.002)
 
 
 @on_virtual_time
@@ -94,7 +99,7 @@ async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_
     scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.05)
     await scene.run([scene.chunk(3, 16)] * 5, 0.02)
-    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 0.05)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(OVERDUE_FACTOR * 0.05)
 
 
 @pytest.mark.parametrize(("last", "allowed_s"), [(128, 0.04), (3, 0.8)])
@@ -117,11 +122,11 @@ async def test_a_step_that_hung_says_nothing_of_those_that_are_like_it() -> None
     scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.02)
     await scene.run([scene.chunk(128)], 5.0)
-    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 5.0 - WAIT_S)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(OVERDUE_FACTOR * 5.0 - ROUTER_WAIT_S)
     scene.device.end(3)
     await scene.over()
     await scene.run([scene.chunk(3, 16)] * 2, 0.01)
-    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 0.02)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(OVERDUE_FACTOR * 0.02)
 
 
 @on_virtual_time
@@ -130,16 +135,16 @@ async def test_of_a_machine_that_has_become_slow_only_the_first_step_reads_as_a_
     await scene.run([scene.chunk(128)] * 2, 0.02)
     await scene.run([scene.chunk(128)] * 4, 5.0)
     assert [took.hung for took in scene.steps._last[True]] == [False] * 2 + [True] + [False] * 3
-    assert scene.allowed_s(scene.chunk(128)) == seconds(PATIENCE * 5.0 - WAIT_S)
+    assert scene.allowed_s(scene.chunk(128)) == seconds(OVERDUE_FACTOR * 5.0 - ROUTER_WAIT_S)
 
 
 @on_virtual_time
 async def test_how_many_steps_are_known_is_bounded() -> None:
     scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.0)
-    await scene.run([scene.chunk(3, 16)] * (KNOWN + 1), 0.0)
+    await scene.run([scene.chunk(3, 16)] * (KEPT_STEPS + 1), 0.0)
     sizes = [took.size.tokens for took in scene.steps._last[True]]
-    assert sizes == [3] * KNOWN
+    assert sizes == [3] * KEPT_STEPS
 
 
 @on_virtual_time
@@ -153,12 +158,12 @@ async def test_what_a_step_compiles_is_no_part_of_its_time() -> None:
     device.seconds += 7.0
     assert steps.due_s() == due_s + 7.0
     device.seconds += 500.0
-    assert steps.due_s() == due_s + UNKNOWN_S  # a compiler may hang too
+    assert steps.due_s() == due_s + UNMEASURED_LIMIT_S  # a compiler may hang too
     scene.end_after(507.02)
     await steps.next()
     await scene.over()
     # nor is the next one allowed more
-    assert scene.allowed_s(scene.decode(1)) == seconds(PATIENCE * 0.02)
+    assert scene.allowed_s(scene.decode(1)) == seconds(OVERDUE_FACTOR * 0.02)
 
 
 @on_virtual_time
@@ -173,7 +178,7 @@ async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time(
     await asyncio.sleep(9.0)
     device.end(2)
     await scene.over()
-    assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)
+    assert steps.due_s() - now_s() == seconds(OVERDUE_FACTOR * 0.02)
     steps.close()
 
 
@@ -181,22 +186,24 @@ async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time(
 async def test_what_its_process_stood_still_is_no_part_of_a_steps_time() -> None:
     scene, now_s = PipelineScene(), asyncio.get_running_loop().time
     steps, device = scene.steps, scene.device
-    steps.stood_still(60.0)  # no step ran
+    steps.record_stall(60.0)  # no step ran
     await scene.run([scene.decode(1)] * 2, 0.02)
     steps.submit(scene.decode(1))
     due_s = steps.due_s()
     await steps.next()
     await asyncio.sleep(5.005)  # after 0.015 s
-    steps.stood_still(2.0)
-    steps.stood_still(3.0)
+    steps.record_stall(2.0)
+    steps.record_stall(3.0)
     assert steps.due_s() == pytest.approx(due_s + 5.0)
     steps.submit(scene.decode(1))
     device.end(2)
     await scene.over()
-    assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)  # nor is the next one allowed more
+    assert steps.due_s() - now_s() == seconds(
+        OVERDUE_FACTOR * 0.02
+    )  # nor is the next one allowed more
     await asyncio.sleep(0.01)
-    steps.stood_still(60.0)  # it has run for less
-    assert steps.due_s() - now_s() == seconds(PATIENCE * 0.02)
+    steps.record_stall(60.0)  # it has run for less
+    assert steps.due_s() - now_s() == seconds(OVERDUE_FACTOR * 0.02)
     steps.close()
 
 
@@ -211,15 +218,15 @@ async def test_a_step_may_take_what_its_draws_cost_besides() -> None:
     left, though all is well."""
     scene = PipelineScene(costs=COSTS)
     await scene.run([scene.decode(8, GREEDY)] * 2, 0.02)
-    allowed_s = PATIENCE * (0.02 + 8 * 0.053 - 8 * 0.001)
-    assert scene.allowed_s(scene.decode(8, DEAR)) == seconds(max(1.0, allowed_s - WAIT_S))
+    allowed_s = OVERDUE_FACTOR * (0.02 + 8 * 0.053 - 8 * 0.001)
+    assert scene.allowed_s(scene.decode(8, DEAR)) == seconds(max(1.0, allowed_s - ROUTER_WAIT_S))
 
 
 @on_virtual_time
 async def test_dear_draws_that_are_over_allow_cheap_ones_no_more() -> None:
     scene = PipelineScene(costs=COSTS)
     await scene.run([scene.decode(8, DEAR)] * 2, 0.1)
-    assert scene.allowed_s(scene.decode(8, GREEDY)) == seconds(PATIENCE * 0.1)
+    assert scene.allowed_s(scene.decode(8, GREEDY)) == seconds(OVERDUE_FACTOR * 0.1)
 
 
 @on_virtual_time

@@ -7,7 +7,14 @@ import torch
 
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.execution.torch_engine import TorchEngine, TorchHandle
-from baton.engine.scheduling.batch import Done, Draw, SamplingParams, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import (
+    Draw,
+    FinishedStep,
+    SamplingParams,
+    Slice,
+    StepBatch,
+    StepResult,
+)
 from baton.runtime.errors import DeviceLost, EngineError
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -32,7 +39,7 @@ class Gate:
         self.steps.append(batch)
         if self.error:
             raise self.error
-        return Done(StepResult(((),) * len(batch.slices)))
+        return FinishedStep(StepResult(((),) * len(batch.slices)))
 
 
 @pytest.fixture
@@ -111,7 +118,7 @@ async def test_a_refused_step_keeps_its_reason(engine):
 
 async def test_a_full_queue_is_refused_at_once(gate, gated):
     handles = []
-    with pytest.raises(EngineError, match="4 steps are queued already"):
+    with pytest.raises(EngineError, match="4 steps are already queued"):
         for _ in range(7):
             handles.append(gated.submit(STEP))
     assert len(handles) in (4, 5)  # one may be with the device thread

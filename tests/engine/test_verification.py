@@ -12,7 +12,7 @@ from baton.engine.scheduling.batch import (
     Slice,
     StepBatch,
     StepResult,
-    fed,
+    resolve_feeds,
 )
 from baton.engine.scheduling.token_history import history_of
 from baton.engine.scheduling.verification import accepted, check_proposals, with_proposals
@@ -82,5 +82,5 @@ def test_a_slice_that_cannot_be_verified_is_refused(item):
 
 def test_a_fed_slice_keeps_its_draft_work():
     item = Slice((0,), 2, (0,), one_token(3).draws, feed=0, draft=DraftWork((), 2))
-    (found,) = fed(StepBatch((item,)), StepResult((drawn(4),))).slices
+    (found,) = resolve_feeds(StepBatch((item,)), StepResult((drawn(4),))).slices
     assert (found.tokens, found.feed, found.draft) == ((4,), None, DraftWork((), 2))

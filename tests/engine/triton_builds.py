@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import CODES
 from baton.engine.sampling.draw_adjustments import Adjustments
-from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.checksum import block_checksums
@@ -149,7 +149,7 @@ def _sampling() -> None:
     draws, logits = [None] * 4, torch.empty(4, 151_936)
     adjust_logits(logits, Adjustments.of(draws))
     draw_tokens(logits, DrawRules.of(draws), tokens, finite)
-    find_logprobs(logits, tokens, tokens, LogprobRoom.on(logits.device, 4))
+    find_logprobs(logits, tokens, tokens, LogprobBuffers.on(logits.device, 4))
 
 
 def _checksums() -> None:

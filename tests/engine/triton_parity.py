@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.engine.model.quantized_weight import QuantizedWeight
 from baton.engine.sampling.draw_adjustments import Adjustments
-from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.sampling import adjust, sample
 from baton.engine.scheduling.batch import Draw, SamplingParams
@@ -317,9 +317,9 @@ def _penalties(device: torch.device, tiny: bool) -> tuple[float, float]:
     for fed in (None, 1, vocab - 1, draws[1].history.text.output[0]):  # type: ignore[union-attr]
         adjustments, known = Adjustments.of(draws).to(device), draws
         if fed is not None:
-            adjustments.fed.fill_(fed)
+            adjustments.pending_token.fill_(fed)
             known = [
-                replace(each, history=each.history.continued(fed)) if each.history else each
+                replace(each, history=each.history.extended(fed)) if each.history else each
                 for each in draws
             ]
         found, wanted = before.clone(), before.cpu()
@@ -363,7 +363,7 @@ def _logprobs(device: torch.device, tiny: bool) -> tuple[float, float]:
     logits[2] = 1.0
     tokens = torch.arange(rows, device=device) * 7
     counts = torch.tensor([(0, 64, 20, -1, 3)[row % 5] for row in range(rows)], device=device)
-    room = LogprobRoom.on(device, rows)
+    room = LogprobBuffers.on(device, rows)
     find_logprobs(logits, tokens, counts, room)
     wanted = logits.cpu().double().log_softmax(-1)
     worst = 0.0

@@ -92,7 +92,7 @@ class Priced(HashKind):
         def priced(batch: StepBatch) -> float:
             counts = [len(piece.tokens) for piece in batch.slices]
             tokens_s = sum(ROW_S if count == 1 else PROMPT_TOKEN_S * count for count in counts)
-            return STEP_S + tokens_s + self.costs.of_batch(batch)
+            return STEP_S + tokens_s + self.costs.batch_s(batch)
 
         engine, array = super().make(blocks, block_size, priced)
         engine.draw_costs = COSTS  # type: ignore[attr-defined] # as if they had been measured

@@ -29,7 +29,7 @@ class StepHealthScene:
     def due_s(self) -> float | None:
         return self.due
 
-    def stood_still(self, seconds: float) -> None:
+    def record_stall(self, seconds: float) -> None:
         if self.due is not None:
             self.due += seconds
 

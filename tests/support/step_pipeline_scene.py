@@ -12,10 +12,10 @@ from baton.engine.scheduling.batch import (
     Slice,
     StepBatch,
     StepResult,
-    forsake,
+    abandon,
 )
-from baton.engine.scheduling.draw_costs import FREE, DrawCosts
-from baton.engine.scheduling.step_pipeline import Over, StepPipeline
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
+from baton.engine.scheduling.step_pipeline import CompletedStep, StepPipeline
 from baton.runtime.errors import EngineError
 
 
@@ -31,12 +31,12 @@ class Handle:
     async def result(self) -> StepResult:
         return await asyncio.shield(self._future)
 
-    def forsake(self) -> None:
-        forsake(self._future)
+    def abandon(self) -> None:
+        abandon(self._future)
 
 
 class Device:
-    draw_costs = FREE
+    draw_costs = ZERO_COSTS
 
     def __init__(self) -> None:
         self.steps: list[asyncio.Future[StepResult]] = []
@@ -75,18 +75,18 @@ def decode(sequences: int, params: SamplingParams | None = None) -> Plan:
 class PipelineScene:
     chunk, decode = staticmethod(chunk), staticmethod(decode)
 
-    def __init__(self, *, compiles: bool = False, costs: DrawCosts = FREE) -> None:
+    def __init__(self, *, compiles: bool = False, costs: DrawCosts = ZERO_COSTS) -> None:
         self.device = CompilingDevice() if compiles else Device()
         self.device.draw_costs = costs
         self.steps: StepPipeline[Plan] = StepPipeline(self.device)
 
-    async def over(self) -> Over[Plan]:
+    async def over(self) -> CompletedStep[Plan]:
         """The oldest step, which is not asked whether the next one should be planned."""
         found = await self.steps.next()
         assert found is not None
         return found
 
-    async def run(self, plans: Iterable[Plan], step_s: float) -> list[Over[Plan]]:
+    async def run(self, plans: Iterable[Plan], step_s: float) -> list[CompletedStep[Plan]]:
         """One after the other; each takes so long."""
         ended = []
         for plan in plans:

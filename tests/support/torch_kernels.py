@@ -8,7 +8,7 @@ import torch
 
 from baton.engine.execution.decode_graph import DrawKernels
 from baton.engine.sampling.draw_adjustments import Adjustments
-from baton.engine.sampling.draw_logprobs import LogprobRoom
+from baton.engine.sampling.draw_logprobs import LogprobBuffers
 
 
 def around(draw: Callable[..., None]) -> DrawKernels:
@@ -18,7 +18,7 @@ def around(draw: Callable[..., None]) -> DrawKernels:
 def adjust(logits: torch.Tensor, adjustments: Adjustments) -> None:
     for row, (first, seen, counted, biased) in enumerate(adjustments.bounds.T.tolist()):
         repetition, frequency, presence = adjustments.penalties[:, row].tolist()
-        fed = adjustments.fed[row : row + 1].tolist()
+        fed = adjustments.pending_token[row : row + 1].tolist()
         tokens, amounts = (
             adjustments.tokens[first:biased].tolist(),
             adjustments.amounts[first:biased],
@@ -38,12 +38,12 @@ def adjust(logits: torch.Tensor, adjustments: Adjustments) -> None:
 
 
 def find_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, room: LogprobRoom
+    logits: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, buffers: LogprobBuffers
 ) -> None:
     for row, count in enumerate(counts.tolist()):
         if count < 0:
             continue
         logprobs = logits[row].log_softmax(-1)
-        room.values[row, 0] = logprobs[tokens[row]]
+        buffers.values[row, 0] = logprobs[tokens[row]]
         best = logprobs.topk(count)
-        room.values[row, 1 : count + 1], room.tokens[row, 1 : count + 1] = best
+        buffers.values[row, 1 : count + 1], buffers.tokens[row, 1 : count + 1] = best
