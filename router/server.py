@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import uvicorn
-
 from baton.router.answers.request_handler import RequestServices
 from baton.router.client_access.router import Router
 from baton.router.dispatch.dispatcher import Dispatcher
@@ -37,9 +35,9 @@ from baton.router.templates.chat_template import template_of
 from baton.router.templates.model_card import read_card, tokenizer_info
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import logs, metrics
-from baton.runtime.accepts import ACCEPTS
 from baton.runtime.config import NO_GRPC, Config, RouterConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.http_server import HttpServer, listen
 from baton.runtime.identity import cluster_key
 from baton.runtime.registry_client import RegistryClient
 
@@ -123,36 +121,24 @@ async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> Gr
 
 def _http_server(
     router: Router, listener: socket.socket, ready: Callable[[str], None] | None
-) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            AuthMiddleware(build_app(router), router.config.api_keys, router.config.cors_origins),
-            http=BoundedHttpProtocol,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            limit_concurrency=router.config.max_connections
-            + 1,  # BoundedHttpProtocol refuses before
-            timeout_graceful_shutdown=math.ceil(router.config.drain_s) + LAST_EVENT_S,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            server_header=False,
-            backlog=ACCEPTS,
-        ),
-        on_started=lambda: _started(router, listener, ready),
+) -> HttpServer:
+    return HttpServer(
+        AuthMiddleware(build_app(router), router.config.api_keys, router.config.cors_origins),
+        listener,
+        protocol=BoundedHttpProtocol,
+        backlog=router.config.backlog,
+        drain_s=math.ceil(router.config.drain_s) + LAST_EVENT_S,
+        keep_alive_s=KEEP_ALIVE_S,
+        # BoundedHttpProtocol refuses before
+        limit_concurrency=router.config.max_connections + 1,
+        on_started=lambda: ready(url_of(listener)) if ready is not None else None,
     )
-
-
-def _started(router: Router, listener: socket.socket, ready: Callable[[str], None] | None) -> None:
-    listener.listen(router.config.backlog)  # asyncio has set it to ACCEPTS
-    if ready is not None:
-        ready(url_of(listener))
 
 
 async def _serve(
     router: Router,
     dispatcher: Dispatcher,
-    server: _Server,
+    server: HttpServer,
     listener: socket.socket,
     front: GrpcFrontend | None,
 ) -> None:
@@ -185,7 +171,7 @@ async def _serve(
             loop.call_later(leave_s, refuse_new)
 
     following = asyncio.create_task(router.fleet.run(dispatcher), name="fleet")
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    serving = asyncio.create_task(server.run_until_exit(), name="http")
     with _signals(stop):
         try:
             # bounded by the process's owner: this is the router's whole life
@@ -204,27 +190,6 @@ async def _serve(
     for task in (serving, following):
         if not task.cancelled():
             task.result()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn with a callback after its start; signals are left to the process's owner."""
-
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_started = on_started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_started()
-
-    def abort(self) -> None:
-        """Close every open connection, unread bytes included."""
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @contextlib.contextmanager
@@ -255,28 +220,16 @@ def bind(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
     """Return a listening socket with a queue of `backlog` connections. Raises ConfigError, which
     names the port and the remedy."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:  # UnicodeError: no possible host name
+        return listen(host, port, backlog)
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: no possible host name
         raise ConfigError(
             f"router.host is {host!r}: {error}; set a host name or an address"
         ) from error
-    listener = socket.socket(
-        family, kind, protocol
-    )  # with the protocol's number asyncio disables Nagle's delay
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(backlog)
-        listener.setblocking(False)
     except OSError as error:
-        listener.close()
         raise ConfigError(
             f"port {port} on {host} cannot be used ({error.strerror}): "
             "stop what listens there, or set another port with router.port"
         ) from error
-    return listener
 
 
 def url_of(listener: socket.socket) -> str:

@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger, Processor
 from baton.runtime import metrics
 
 TEXT_FIELDS = frozenset({"prompt", "messages", "content", "text", "delta", "tokens", "body"})
-_QUIET = ("httpx", "httpcore", "uvicorn.access")
+_QUIET = ("httpx", "httpcore", "uvicorn.access", "uvicorn.error")
 _Event = MutableMapping[str, Any]
 
 

@@ -148,7 +148,7 @@ class WorkerProcess:
             settings.host,
             settings.admin_port,
             self._audit,
-            trouble=self._trouble,
+            not_ready=self._not_ready,
         )
 
     async def run(self) -> None:
@@ -235,15 +235,13 @@ class WorkerProcess:
             return {"worker_id": self._boot.worker_id, "role": "changing"}
         return self._worker.audit(check=check)
 
-    def _trouble(self) -> str:
-        """Why the worker is not ready; empty if it is."""
+    def _not_ready(self) -> str | None:
+        """Return why the worker is not ready, or None if it is."""
         if self._worker is None:
             return "the worker has no role yet"
-        return (
-            "the worker drains"
-            if self._worker.draining.is_set()
-            else self._worker.health.not_ready_reason() or ""
-        )
+        if self._worker.draining.is_set():
+            return "the worker drains"
+        return self._worker.health.not_ready_reason()
 
 
 async def first_step(engine: Engine, pool: BlockPool) -> None:

@@ -1,4 +1,4 @@
-"""An admin port in a process without a file descriptor left: who asks waits, and the log stays
+"""An admin port in a process without a free file descriptor: clients wait, and the log stays
 small."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 from baton.deploy.processes import admin
 from baton.deploy.processes.admin import AdminServer
+from baton.runtime import http_server
 
 pytestmark = pytest.mark.timed
 
@@ -24,7 +25,7 @@ WITHOUT_S = 1.5  # complaints come at once, and again after a second
 
 
 @contextmanager
-def none_left() -> Iterator[None]:
+def no_free_descriptor() -> Iterator[None]:
     least = os.dup(0)  # the lowest that is free
     os.close(least)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -35,15 +36,15 @@ def none_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_who_comes_waits_and_it_complains_once_a_second(
+async def test_clients_wait_and_one_error_a_second_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()
-    server = AdminServer("127.0.0.1", 0, lambda _: {})
+    server = AdminServer("127.0.0.1", 0, lambda _: {}, not_ready=lambda: None)
     host, port = (await server.start()).split(":")
     with ExitStack() as ends:
         waiting = [ends.enter_context(socket.socket()) for _ in range(3)]
-        with none_left():
+        with no_free_descriptor():
             began_s = loop.time()
             for client in waiting:
                 client.setblocking(False)
@@ -54,26 +55,27 @@ async def test_who_comes_waits_and_it_complains_once_a_second(
                 with pytest.raises(BlockingIOError):
                     client.recv(1)
             tries = 1 + int(loop.time() - began_s)  # the first, and one after each second
-        told = [record for record in caplog.records if COMPLAINT in record.getMessage()]
-        assert told and len(told) <= tries, len(told)
+        errors = [record for record in caplog.records if COMPLAINT in record.getMessage()]
+        assert errors and len(errors) <= tries, len(errors)
         for client in waiting:
             async with asyncio.timeout(10):
                 assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200")
     await server.stop()
 
 
-async def test_as_many_wait_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """asyncio makes a listener's queue as long as what it takes in a turn."""
-    true_start, listeners = asyncio.start_server, list[asyncio.Server]()
+async def test_the_listen_queue_has_its_length_after_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio makes a listener's queue as long as what it accepts in a turn."""
+    listeners = list[socket.socket]()
 
-    async def start_server(*given: object, **named: object) -> asyncio.Server:
-        listeners.append(await true_start(*given, **named))  # type: ignore[arg-type]  # as it came
-        return listeners[0]
+    def listen(host: str, port: int, backlog: int) -> socket.socket:
+        listeners.append(http_server.listen(host, port, backlog))
+        return listeners[-1]
 
-    monkeypatch.setattr(asyncio, "start_server", start_server)
-    server = AdminServer("127.0.0.1", 0, lambda _: {})
+    monkeypatch.setattr(admin, "listen", listen)
+    server = AdminServer("127.0.0.1", 0, lambda _: {}, not_ready=lambda: None)
     await server.start()
-    (listener,) = listeners[0].sockets
-    told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    info = listeners[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
     await server.stop()
-    assert struct.unpack_from("=I", told, 28) == (admin.BACKLOG,)  # tcpi_sacked: of a listener
+    assert struct.unpack_from("=I", info, 28) == (admin.BACKLOG,)  # tcpi_sacked: of a listener

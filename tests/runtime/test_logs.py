@@ -66,7 +66,7 @@ def test_the_level_holds_for_libraries_too(capsys: Capture, level: str) -> None:
     logs.setup("router", level)
     for name in ("debug", "info", "warning", "error"):
         getattr(logs.get("ours"), name)(name)
-        getattr(logging.getLogger("uvicorn.error"), name)(name)
+        getattr(logging.getLogger("grpc"), name)(name)
     names = [line["level"] for line in lines(capsys)]
     wanted = ["debug", "info", "warning", "error"]
     assert names == [name for name in wanted[wanted.index(level) :] for _ in range(2)]
@@ -147,9 +147,10 @@ def test_fields_that_json_does_not_know_do_not_lose_the_line(capsys: Capture) ->
     assert surrogate["name"] == "'\\ud800'"
 
 
-def test_access_logs_of_libraries_are_quiet(capsys: Capture) -> None:
+def test_routine_logs_of_libraries_are_quiet(capsys: Capture) -> None:
     logs.setup("router", "info")
     logging.getLogger("uvicorn.access").info("GET / 200")
+    logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("httpx").info("HTTP Request")
     assert lines(capsys) == []
 
