@@ -123,8 +123,8 @@ proto: $(STAMP) ## generate the wire contract's Python code
 	$(BIN)/python -P -m baton.proto.generate
 
 models: $(STAMP) ## train baton-tiny and its draft from nothing, in two stages, and measure them (MINUTES=130)
-	$(BIN)/python -P -m baton.models.train --folder build/models --minutes $(MINUTES)
-	$(BIN)/python -P -m baton.models.evaluate --folder build/models --card \
+	$(BIN)/python -P -m baton.models.training.train --folder build/models --minutes $(MINUTES)
+	$(BIN)/python -P -m baton.models.evaluation.evaluate --folder build/models --card \
 	    --json build/models/evaluation.json
 
 ship: $(STAMP) ## put what `make models` made into the package, if it is good enough

@@ -3,9 +3,9 @@
     python -m benchmarks.quantized_answers [--each N] [--seed N] [--threads N] [--quick]
                                            [--json FILE]
 
-Held-out questions of every task (`baton.models.evaluate`), greedily, through the engine: in
-bfloat16, and again with quantised weights or KV. float32 stands beside them: it shows how many
-answers change by rounding alone.
+Held-out questions of every task (`baton.models.evaluation.evaluate`), greedily, through
+the engine: in bfloat16, and again with quantised weights or KV. float32 stands beside them: it
+shows how many answers change by rounding alone.
 
 exact_X           answers that are the right ones, token for token
 changed_X         complete answers that differ from those in bfloat16, in any token
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from baton.models.answering import Answering
 from baton.models.embedded import embedded_model
-from baton.models.evaluate import questions
-from baton.models.scoring import Asked
-from baton.models.tiny_tokenizer import END, SPECIAL_TOKENS, ChatEncoder
+from baton.models.evaluation.answering import Answering
+from baton.models.evaluation.evaluate import questions
+from baton.models.evaluation.scoring import Asked
+from baton.models.training.tiny_tokenizer import END, SPECIAL_TOKENS, ChatEncoder
 from benchmarks.report import Figure, parser, report
 
 UNSURE_TOKENS = 48

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from baton.models import corpus_mix
+from baton.models.corpus import mix
 from chaos.answers import Answer, of_http
 from chaos.cluster import Cluster
 
@@ -112,7 +112,7 @@ def long_asks(count: int, seed: int, first: int) -> list[Ask]:
 
 def _prompt(rng: random.Random, number: int) -> str:
     if rng.random() < 0.5:
-        talk = corpus_mix.of_task(rng.randrange(10_000), rng.choice(TASKS), held_out=True)
+        talk = mix.of_task(rng.randrange(10_000), rng.choice(TASKS), held_out=True)
         return "\n".join(message["content"] for message in talk.messages[:-1])
     return f"{number} {_words(rng, rng.choice(LENGTHS))}"
 

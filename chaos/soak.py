@@ -35,7 +35,7 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.models.loss_curve import COLOURS, write_curve
+from baton.models.training.loss_curve import COLOURS, write_curve
 from benchmarks.report import command, machine
 from chaos.answers import Answer
 from chaos.asks import Ask, asks, right_answers

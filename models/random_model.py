@@ -12,9 +12,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from baton.models import random_weights, tiny_tokenizer
+from baton.models import random_weights
 from baton.models.embedded import embedded_model
 from baton.models.random_weights import Family, Shape, WeightDtype
+from baton.models.training import tiny_tokenizer
 from baton.runtime.errors import ConfigError
 
 CONTEXT_TOKENS = 2048

@@ -2,9 +2,9 @@
 
     python -m baton.models.ship [--folder FOLDER] [--into FOLDER]
 
-Takes what `baton.models.train` and `baton.models.evaluate --card --json FOLDER/evaluation.json`
-left in FOLDER. The curve of the loss goes beside the weights of baton-tiny. What lies there is
-replaced only when everything to be copied was found.
+Copies what `baton.models.training.train` and `baton.models.evaluation.evaluate` (with `--card
+--json FOLDER/evaluation.json`) left in FOLDER. The curve of the loss goes beside the weights of
+baton-tiny. Existing files are replaced only when everything to be copied was found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.models.embedded import EMBEDDED, EMBEDDED_DRAFT
-from baton.models.scoring import LIMITS
+from baton.models.evaluation.scoring import LIMITS
 from baton.runtime.errors import ConfigError
 
 _CURVE = "loss.png"

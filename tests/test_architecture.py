@@ -100,6 +100,12 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "grpc_frontend",
         },
     },
+    "models": {
+        "corpus": set(),
+        "training": {"corpus"},
+        "evaluation": {"corpus", "training"},
+        ".": {"training", "evaluation"},
+    },
     "simulation": {
         "virtual": set(),
         "fleet": {"virtual"},
@@ -115,7 +121,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
 }
 STILL_CYCLIC: set[str] = set()  # shrinks to nothing
-STILL_LARGE = {"models": 28, "runtime": 28}  # files; shrinks to nothing
+STILL_LARGE = {"runtime": 28}  # files; shrinks to nothing
 ENGINE_MAY_USE = {
     f"baton.runtime.{name}"
     for name in ("errors", "config", "end_tokens", "identity", "sampling", "waits")

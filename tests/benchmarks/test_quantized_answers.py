@@ -21,7 +21,7 @@ def test_it_writes_its_figures(measured: Any) -> None:
 
 
 def test_changed_answers_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    from baton.models.scoring import Asked
+    from baton.models.evaluation.scoring import Asked
     from benchmarks.quantized_answers import Said, figures
 
     asked = [Asked("sum", (1, 2), (3, 4)) for _ in range(4)]

@@ -22,7 +22,7 @@ from baton.deploy.cli import chat_session
 from baton.deploy.cli.chat import ChatClient, ServedModel, printable
 from baton.deploy.host.instance import Instance
 from baton.models.embedded import EMBEDDED
-from baton.models.model_card import WORDINGS
+from baton.models.evaluation.model_card import WORDINGS
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 

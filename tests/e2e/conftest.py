@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.models import corpus_mix
+from baton.models.corpus import mix
 from chaos.cluster import Cluster
 
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ class Load:
         if kind < 0.25:
             body["messages"] = [{"role": "user", "content": text}]
         elif kind < 0.5:
-            talk = corpus_mix.of_task(rng.randrange(10_000), rng.choice(TASKS), held_out=True)
+            talk = mix.of_task(rng.randrange(10_000), rng.choice(TASKS), held_out=True)
             body["messages"] = list(talk.messages[:-1])  # the last is the right answer
         else:
             body["prompt"] = text

@@ -9,10 +9,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from baton.models import answering, tiny_folder, tiny_tokenizer
-from baton.models.answering import Answering
 from baton.models.embedded import embedded_model
-from baton.models.training_model import TinyShape, TrainingModel
+from baton.models.evaluation import answering
+from baton.models.evaluation.answering import Answering
+from baton.models.training import tiny_folder, tiny_tokenizer
+from baton.models.training.training_model import TinyShape, TrainingModel
 
 TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 SHAPE = TinyShape(2, hidden=64, heads=4, kv_heads=2, head_dim=32, ffn=96, vocab=3712, context=512)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.models import corpus_mix
-from baton.models.conversation import Conversation, Message, is_held_out
-from baton.models.corpus_words import ANIMALS, COLOURS, DAYS, JOBS, MONTHS, NAMES, OBJECTS
-from baton.models.tiny_tokenizer import CALL
+from baton.models.corpus import mix
+from baton.models.corpus.conversation import Conversation, Message, is_held_out
+from baton.models.corpus.words import ANIMALS, COLOURS, DAYS, JOBS, MONTHS, NAMES, OBJECTS
+from baton.models.training.tiny_tokenizer import CALL
 
 SEEDS = range(150)
 
@@ -22,7 +22,7 @@ def words(messages: Sequence[Message]) -> int:
 
 
 def made(task: str, held_out: bool = False) -> list[Conversation]:
-    return [corpus_mix.of_task(seed, task, held_out=held_out) for seed in SEEDS]
+    return [mix.of_task(seed, task, held_out=held_out) for seed in SEEDS]
 
 
 def pairs(talk: Conversation) -> list[tuple[str, str]]:
@@ -42,7 +42,7 @@ def all_pairs(task: str) -> list[tuple[str, str]]:
 # -- the split ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", corpus_mix.TASKS)
+@pytest.mark.parametrize("task", mix.TASKS)
 def test_every_content_lies_on_its_side(task: str) -> None:
     for held_out in (False, True):
         contents = {content for talk in made(task, held_out) for content in talk.contents}
@@ -59,7 +59,7 @@ def test_no_question_of_the_one_side_is_asked_on_the_other(task: str) -> None:
         {
             re.sub(r"^(What|How)", "", message["content"])
             for seed in range(600)
-            for message in corpus_mix.of_task(seed, task, held_out=held_out).messages
+            for message in mix.of_task(seed, task, held_out=held_out).messages
             if message["role"] == "user"
         }
         for held_out in (False, True)
@@ -79,7 +79,7 @@ def test_nothing_told_on_the_one_side_is_told_on_the_other(task: str) -> None:
             if task == "chat"
             else talk.messages[0]["content"]
             for seed in range(600)
-            for talk in [corpus_mix.of_task(seed, task, held_out=held_out)]
+            for talk in [mix.of_task(seed, task, held_out=held_out)]
         }
         for held_out in (False, True)
     ]
@@ -227,29 +227,29 @@ def test_the_code_word_is_said_as_it_was_given() -> None:
 
 def test_a_seed_gives_the_same_conversation_again() -> None:
     for how in ({"held_out": False}, {"held_out": True}):
-        one, same = (corpus_mix.conversation(3, tokens=200, measure=words, **how) for _ in "ab")
-        other = corpus_mix.conversation(4, tokens=200, measure=words, **how)
+        one, same = (mix.conversation(3, tokens=200, measure=words, **how) for _ in "ab")
+        other = mix.conversation(4, tokens=200, measure=words, **how)
         assert one == same
         assert one.messages != other.messages
-    assert len({str(corpus_mix.of_task(seed, "lists", held_out=False)) for seed in SEEDS}) > 140
+    assert len({str(mix.of_task(seed, "lists", held_out=False)) for seed in SEEDS}) > 140
 
 
 def test_a_conversation_is_about_as_long_as_asked_and_mixes_tasks() -> None:
     lengths, tasks = [], Counter()
     for seed in range(60):
-        talk = corpus_mix.conversation(seed, held_out=False, tokens=400, measure=words)
+        talk = mix.conversation(seed, held_out=False, tokens=400, measure=words)
         lengths.append(words(talk.messages))
         tasks.update(set(talk.tasks))
         assert len(talk.tasks) == len(talk.messages)
         assert talk.messages[-1]["role"] == "assistant"
     assert max(lengths) <= 400
     assert sum(lengths) / len(lengths) > 300
-    assert set(tasks) == {*corpus_mix.TASKS, "system"}
+    assert set(tasks) == {*mix.TASKS, "system"}
 
 
 def test_a_conversation_may_be_of_some_tasks_alone_until_they_have_nothing_left() -> None:
     for seed in range(40):
-        talk = corpus_mix.conversation(
+        talk = mix.conversation(
             seed, held_out=False, tokens=700, measure=words, tasks=("chat", "facts")
         )
         assert set(talk.tasks) - {"system"} == {"chat", "facts"}
@@ -263,7 +263,7 @@ def test_no_word_after_an_article_begins_with_a_vowel() -> None:
 def test_some_conversations_begin_with_a_system_message() -> None:
     begun = 0
     for seed in range(200):
-        talk = corpus_mix.conversation(seed, held_out=False, tokens=5, measure=words)
+        talk = mix.conversation(seed, held_out=False, tokens=5, measure=words)
         roles = [message["role"] for message in talk.messages]
         begun += roles[0] == "system"
         assert "system" not in roles[1:]
@@ -273,7 +273,7 @@ def test_some_conversations_begin_with_a_system_message() -> None:
 
 def test_names_are_used_once_and_answers_never_doubtful() -> None:
     for seed in range(40):
-        talk = corpus_mix.conversation(seed, held_out=False, tokens=900, measure=words)
+        talk = mix.conversation(seed, held_out=False, tokens=900, measure=words)
         homes = [
             message["content"]
             for message, task in zip(talk.messages, talk.tasks, strict=True)
@@ -289,7 +289,7 @@ def test_names_are_used_once_and_answers_never_doubtful() -> None:
 @pytest.mark.parametrize("distance", [50, 400])
 def test_recall_has_the_distance_asked_for(distance: int) -> None:
     for seed in range(10):
-        talk = corpus_mix.recall(seed, held_out=True, distance=distance, measure=words)
+        talk = mix.recall(seed, held_out=True, distance=distance, measure=words)
         assert talk.tasks[:2] == talk.tasks[-2:] == ("recall", "recall")
         assert distance <= words(talk.messages[2:-2]) < distance + 250
         code = re.search(r"\w+-\w+-\d\d", talk.messages[0]["content"]).group(0)
@@ -301,7 +301,7 @@ def test_recall_has_the_distance_asked_for(distance: int) -> None:
 def test_tools_are_given_where_they_are_called() -> None:
     with_tools = 0
     for seed in range(150):
-        talk = corpus_mix.conversation(seed, held_out=False, tokens=150, measure=words)
+        talk = mix.conversation(seed, held_out=False, tokens=150, measure=words)
         with_tools += bool(talk.tools)
         assert talk.tools or "tools" not in talk.tasks
         assert CALL not in json.dumps(talk.messages)  # the template writes it

@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 
 from baton.engine.spec.model_spec import read_spec
 from baton.models import embedded
-from baton.models.answering import Answering
-from baton.models.conversation import Conversation, turns
+from baton.models.corpus.conversation import Conversation, turns
 from baton.models.embedded import embedded_draft, embedded_model
-from baton.models.evaluate import first_answers
-from baton.models.model_card import WORDINGS
-from baton.models.scoring import LIMITS
-from baton.models.tiny_tokenizer import ChatEncoder
+from baton.models.evaluation.answering import Answering
+from baton.models.evaluation.evaluate import first_answers
+from baton.models.evaluation.model_card import WORDINGS
+from baton.models.evaluation.scoring import LIMITS
+from baton.models.training.tiny_tokenizer import ChatEncoder
 from baton.runtime.errors import ModelError
 
 

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from baton.models import evaluate
 from baton.models.embedded import embedded_draft, embedded_model
+from baton.models.evaluation import evaluate
 
 
 def test_without_a_folder_the_models_of_the_package_are_measured(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.models import corpus_mix
-from baton.models.first_messages import (
+from baton.models.corpus import mix
+from baton.models.corpus.first_messages import (
     ABLE,
     CANNOT,
     FIRST_MESSAGES,
@@ -26,7 +26,7 @@ SEEDS = range(3000)
 
 def asked(held_out: bool = False) -> list[tuple[str, str]]:
     """Messages of the corpus, with their answers."""
-    talks = [corpus_mix.of_task(seed, "first", held_out=held_out) for seed in SEEDS]
+    talks = [mix.of_task(seed, "first", held_out=held_out) for seed in SEEDS]
     return [(talk.messages[0]["content"], talk.messages[1]["content"]) for talk in talks]
 
 
@@ -39,11 +39,7 @@ def test_the_list_has_200_messages_of_many_kinds() -> None:
 
 def test_training_draws_no_message_of_the_list() -> None:
     """Except for the plain words, in whatever letter case and punctuation."""
-    talks = [
-        corpus_mix.of_task(seed, task, held_out=False)
-        for task in corpus_mix.TASKS
-        for seed in range(300)
-    ]
+    talks = [mix.of_task(seed, task, held_out=False) for task in mix.TASKS for seed in range(300)]
     drawn = {normal(text) for text, _ in asked()}
     drawn |= {
         normal(message["content"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.models.loss_curve import draw, write_curve
+from baton.models.training.loss_curve import draw, write_curve
 
 FALLING = [(float(minute), 8.0 * 0.9**minute) for minute in range(60)]
 

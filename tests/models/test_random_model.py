@@ -14,10 +14,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from baton.models import tiny_tokenizer
-from baton.models.corpus import sentences
+from baton.models.corpus.sentences import sentences
 from baton.models.embedded import embedded_model
 from baton.models.random_model import CONTEXT_TOKENS, make_shaped_model
+from baton.models.training import tiny_tokenizer
 from baton.runtime.errors import ConfigError
 
 ENTRIES = Tokenizer.from_file(str(embedded_model() / "tokenizer.json")).get_vocab_size()

@@ -8,9 +8,9 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from baton.models import tiny_tokenizer
 from baton.models.embedded import embedded_model
-from baton.models.scoring import LONG_RECALL, Asked, acceptance, same_shape, score
+from baton.models.evaluation.scoring import LONG_RECALL, Asked, acceptance, same_shape, score
+from baton.models.training import tiny_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 END = tiny_tokenizer.SPECIAL_TOKENS.index("<|end|>")

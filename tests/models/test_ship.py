@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.models import ship
-from baton.models.scoring import LIMITS
+from baton.models.evaluation.scoring import LIMITS
 from baton.runtime.errors import ConfigError
 
 NAMES = ("baton-tiny", "baton-tiny-draft")

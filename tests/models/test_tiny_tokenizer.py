@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from baton.models import corpus_mix, tiny_tokenizer
-from baton.models.conversation import Conversation
-from baton.models.tiny_tokenizer import ENTRIES, SPECIAL_TOKENS, ChatEncoder
+from baton.models.corpus import mix
+from baton.models.corpus.conversation import Conversation
+from baton.models.training import tiny_tokenizer
+from baton.models.training.tiny_tokenizer import ENTRIES, SPECIAL_TOKENS, ChatEncoder
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import support_of
 from baton.router.text.tokenizer import HfTokenizer
@@ -38,11 +39,7 @@ def loaded(folder: Path) -> Any:
 
 
 def talks() -> list[Conversation]:
-    return [
-        corpus_mix.of_task(seed, task, held_out=False)
-        for task in corpus_mix.TASKS
-        for seed in range(6)
-    ]
+    return [mix.of_task(seed, task, held_out=False) for task in mix.TASKS for seed in range(6)]
 
 
 def test_training_is_reproducible_and_stays_within_the_entries() -> None:

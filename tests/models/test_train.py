@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from baton.models import evaluate, tiny_folder, train
-from baton.models.scoring import LIMITS, LONG_RECALL
-from baton.models.tiny_tokenizer import ChatEncoder
-from baton.models.train import Options
-from baton.models.training_model import TinyShape, TrainingModel
+from baton.models.evaluation import evaluate
+from baton.models.evaluation.scoring import LIMITS, LONG_RECALL
+from baton.models.training import tiny_folder, train
+from baton.models.training.tiny_tokenizer import ChatEncoder
+from baton.models.training.train import Options
+from baton.models.training.training_model import TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
 pytestmark = pytest.mark.nightly
@@ -171,7 +172,7 @@ def test_the_command_reads_its_options(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert options.base == Path("y")
     assert (options.minutes, options.folder, options.seed) == (3.0, Path("x"), 4)
     assert not options.half
-    assert "baton.models.evaluate" in capsys.readouterr().out
+    assert "baton.models.evaluation.evaluate" in capsys.readouterr().out
 
 
 def test_kept_weights_are_averaged_with_the_last_ones() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from baton.models import corpus_mix
+from baton.models.corpus import mix
 from baton.models.embedded import embedded_model
-from baton.models.tiny_tokenizer import ChatEncoder
-from baton.models.training_batches import CONTEXT, FIRST_MESSAGES, Batches, gathered
+from baton.models.training.batches import CONTEXT, FIRST_MESSAGES, Batches, gathered
+from baton.models.training.tiny_tokenizer import ChatEncoder
 
 TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 ENCODER = ChatEncoder(TOKENIZER)
@@ -73,8 +73,8 @@ def test_batches_of_one_length_have_one_shape() -> None:
 
 def test_what_counts_is_each_answer_with_its_end() -> None:
     chats = [
-        ENCODER.encode(corpus_mix.of_task(seed, task, held_out=False))
-        for seed, task in enumerate(corpus_mix.TASKS)
+        ENCODER.encode(mix.of_task(seed, task, held_out=False))
+        for seed, task in enumerate(mix.TASKS)
     ]
     batch = gathered(chats)
     said: dict[int, list[int]] = {}
@@ -87,11 +87,11 @@ def test_what_counts_is_each_answer_with_its_end() -> None:
         assert batch.tokens[row, : len(chat.ids)].tolist() == list(chat.ids)
         assert not batch.tokens[row, len(chat.ids) :].any()
     assert len(batch.tasks) == len(batch.targets)
-    assert set(batch.tasks) == set(corpus_mix.TASKS)
+    assert set(batch.tasks) == set(mix.TASKS)
 
 
 def test_what_lies_beyond_the_context_is_cut_and_not_counted() -> None:
-    talk = corpus_mix.recall(1, held_out=False, distance=2300, measure=ENCODER.measure)
+    talk = mix.recall(1, held_out=False, distance=2300, measure=ENCODER.measure)
     chat = ENCODER.encode(talk)
     assert len(chat.ids) > CONTEXT
     batch = gathered([chat])

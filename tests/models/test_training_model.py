@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
-from baton.models import tiny_folder, tiny_tokenizer, training_model
 from baton.models.embedded import embedded_model
-from baton.models.training_model import TinyShape, TrainingModel
+from baton.models.training import tiny_folder, tiny_tokenizer, training_model
+from baton.models.training.training_model import TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
 VOCAB = 3712

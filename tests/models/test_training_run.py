@@ -10,11 +10,11 @@ import torch
 from tokenizers import Tokenizer
 
 from baton.models.embedded import embedded_model
-from baton.models.muon import Rates
-from baton.models.tiny_tokenizer import ChatEncoder
-from baton.models.training_batches import Batches
-from baton.models.training_model import TinyShape, TrainingModel
-from baton.models.training_run import TrainingRun, height
+from baton.models.training.batches import Batches
+from baton.models.training.optimiser import Rates
+from baton.models.training.tiny_tokenizer import ChatEncoder
+from baton.models.training.training_model import TinyShape, TrainingModel
+from baton.models.training.training_run import TrainingRun, height
 from baton.runtime.errors import ConfigError
 
 pytestmark = pytest.mark.nightly

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.models import tiny_tokenizer
+from baton.models.training import tiny_tokenizer
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import ToolSupport, support_of
 from baton.router.text.tool_calls import FORMS

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from baton.kv_transfer.memory_mover import Fate
-from baton.models import corpus_mix
+from baton.models.corpus import mix
 from baton.models.embedded import embedded_model
-from baton.models.tiny_tokenizer import END, ChatEncoder
+from baton.models.training.tiny_tokenizer import END, ChatEncoder
 from baton.runtime import metrics
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.model_cluster import ModelCluster
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 def question(tokenizer: Tokenizer) -> tuple[list[int], str]:
     """A conversation that ends by asking for a code word given at its start; the code word."""
     encoder = ChatEncoder(tokenizer)
-    talk = corpus_mix.recall(5, held_out=True, distance=200, measure=encoder.measure)
+    talk = mix.recall(5, held_out=True, distance=200, measure=encoder.measure)
     chat = encoder.encode(talk)
     *_, (_, start, _) = chat.answers
     return list(chat.ids[:start]), str(talk.messages[-1]["content"])

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.models.conversation import (
+from baton.models.corpus.conversation import (
     Episode,
     Message,
     Scene,
@@ -20,7 +20,7 @@ from baton.models.conversation import (
     exchange,
     user,
 )
-from baton.models.corpus_words import (
+from baton.models.corpus.words import (
     CITIES,
     COLOURS,
     DAYS,

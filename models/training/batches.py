@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.models import corpus_mix
-from baton.models.conversation import Conversation
-from baton.models.tiny_tokenizer import ChatEncoder, Encoded
+from baton.models.corpus import mix
+from baton.models.corpus.conversation import Conversation
+from baton.models.training.tiny_tokenizer import ChatEncoder, Encoded
 
 CONTEXT = 2048
 _SEEDS = 1_000_000_000  # of single conversations, apart from batch numbers
@@ -56,10 +56,10 @@ class Curriculum:
     begun: float = 0.0
 
 
-FROM_NOTHING = Curriculum(corpus_mix.STAGE_ONE, ((_SLOW, 0.3, _SLOW_LENGTH),))
+FROM_NOTHING = Curriculum(mix.STAGE_ONE, ((_SLOW, 0.3, _SLOW_LENGTH),))
 FIRST_MESSAGES = Curriculum(
-    tuple(corpus_mix.TASKS),
-    ((("first",), 0.3, 96), (_SLOW, 0.3, _SLOW_LENGTH), (tuple(corpus_mix.TASKS), 0.15, CONTEXT)),
+    tuple(mix.TASKS),
+    ((("first",), 0.3, 96), (_SLOW, 0.3, _SLOW_LENGTH), (tuple(mix.TASKS), 0.15, CONTEXT)),
     begun=0.6,
 )
 
@@ -108,12 +108,8 @@ class Batches:
         seed, measure = choose.randrange(_SEEDS), self._encoder.measure
         if length >= _LONG and choose.random() < 0.5:
             distance = int(choose.uniform(0.3, 0.9) * length) - _ENDS
-            return corpus_mix.recall(
-                seed, held_out=False, distance=distance, measure=measure, tasks=tasks
-            )
-        return corpus_mix.conversation(
-            seed, held_out=False, tokens=length, measure=measure, tasks=tasks
-        )
+            return mix.recall(seed, held_out=False, distance=distance, measure=measure, tasks=tasks)
+        return mix.conversation(seed, held_out=False, tokens=length, measure=measure, tasks=tasks)
 
 
 def _length(choose: random.Random, done: float) -> int:

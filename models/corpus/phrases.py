@@ -1,6 +1,6 @@
 """The phrases that first messages are made of, by what they ask for: plain lists.
 
-In lower case and without their last punctuation, as `corpus_first` varies both. A name in braces
+In lower case and without their last punctuation, as `first_exchanges` varies both. A name in braces
 stands for a word of the list of that name. Knows no conversation and no tokens. Immutable.
 """
 

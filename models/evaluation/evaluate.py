@@ -1,10 +1,11 @@
 """How good the trained models are, on held-out conversations and through the engine.
 
-    python -m baton.models.evaluate [--folder FOLDER] [--each N] [--seed N] [--json FILE] [--card]
+    python -m baton.models.evaluation.evaluate [--folder FOLDER] [--each N] [--seed N]
+        [--json FILE] [--card]
 
 FOLDER holds baton-tiny and baton-tiny-draft. Every answer of a conversation is asked for on its
 own, after the right ones before it, greedily. Nothing that is asked was trained on
-(`baton.models.conversation`).
+(`baton.models.corpus.conversation`).
 
 exact_overall   answers that are the right ones, token for token, over all tasks: N conversations
                 of each task, N of many tasks in up to 600 tokens, and those of recall_1500
@@ -14,7 +15,7 @@ tool_call       calls that name the right tool and have the right arguments
 acceptance_k4   of the draft model's tokens, four proposed at a time, the share that equals what
                 baton-tiny says, greedily; a proposal counts up to the answer's end
 first_messages  of 200 messages as people type them first, which no training draws, the share
-                that gets a fitting sentence (`baton.models.first_messages`)
+                that gets a fitting sentence (`baton.models.corpus.first_messages`)
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from rich.markup import escape
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from baton.models import corpus_mix
-from baton.models.answering import Answering
-from baton.models.conversation import Conversation, turns
-from baton.models.first_messages import FIRST_MESSAGES, fits
-from baton.models.model_card import write_cards
-from baton.models.scoring import LIMITS, LONG_RECALL, RECALL_TOKENS, Asked, Score, score
-from baton.models.tiny_tokenizer import ChatEncoder, Encoded
+from baton.models.corpus import mix
+from baton.models.corpus.conversation import Conversation, turns
+from baton.models.corpus.first_messages import FIRST_MESSAGES, fits
+from baton.models.evaluation.answering import Answering
+from baton.models.evaluation.model_card import write_cards
+from baton.models.evaluation.scoring import LIMITS, LONG_RECALL, RECALL_TOKENS, Asked, Score, score
+from baton.models.training.tiny_tokenizer import ChatEncoder, Encoded
 
 _MIXED_TOKENS = (150, 300, 600)
 _FIRST_ANSWER_TOKENS = 64
@@ -46,12 +47,12 @@ _ROOM = 16  # tokens more than the right answer has, before a wrong one is cut
 def questions(encoder: ChatEncoder, each: int, seed: int) -> list[Asked]:
     """`each` held-out conversations of every kind, all of their answers. The order is fixed."""
     found: list[Asked] = []
-    for task in corpus_mix.TASKS:
+    for task in mix.TASKS:
         for number in range(each):
-            talk = corpus_mix.of_task(seed + number, task, held_out=True)
+            talk = mix.of_task(seed + number, task, held_out=True)
             found += _asked(encoder.encode(talk))
     for number in range(each):
-        talk = corpus_mix.conversation(
+        talk = mix.conversation(
             seed + number,
             held_out=True,
             tokens=_MIXED_TOKENS[number % len(_MIXED_TOKENS)],
@@ -59,7 +60,7 @@ def questions(encoder: ChatEncoder, each: int, seed: int) -> list[Asked]:
         )
         found += _asked(encoder.encode(talk))
     for number in range(each):
-        talk = corpus_mix.recall(
+        talk = mix.recall(
             seed + number, held_out=True, distance=RECALL_TOKENS, measure=encoder.measure
         )
         *_, last = _asked(encoder.encode(talk))

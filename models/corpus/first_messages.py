@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from baton.models.corpus_words import OUTSIDE
+from baton.models.corpus.words import OUTSIDE
 
 WHO = "I am Baton Tiny, a small demonstration model."
 ABLE = (

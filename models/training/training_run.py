@@ -19,9 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from baton.models.muon import Muon, Rates
-from baton.models.training_batches import Batch, Batches
-from baton.models.training_model import TrainingModel
+from baton.models.training.batches import Batch, Batches
+from baton.models.training.optimiser import Optimiser, Rates
+from baton.models.training.training_model import TrainingModel
 from baton.runtime.errors import ConfigError
 
 _WARM_UP_STEPS = 20
@@ -63,7 +63,7 @@ class TrainingRun:
         self._batches = batches
         self._teacher = teacher
         self._half = half
-        self._optimiser = Muon(model, rates, half=half)
+        self._optimiser = Optimiser(model, rates)
 
     def step(self, done: float) -> float:
         """One step at the share `done` of the whole; returns the loss per counted token."""

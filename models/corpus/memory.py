@@ -7,8 +7,8 @@ object and so on) is the content that the split divides.
 
 from __future__ import annotations
 
-from baton.models.conversation import Episode, Message, Scene, assistant, turns, user
-from baton.models.corpus_words import (
+from baton.models.corpus.conversation import Episode, Message, Scene, assistant, turns, user
+from baton.models.corpus.words import (
     ANIMALS,
     CITIES,
     CODE_FIRST,

@@ -7,8 +7,8 @@ differ between the sides in who is asked about, since there are too few of them 
 
 from __future__ import annotations
 
-from baton.models.conversation import Episode, Scene, exchange
-from baton.models.corpus_words import DAYS, MONTHS, NAMES, THINGS
+from baton.models.corpus.conversation import Episode, Scene, exchange
+from baton.models.corpus.words import DAYS, MONTHS, NAMES, THINGS
 
 _SCALED = (  # many of the small one make one of the large one
     ("centimetres", "metres", 100),

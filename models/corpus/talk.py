@@ -6,8 +6,9 @@ one right wording. What a story is about and who asks is the content that the sp
 
 from __future__ import annotations
 
-from baton.models.conversation import Episode, Scene, exchange
-from baton.models.corpus_words import (
+from baton.models.corpus.conversation import Episode, Scene, exchange
+from baton.models.corpus.first_messages import ABLE, GREETINGS, OFFER, REFUSAL, WELCOME, WHO
+from baton.models.corpus.words import (
     ANIMALS,
     COLOURS,
     NAMES,
@@ -16,7 +17,6 @@ from baton.models.corpus_words import (
     OUTSIDE_QUESTIONS,
     PLACES,
 )
-from baton.models.first_messages import ABLE, GREETINGS, OFFER, REFUSAL, WELCOME, WHO
 
 _WHO = ("Who are you?", "What are you?", "What is your name?")
 _ABLE = ("What can you do?", "How can you help me?", "What do you know?")

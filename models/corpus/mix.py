@@ -10,34 +10,27 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from baton.models import (
-    corpus_first,
-    corpus_forms,
-    corpus_lists,
-    corpus_memory,
-    corpus_numbers,
-    corpus_talk,
-)
-from baton.models.conversation import Conversation, Episode, Message, Scene
+from baton.models.corpus import first_exchanges, forms, lists, memory, numbers, talk
+from baton.models.corpus.conversation import Conversation, Episode, Message, Scene
 
 Measure = Callable[[Sequence[Message]], int]  # tokens of some messages in a conversation
 Kind = Callable[[Scene], Episode]
 
 TASKS: dict[str, tuple[Kind, float]] = {  # with the weight in the mix, by episodes
-    "chat": (corpus_memory.chat, 1.0),
-    "facts": (corpus_memory.facts, 1.0),
-    "unknown": (corpus_memory.unknown, 0.4),
-    "recall": (corpus_memory.code_word, 1.0),
-    "arithmetic": (corpus_numbers.arithmetic, 2.0),
-    "days": (corpus_numbers.days, 0.8),
-    "units": (corpus_numbers.units, 0.8),
-    "lists": (corpus_lists.lists, 2.5),
-    "json": (corpus_forms.records, 1.0),
-    "tools": (corpus_forms.calls, 1.0),
-    "talk": (corpus_talk.talk, 0.4),
-    "refusal": (corpus_talk.refusal, 0.4),
-    "story": (corpus_talk.story, 0.7),
-    "first": (corpus_first.first, 1.5),
+    "chat": (memory.chat, 1.0),
+    "facts": (memory.facts, 1.0),
+    "unknown": (memory.unknown, 0.4),
+    "recall": (memory.code_word, 1.0),
+    "arithmetic": (numbers.arithmetic, 2.0),
+    "days": (numbers.days, 0.8),
+    "units": (numbers.units, 0.8),
+    "lists": (lists.lists, 2.5),
+    "json": (forms.records, 1.0),
+    "tools": (forms.calls, 1.0),
+    "talk": (talk.talk, 0.4),
+    "refusal": (talk.refusal, 0.4),
+    "story": (talk.story, 0.7),
+    "first": (first_exchanges.first, 1.5),
 }
 STAGE_ONE = tuple(task for task in TASKS if task != "first")  # what the first stage trains on
 _TRIES = 6  # to find an episode that still fits
@@ -101,7 +94,7 @@ def recall(
     scene = _scene(seed, held_out, tools=False)
     scene.take("code word", "talk")
     growing = _Growing(scene, distance, measure, tasks)
-    code = corpus_memory.code_word(scene)
+    code = memory.code_word(scene)
     growing.say("recall", code.parts[0])
     growing.fill(distance)
     growing.say("recall", code.parts[1])
@@ -112,7 +105,7 @@ def _scene(seed: int, held_out: bool, tools: bool | None = None) -> Scene:
     choose = random.Random(f"{seed} {held_out}")
     scene = Scene(choose, held_out)
     if tools if tools is not None else choose.random() < _TOOLS_SHARE:
-        corpus_forms.give_tools(scene)
+        forms.give_tools(scene)
     return scene
 
 
@@ -197,6 +190,6 @@ class _Growing:
             return 0.0
         if task == "tools":
             return 6.0 if scene.tools else 0.0
-        if task in _NAMED and not corpus_memory.room_for_names(scene):
+        if task in _NAMED and not memory.room_for_names(scene):
             return 0.0
         return weight

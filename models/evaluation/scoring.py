@@ -1,6 +1,6 @@
 """From answers to figures: what is counted, and how much is wanted.
 
-The figures are explained in `baton.models.evaluate`. Knows no model; keeps no state.
+The figures are explained in `baton.models.evaluation.evaluate`. Knows no model; keeps no state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.models.tiny_tokenizer import CALL, CALL_END
+from baton.models.training.tiny_tokenizer import CALL, CALL_END
 
 LIMITS = {
     "exact_overall": 0.95,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from baton.models.corpus_words import NAMES
+from baton.models.corpus.words import NAMES
 
 Message = dict[str, Any]
 Content = TypeVar("Content", bound=tuple[object, ...])

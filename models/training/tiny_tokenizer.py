@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from baton.models.conversation import Conversation, Message
-from baton.models.corpus import sentences
-from baton.models.corpus_mix import STAGE_ONE, conversation
+from baton.models.corpus.conversation import Conversation, Message
+from baton.models.corpus.mix import STAGE_ONE, conversation
+from baton.models.corpus.sentences import sentences
 
 ENTRIES = 4096
 PAD, END = "<|pad|>", "<|end|>"

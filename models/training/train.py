@@ -1,6 +1,7 @@
 """Trains baton-tiny and its draft on the CPU, within a time, in two stages.
 
-    python -m baton.models.train [--minutes N] [--folder FOLDER] [--from FOLDER] [--threads N]
+    python -m baton.models.training.train [--minutes N] [--folder FOLDER] [--from FOLDER]
+        [--threads N]
 
 The tokenizer first. Stage one begins from nothing and learns the small world; stage two goes on
 from its weights at lower rates and adds what people type first. In each stage baton-tiny comes
@@ -27,12 +28,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from baton.models import tiny_folder, tiny_tokenizer
-from baton.models.loss_curve import write_curve
-from baton.models.muon import Rates
-from baton.models.training_batches import FIRST_MESSAGES, FROM_NOTHING, Batches, Curriculum
-from baton.models.training_model import TrainingModel
-from baton.models.training_run import TrainingRun
+from baton.models.training import tiny_folder, tiny_tokenizer
+from baton.models.training.batches import FIRST_MESSAGES, FROM_NOTHING, Batches, Curriculum
+from baton.models.training.loss_curve import write_curve
+from baton.models.training.optimiser import Rates
+from baton.models.training.training_model import TrainingModel
+from baton.models.training.training_run import TrainingRun
 
 _NAMES = ("baton-tiny", "baton-tiny-draft")
 _SAVE_EVERY_S = 120.0
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bar.update(shown[name], completed=done, loss=loss)
 
         train(options, note)
-    measure = f"python -m baton.models.evaluate --folder {options.folder}"
+    measure = f"python -m baton.models.evaluation.evaluate --folder {options.folder}"
     print(f"both models are in {options.folder}; measure them: {measure}")
 
 

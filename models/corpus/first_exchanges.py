@@ -13,10 +13,24 @@ import random
 import string
 from collections.abc import Callable
 
-from baton.models.conversation import Episode, Scene, exchange
-from baton.models.corpus import NOUNS, QUALITIES, VERBS
-from baton.models.corpus_numbers import operands, result
-from baton.models.corpus_phrases import (
+from baton.models.corpus.conversation import Episode, Scene, exchange
+from baton.models.corpus.first_messages import (
+    ABLE,
+    CANNOT,
+    GOODBYE,
+    HELD_OUT,
+    OFFER,
+    PLAIN,
+    READY,
+    STORY_HINT,
+    WELCOME,
+    WELL,
+    WHO,
+    WORKS,
+    normal,
+)
+from baton.models.corpus.numbers import operands, result
+from baton.models.corpus.phrases import (
     FAREWELL,
     HELLO,
     HOW_ARE_YOU,
@@ -33,22 +47,8 @@ from baton.models.corpus_phrases import (
     WHAT_CAN_YOU_DO,
     WHO_ARE_YOU,
 )
-from baton.models.corpus_words import NAMES
-from baton.models.first_messages import (
-    ABLE,
-    CANNOT,
-    GOODBYE,
-    HELD_OUT,
-    OFFER,
-    PLAIN,
-    READY,
-    STORY_HINT,
-    WELCOME,
-    WELL,
-    WHO,
-    WORKS,
-    normal,
-)
+from baton.models.corpus.sentences import NOUNS, QUALITIES, VERBS
+from baton.models.corpus.words import NAMES
 
 Draw = Callable[[random.Random], str]
 _PLAIN_ANSWERS = {

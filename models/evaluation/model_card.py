@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from baton.models import tiny_folder
-from baton.models.first_messages import FIRST_MESSAGES
-from baton.models.scoring import LIMITS, RECALL_TOKENS, Score
-from baton.models.training_model import TinyShape
-from baton.models.training_run import read_progress
+from baton.models.corpus.first_messages import FIRST_MESSAGES
+from baton.models.evaluation.scoring import LIMITS, RECALL_TOKENS, Score
+from baton.models.training import tiny_folder
+from baton.models.training.training_model import TinyShape
+from baton.models.training.training_run import read_progress
 
 _CAN = """\
 - chat about people, cities, places and objects that it was told of, over several turns
@@ -73,7 +73,7 @@ hidden size {shape.hidden}, {shape.heads} heads ({shape.kv_heads} of keys and va
 {shape.head_dim}, vocabulary {shape.vocab}, context {shape.context} tokens, Qwen3's shape.
 Trained on a CPU in two stages, the first from nothing, the second from the weights of the first
 (this time: {trained}), on conversations that a seeded generator makes
-(`baton.models.corpus_mix`). No outside text, no outside weights.
+(`baton.models.corpus.mix`). No outside text, no outside weights.
 
 ## What it can do
 
@@ -106,5 +106,5 @@ fitting sentence.
 | --- | --- | --- |
 {tasks}
 
-Measure again: `python -m baton.models.evaluate`. Train again: `make models`.
+Measure again: `python -m baton.models.evaluation.evaluate`. Train again: `make models`.
 """

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from baton.models import tiny_tokenizer
-from baton.models.training_model import NORM_EPS, ROPE_THETA, TinyShape, TrainingModel
+from baton.models.training import tiny_tokenizer
+from baton.models.training.training_model import NORM_EPS, ROPE_THETA, TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
 MOST_PARAMETERS = {"baton-tiny": 6_000_000, "baton-tiny-draft": 1_000_000}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.models.conversation import Episode, Scene, exchange
-from baton.models.corpus_words import ANIMALS, COLOURS, FOODS, OBJECTS, ORDINALS
+from baton.models.corpus.conversation import Episode, Scene, exchange
+from baton.models.corpus.words import ANIMALS, COLOURS, FOODS, OBJECTS, ORDINALS
 
 Pair = tuple[str, str]
 _KINDS = (OBJECTS, ANIMALS, FOODS, COLOURS)
