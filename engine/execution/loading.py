@@ -6,7 +6,6 @@ Keeps no state.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -14,19 +13,16 @@ import torch
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.checkpoint.weights import load_weights, source_dtype
 from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.execution.cpu_parts import cpu_parts
 from baton.engine.execution.device_choice import chosen_device
+from baton.engine.execution.draft_loading import draft_spec_for, load_draft
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.memory.host_memory import available_bytes, resident_bytes
 from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
 from baton.engine.memory.kv_quant import CODES, KvCodes
 from baton.engine.memory.memory_plan import MemoryPlan
-from baton.engine.model.attention import Attention, TorchAttention
-from baton.engine.model.decoder import FusedPass
-from baton.engine.model.mla import LatentAttention
-from baton.engine.model.row_ops import Gating, Norms
 from baton.engine.model.weights import Weights
-from baton.engine.sampling.draw_plan import Sampler
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.quantization_config import MADE, Made
 from baton.runtime.errors import ConfigError
@@ -56,6 +52,7 @@ def build_engine(
     device: str = "cpu",
     max_rows: int = 256,
     step_tokens: int = 512,
+    draft_folder: Path | None = None,
 ) -> TorchEngine:
     """Load the model of `folder` and start its device thread.
 
@@ -68,7 +65,8 @@ def build_engine(
     become, "int8" or "int4".
     `kv_dtype`: what the pool holds, "int8" or "fp8_e4m3", or what the model computes in.
     `progress`: see `load_weights`. `device`: see `chosen_device`; on a GPU decode steps of up to
-    `max_rows` are captured, and memory is kept for a step of `step_tokens`.
+    `max_rows` are captured, and memory is kept for a step of `step_tokens`. `draft_folder`: of the
+    model that proposes for slices that ask for it.
     Raises ModelError and ConfigError naming the remedy.
     """
     if threads:
@@ -97,6 +95,7 @@ def build_engine(
         quantization=quantization,
         kv_dtype=kv_dtype,
         progress=progress,
+        draft_folder=draft_folder,
     )
     return TorchEngine(runner, threads=threads, draw_costs=runner.measure_draws())
 
@@ -121,30 +120,42 @@ def build_runner(
     quantization: str = "none",
     kv_dtype: str = "auto",
     progress: Progress | None = None,
+    draft_folder: Path | None = None,
 ) -> ModelRunner:
     """As `build_engine`, for whoever runs steps in a thread of their own."""
     spec = read_spec(folder, max_context)
     kind, codes = _dtype(folder, spec, dtype), _codes(kv_dtype)
+    draft_spec = draft_spec_for(folder, spec, draft_folder, max_context)
     each = block_bytes(spec, block_size, kind, codes)
+    each += block_bytes(draft_spec, block_size, kind) if draft_spec else 0
     _check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
     matrices = CpuMatrices(batch_invariant=deterministic)
     weights = load_weights(folder, spec, kind, matrices, progress, _made(quantization))
+    draft = load_draft(draft_folder, draft_spec, kind) if draft_folder and draft_spec else None
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     _check_room(blocks, each, free, "beside the weights")
     fraction = 0.0 if blocks else memory_fraction
-    blocks = blocks or blocks_for(spec, block_size, kind, int(memory_fraction * free), codes)
-    pool = KvPool(spec, blocks, block_size, kind, codes=codes)
+    budget = int(memory_fraction * free)
+    blocks = blocks or blocks_for(spec, block_size, kind, budget, codes, draft_spec)
+    pool = KvPool(spec, blocks, block_size, kind, codes=codes, draft=draft_spec)
     if deterministic:
         runner = _deterministic(spec, weights, pool, max_context)
     else:
-        attention = _attention(pool, spec, backend)
-        gating, norms = _rows(spec, kind, backend)
-        fused_pass = _fused_pass(spec, weights, attention)
-        sampler = _sampler(backend)
+        parts = cpu_parts(spec, weights, pool, backend)
         runner = ModelRunner(
-            spec, weights, pool, attention, max_context, gating, norms, fused_pass, sampler
+            spec,
+            weights,
+            pool,
+            parts.attention,
+            max_context,
+            parts.gating,
+            parts.norms,
+            parts.fused_pass,
+            parts.sampler,
         )
+    if draft is not None:
+        runner.draft = draft.model(pool, runner.max_context, backend)
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
     return runner
@@ -182,59 +193,6 @@ def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
         known = ", ".join(_DTYPES)
         raise ConfigError(f"worker.dtype is {name!r}: give auto or one of {known}")
     return _DTYPES[name]
-
-
-def _attention(pool: KvPool, model: ModelSpec, backend: str) -> Attention | LatentAttention:
-    """ "auto": compiled where numba is installed and knows the kind of number, else plain torch.
-    Latent attention has one implementation, for every backend."""
-    if backend not in ("auto", "torch", "numba"):
-        raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
-    spec = model.attention
-    if model.latent is not None:
-        return LatentAttention(pool, model.latent, model.heads, spec.scale)
-    half = pool.dtype == torch.float16
-    if backend == "torch" or (backend == "auto" and (half or find_spec("numba") is None)):
-        return TorchAttention(pool, spec)
-    if half:
-        raise ConfigError("attention backend 'numba' has no float16: give auto or torch")
-    try:
-        from baton.engine.cpu.attention_kv_quant import CodesAttention
-        from baton.engine.cpu.attention_numba import NumbaAttention
-    except ImportError as error:
-        raise ConfigError(f"attention backend {backend!r} needs numba: {error}") from error
-    return NumbaAttention(pool, spec) if pool.codes is None else CodesAttention(pool, spec)
-
-
-def _rows(spec: ModelSpec, kind: torch.dtype, backend: str) -> tuple[Gating | None, Norms | None]:
-    """Compiled gates and norms for bfloat16; with float32, torch's own are not much slower."""
-    if backend == "torch" or kind != torch.bfloat16 or find_spec("numba") is None:
-        return None, None
-    from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate, warm_up
-
-    warm_up()
-    return (silu_gate if spec.activation == "silu" else None), NumbaNorms()
-
-
-def _sampler(backend: str) -> Sampler | None:
-    """Compiled draws where numba is installed."""
-    if backend == "torch" or find_spec("numba") is None:
-        return None
-    from baton.engine.cpu.sampling_numba import compiled_sampler
-
-    return compiled_sampler()
-
-
-def _fused_pass(
-    spec: ModelSpec, weights: Weights, attention: Attention | LatentAttention
-) -> FusedPass | None:
-    """Decode in one compiled call, where the attention's own kernels are the compiled ones."""
-    pool = getattr(attention, "bfloat_pool", None)
-    if pool is None:
-        return None
-    from baton.engine.cpu.decode_pass import DecodePass, decode_pass
-
-    found: DecodePass | None = decode_pass(spec, weights, pool)
-    return found
 
 
 def _deterministic(

@@ -42,6 +42,7 @@ from baton.engine.scheduling.batch import (
 )
 from baton.engine.scheduling.draw_costs import DrawCosts, measure_draws
 from baton.engine.spec.model_spec import ModelSpec
+from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import ConfigError
 
 
@@ -73,6 +74,7 @@ class ModelRunner:
         self.pool = pool
         self.max_context = max_context or spec.max_context
         self.memory: MemoryPlan | None = None  # set by the loader
+        self.draft: DraftModel | None = None  # set by the loader, before the first step
         self.numerics = ""  # identifies the bits of a deterministic runner
         self.decoder = Decoder(spec, weights, attention, gating, norms, fused_pass)
         self._sampler = sampler or sample_on_host

@@ -10,6 +10,10 @@
      in eight bits: a head's slab ends in its scales, so that it moves and is summed with them;
      of a latent's row there are two, [layer, token, latent|key]
 
+    [block, bytes of the target's group | bytes of the draft's group]
+     beside a draft model a block holds a second layer group, with heads and layers of its own: both
+     are computed, moved and published together
+
 Knows no sequences and no identities. Who may write into which block is the caller's matter;
 only the device thread writes here.
 """
@@ -36,8 +40,8 @@ _LEAST_TOKENS = 512  # a smaller pool serves no one
 class KvPool:
     """`tensor` has the shape above, in `dtype` or, in eight bits, in codes of `codes` beside
     float32 `scales` [block, kv_head, layer, k|v, token] (of latents [block, 1, layer, token,
-    latent|key]); both lie in `memory`, uint8 [block,
-    kv_head, bytes]. The memory is touched when first written."""
+    latent|key]); both lie in `memory`, uint8 [block, kv_head, bytes]. `draft` is a pool's view of
+    the draft's layer group in the same blocks. The memory is touched when first written."""
 
     def __init__(
         self,
@@ -47,35 +51,59 @@ class KvPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         codes: KvCodes | None = None,
+        draft: ModelSpec | None = None,
     ) -> None:
         """`dtype` is what attention computes with. On a `device` (None: the host), one more
         block, `spare_block`, which no sequence owns, takes the KV of rows that fill up a batch.
+        `draft`: the model whose KV is the second layer group, in plain numbers.
         Raises ConfigError if `blocks` is not positive, the memory cannot be had, or `codes` do
         not fit the model."""
         if blocks <= 0 or block_size <= 0:
             raise ConfigError(
                 f"pool.blocks is {blocks} and pool.block_size {block_size}: give positive numbers"
             )
+        there = blocks + (device is not None)
+        own_bytes = block_bytes(spec, block_size, dtype, codes)
+        draft_bytes = 0 if draft is None else block_bytes(draft, block_size, dtype)
+        shape = there, own_bytes + draft_bytes
+        self._whole = _on_host(shape) if device is None else _on_device(shape, device)
         self.blocks = blocks
         self.block_size = block_size
-        self.block_bytes = block_bytes(spec, block_size, dtype, codes)
-        self.slabs = spec.kv_heads
+        self.block_bytes = own_bytes + draft_bytes  # of both groups
         self.spare_block = blocks
         self.dtype = dtype
+        self._take_group(spec, self._whole[:, :own_bytes], codes)
+        self.draft: KvPool | None = None
+        if draft is not None:
+            self.draft = copy(self)
+            self.draft._take_group(draft, self._whole[:, own_bytes:], None)
+
+    def _take_group(self, spec: ModelSpec, memory: torch.Tensor, codes: KvCodes | None) -> None:
+        """Make `memory` [blocks, bytes], of one layer group, the one that attention sees."""
+        there, size_bytes = memory.shape
         self.codes = codes
-        there = blocks + (device is not None)
-        shape = (there, spec.kv_heads, self.block_bytes // spec.kv_heads)
-        self.memory = _on_host(shape) if device is None else _on_device(shape, device)
+        self.memory = memory.view(there, spec.kv_heads, size_bytes // spec.kv_heads)
         self.scales: torch.Tensor | None = None
-        rows = _block_shape(spec, block_size)
+        rows = _block_shape(spec, self.block_size)
         if codes is None:
-            self.tensor = self.memory.view(dtype).view(there, *rows)
+            self.tensor = self.memory.view(self.dtype).view(there, *rows)
             return
         many = math.prod(rows[1:])
         self.tensor = self.memory[:, :, :many].view(codes.dtype).view(there, *rows)
         scales = self.memory[:, :, many:].view(torch.float32)
         pair = (_scales_of_row(spec),) if spec.latent else ()
         self.scales = scales.view(there, *rows[:-1], *pair)
+
+    @property
+    def slab_groups(self) -> tuple[tuple[int, int], ...]:
+        """KV heads and bytes of a head's slab, of each layer group in the order of a block."""
+        groups = (self,) if self.draft is None else (self, self.draft)
+        return tuple((group.memory.shape[1], group.memory.shape[2]) for group in groups)
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of a block, of all layer groups."""
+        return sum(heads for heads, _ in self.slab_groups)
 
     @property
     def kind(self) -> str:
@@ -108,7 +136,7 @@ class KvPool:
 
     def bytes_tensor(self) -> torch.Tensor:
         """The same memory as uint8 [blocks, block_bytes], contiguous, wherever it lies."""
-        return self.memory[: self.blocks].view(self.blocks, self.block_bytes)
+        return self._whole[: self.blocks]
 
     def as_pairs(self) -> KvPool:
         """A latent pool's own memory, as if every row were its token's key and value both:
@@ -122,11 +150,11 @@ class KvPool:
         for block in (source, target):
             if not 0 <= block < self.blocks:
                 raise ValueError(f"block {block} is not in the pool of {self.blocks} blocks")
-        self.memory[target].copy_(self.memory[source])
+        self._whole[target].copy_(self._whole[source])
 
 
-def _on_host(shape: tuple[int, int, int]) -> torch.Tensor:
-    blocks, block = shape[0], shape[1] * shape[2]
+def _on_host(shape: tuple[int, int]) -> torch.Tensor:
+    blocks, block = shape
     try:
         # A READ through shared memory walks both pools page by page: twice as fast so.
         memory = map_memory(blocks * block)
@@ -138,7 +166,7 @@ def _on_host(shape: tuple[int, int, int]) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
 
 
-def _on_device(shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+def _on_device(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
     try:
         return torch.zeros(shape, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
@@ -186,16 +214,21 @@ def blocks_for(
     dtype: torch.dtype,
     budget_bytes: int,
     codes: KvCodes | None = None,
+    draft: ModelSpec | None = None,
 ) -> int:
     """How many blocks fit into `budget_bytes`. Raises ConfigError if they hold fewer tokens
     than any use needs, or as `block_bytes` does."""
     each = block_bytes(spec, block_size, dtype, codes)
+    shown = _arithmetic(spec, block_size, dtype, codes)
+    if draft is not None:
+        each += block_bytes(draft, block_size, dtype)
+        shown += f" + {_arithmetic(draft, block_size, dtype, None)} of the draft"
     blocks = budget_bytes // each
     least = -(-min(_LEAST_TOKENS, spec.max_context) // block_size)
     if blocks < least:
         raise ConfigError(
             f"the KV pool has {max(budget_bytes, 0)} bytes, room for {max(blocks, 0)} blocks: "
-            f"{_arithmetic(spec, block_size, dtype, codes)} = {each} bytes a block, "
+            f"{shown} = {each} bytes a block, "
             f"and at least {least} blocks ({least * each} bytes) are needed; raise "
             "pool.memory_fraction, free memory on this host, or use a smaller model"
         )

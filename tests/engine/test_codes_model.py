@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-import baton.engine.execution.loading as loading
+import baton.engine.execution.cpu_parts as cpu_parts
 from baton.engine.cpu.attention_kv_quant import CodesAttention
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.model.attention import TorchAttention
@@ -132,7 +132,7 @@ def test_float16_takes_torch(folder, kv_dtype):
 
 
 def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu_parts, "find_spec", lambda name: None)
     runner = build_runner(folder, blocks=8, kv_dtype=kv_dtype)
     assert type(runner.decoder._attention) is TorchAttention
     assert runner.all_logits(StepBatch((Slice([1, 2, 3], 0, [0]),)))[0].isfinite().all()

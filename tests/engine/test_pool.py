@@ -220,3 +220,52 @@ def test_blocks_moved_as_bytes_continue_the_sequence(references, name):
     tokens = [*prompt, *first]
     rest = reader.greedy(tokens, ours, 12, start=45)
     assert [*first, *rest] == reference.greedy(prompt, 13)
+
+
+@pytest.fixture
+def draft(references):
+    return read_spec(references("llama").folder)  # 3 layers, 2 KV heads of 16
+
+
+@pytest.mark.parametrize("codes", [None, INT8])
+def test_a_draft_group_lies_in_the_same_blocks(spec, draft, codes):
+    plain = KvPool(spec, 4, 8, torch.bfloat16, codes=codes)
+    pool = KvPool(spec, 4, 8, torch.bfloat16, codes=codes, draft=draft)
+    assert pool.draft is not None
+    own, beside = plain.block_bytes, block_bytes(draft, 8, torch.bfloat16)
+    assert pool.block_bytes == own + beside
+    assert pool.tensor.shape == plain.tensor.shape
+    assert pool.draft.tensor.shape == (4, 2, 3, 2, 8, 16)
+    assert pool.draft.codes is None
+    pool.tensor.view(torch.uint8)[2].fill_(7)
+    pool.draft.tensor[1] = 1.5
+    view = pool.bytes_view()
+    assert view.shape == (4, pool.block_bytes) and view.flags.c_contiguous
+    assert view[2, : pool.tensor[2].nbytes // 2].any() and not view[2, own:].any()
+    assert not view[1, :own].any() and (view[1, own:].view(np.uint16) == 0x3FC0).all()
+
+
+def test_copying_a_block_copies_both_groups(spec, draft):
+    pool = KvPool(spec, 4, 8, draft=draft)
+    assert pool.draft is not None
+    pool.tensor[1], pool.draft.tensor[1] = 1.0, 2.0
+    pool.copy_block(1, 3)
+    assert bool((pool.tensor[3] == 1.0).all()) and bool((pool.draft.tensor[3] == 2.0).all())
+    assert not pool.bytes_view()[[0, 2]].any()
+
+
+def test_slabs_are_counted_and_measured_for_each_group(spec, draft):
+    pool = KvPool(spec, 2, 8, torch.bfloat16, draft=draft)
+    assert pool.slab_groups == ((2, 3 * 2 * 8 * 32 * 2), (2, 3 * 2 * 8 * 16 * 2))
+    assert pool.slabs == 4
+    assert sum(heads * size for heads, size in pool.slab_groups) == pool.block_bytes
+
+
+def test_a_draft_makes_fewer_blocks_fit_and_the_arithmetic_says_so(spec, draft):
+    budget = 1 << 22
+    alone = blocks_for(spec, 16, torch.float32, budget)
+    together = blocks_for(spec, 16, torch.float32, budget, draft=draft)
+    each = KvPool(spec, 1, 16, draft=draft).block_bytes
+    assert together == budget // each < alone
+    with pytest.raises(ConfigError, match=r"2 KV heads x 3 layers x 2 x 16 .* of the draft = "):
+        blocks_for(spec, 16, torch.float32, 1000, draft=draft)

@@ -1,0 +1,58 @@
+"""From a draft model's folder to a `DraftModel` beside its target on a CPU.
+
+Loaded by the target's own reader, in the target's number kind, and computed by the same kernels.
+Keeps no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from baton.engine.checkpoint.weights import load_weights
+from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.execution.cpu_parts import cpu_parts
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.decoder import Decoder
+from baton.engine.model.weights import Weights
+from baton.engine.sampling.draw_plan import sample_on_host
+from baton.engine.spec.model_spec import ModelSpec, read_spec
+from baton.engine.speculation.draft_model import DraftModel
+from baton.engine.speculation.draft_pair import check_pair
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """A draft model before it has a pool."""
+
+    spec: ModelSpec
+    weights: Weights
+
+    def model(self, pool: KvPool, max_context: int, backend: str) -> DraftModel:
+        """Make it compute in the draft group of its target's pool."""
+        assert pool.draft is not None
+        parts = cpu_parts(self.spec, self.weights, pool.draft, backend)
+        decoder = Decoder(
+            self.spec, self.weights, parts.attention, parts.gating, parts.norms, parts.fused_pass
+        )
+        sampler = parts.sampler or sample_on_host
+        return DraftModel(self.spec, decoder, pool.draft, max_context, sampler)
+
+
+def draft_spec_for(
+    folder: Path, spec: ModelSpec, draft_folder: Path | None, max_context: int
+) -> ModelSpec | None:
+    """Read what the draft model is, and check that it fits; None where there is none. Raises
+    ModelError."""
+    if draft_folder is None:
+        return None
+    draft = read_spec(draft_folder, max_context)
+    check_pair(folder, spec, draft_folder, draft, max_context or spec.max_context)
+    return draft
+
+
+def load_draft(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> DraftWeights:
+    """Read the weights. Raises ModelError."""
+    return DraftWeights(spec, load_weights(folder, spec, dtype, CpuMatrices()))
