@@ -33,7 +33,6 @@ STILL_TO_REWORD: set[str] = {
     "engine/sampling",
     "engine/scheduling",
     "engine/spec",
-    "engine/speculation",
     "engine/triton",
     "kv_transfer",
     "models",

@@ -56,26 +56,23 @@ def build_engine(
 ) -> TorchEngine:
     """Load the model of `folder` and start its device thread.
 
-    `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading;
-    more than fit are refused.
-    `dtype` "auto": float32 where the weights are stored so, else bfloat16 (float16 computes on
-    few CPUs at the same speed, and decodes without the compiled kernel). `threads` 0:
-    torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`: see
-    `deterministic_runner`, or on a GPU `device_runner`. `quantization`: what plain weights
-    become, "int8" or "int4".
-    `kv_dtype`: what the pool holds, "int8" or "fp8_e4m3", or what the model computes in.
-    `progress`: see `load_weights`. `device`: see `chosen_device`; on a GPU decode steps of up to
-    `max_rows` are captured, and memory is kept for a step of `step_tokens`. `draft_folder`: of the
-    model that proposes for slices that ask for it.
+    `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading; more
+    than fit are refused. `dtype` "auto": float32 where the weights are stored so, else bfloat16
+    (float16 computes on few CPUs at the same speed, and decodes without the compiled kernel).
+    `threads` 0: torch's own choice. `max_context` in tokens, 0: the model's own. `deterministic`:
+    see `deterministic_runner`, or on a GPU `device_runner`. `quantization`: what plain weights
+    become, "int8" or "int4". `kv_dtype`: what the pool holds, "int8" or "fp8_e4m3", or what the
+    model computes in. `progress`: see `load_weights`. `device`: see `chosen_device`; on a GPU
+    decode steps of up to `max_rows` are captured, and memory is kept for a step of `step_tokens`.
+    `draft_folder`: of the model that proposes for slices that ask for it.
     Raises ModelError and ConfigError naming the remedy.
     """
     if threads:
         torch.set_num_threads(threads)
-    chosen = chosen_device(device)
-    if chosen.type == "cuda":
+    if (chosen := chosen_device(device)).type == "cuda":
         from baton.engine.execution.gpu_loading import GpuOptions, gpu_runner
 
-        _check_for_gpu(backend)
+        _check_for_gpu(backend, draft_folder)
         kind = _dtype(folder, read_spec(folder, max_context), dtype)
         sizes = blocks, block_size, max_context, memory_fraction, max_rows, step_tokens
         options = GpuOptions(*sizes, _codes(kv_dtype), deterministic)
@@ -100,7 +97,12 @@ def build_engine(
     return TorchEngine(runner, threads=threads, draw_costs=runner.measure_draws())
 
 
-def _check_for_gpu(backend: str) -> None:
+def _check_for_gpu(backend: str, draft_folder: Path | None) -> None:
+    if draft_folder is not None:
+        raise ConfigError(
+            f"the draft model in {draft_folder} runs on a CPU only: set worker.device to cpu, or "
+            "speculate by ngram or suffix"
+        )
     if backend != "auto":
         raise ConfigError(
             f"attention backend {backend!r} is for a CPU: set worker.device to cpu, or leave it"

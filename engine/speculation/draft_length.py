@@ -51,7 +51,7 @@ class Evidence:
 
 @dataclass(slots=True, eq=False)
 class SequenceDraft:
-    """What the policy knows of one sequence. The caller keeps it and only hands it on."""
+    """The policy's record of one sequence. The caller keeps it and only passes it back."""
 
     evidence: Evidence = field(default_factory=Evidence)
     length: int | None = None  # of the step before
