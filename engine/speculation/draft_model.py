@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import Bounds, lay_out
-from baton.engine.sampling.draw_plan import Sampler, one_each
-from baton.engine.scheduling.batch import Draw, Slice, StepBatch, continued
+from baton.engine.sampling.draw_plan import Sampler, one_draw_each
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch, extended
 from baton.engine.spec.model_spec import ModelSpec
 
 
@@ -39,7 +39,7 @@ class _Draft:
     @property
     def draw(self) -> Draw:
         """The target's draw of the next proposal, without its logprobs."""
-        draw = continued(self.draws[len(self.proposed)], self.proposed)
+        draw = extended(self.draws[len(self.proposed)], self.proposed)
         if draw.params.top_logprobs is None:
             return draw
         return replace(draw, params=replace(draw.params, top_logprobs=None))
@@ -102,6 +102,6 @@ class DraftModel:
                 draft.wanted = 0
         if not drawing:
             return
-        drawn = self._sampler(logits[finite], one_each([draft.draw for draft in drawing]))
+        drawn = self._sampler(logits[finite], one_draw_each([draft.draw for draft in drawing]))
         for draft, found in zip(drawing, drawn, strict=True):
             draft.add(found.token)
