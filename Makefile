@@ -58,7 +58,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check format proto models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check format proto settings models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -121,6 +121,9 @@ format: $(STAMP) ## put the code into its format
 
 proto: $(STAMP) ## generate the wire contract's Python code
 	$(BIN)/python -P -m baton.proto.generate
+
+settings: $(STAMP) ## generate the default settings file and the settings reference
+	$(BIN)/python -P -m baton.runtime.settings.reference
 
 models: $(STAMP) ## train baton-tiny and its draft from nothing, in two stages, and measure them (MINUTES=130)
 	$(BIN)/python -P -m baton.models.training.train --folder build/models --minutes $(MINUTES)

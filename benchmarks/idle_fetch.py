@@ -17,7 +17,7 @@ import numpy as np
 
 from baton.kv_transfer import checksum_numba, greeting
 from baton.kv_transfer.local_pool import HostPool
-from baton.kv_transfer.nixl_mover import NixlMover
+from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime import identity
@@ -84,9 +84,7 @@ class IdleFetch:
         memory.madvise(MADV_HUGEPAGE)
         pool = np.frombuffer(memory, dtype=np.uint8).reshape(blocks, block_bytes)
         pool[:] = 1  # every page is there before anything is timed
-        self._mover = NixlMover(
-            HostPool(pool, common.kv_heads), self._own, self._config.read_threads
-        )
+        self._mover = NixlMover(HostPool(pool, common.kv_heads), self._own, READ_THREADS)
         mine = greeting.build("idle-fetch", self._mover.describe(), common)
         theirs = await self._stub.Handshake(mine, metadata=self._metadata, timeout=5)
         greeting.check(mine, theirs)

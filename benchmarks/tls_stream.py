@@ -38,7 +38,7 @@ from baton.runtime.grpc_links import (
     open_server,
 )
 from baton.runtime.links import LinkClosed
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 from benchmarks.report import Figure, parser, report
 

@@ -23,7 +23,7 @@ from baton.runtime.config import Config
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 
 ROLES = ("prefill", "decode")

@@ -30,7 +30,7 @@ from baton.models.embedded import embedded_model
 from baton.runtime.config import Config
 from baton.runtime.grpc_links import open_channel
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 from chaos.starter import start
 

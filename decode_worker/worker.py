@@ -98,7 +98,7 @@ class DecodeWorker:
         self._requests = Requests(self._scheduler, limits, self._wall)
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
-        self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
+        self.feed = BlockFeed(boot_id, pool.identities)
 
     # -- what a router link calls -------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from baton.runtime.links import Link, LinkClosed
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
 MOST_DEADLINE_MS = 86_400_000  # the longest that a request may live
+OFFER_QUEUE = 64  # computed chunks without checksums, per handoff
 LAST_WORD_S = 0.2  # to tell a reader why its handoff ends
 
 
@@ -187,7 +188,7 @@ class _Handoff:
         self._cache = sums
         self._sum_blocks = max(1, config.read_bytes // mover.describe().block_bytes)
         self._sending = asyncio.Lock()
-        self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(config.offer_queue)
+        self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(OFFER_QUEUE)
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._offered = 0
         self._failure: Exception | None = None

@@ -21,12 +21,12 @@ from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.piece_queue import PieceQueue
 from baton.kv_transfer.pieces import PiecewiseRead, blocks_each, cut
-from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
 CONNECT_TIMEOUT_S = 5.0
-PIECE_QUEUE = HandoffConfig().piece_queue
+READ_THREADS = 2  # of a decode worker, which copies and checks in them
+PIECE_QUEUE = 1 << 16  # pieces that wait for a thread
 MAX_CHECKSUM_CALLS = 64  # waiting or running; one more waits on the event loop
 
 

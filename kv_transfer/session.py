@@ -36,7 +36,7 @@ class ReaderSession:
     ) -> None:
         self._link = link
         self._lease_s = config.lease_s
-        self._lease = ReaderLease(config.lease_s, config.renewals_per_lease)
+        self._lease = ReaderLease(config.lease_s)
         self._heard = heard
         self._failed = failed
         self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -90,7 +90,7 @@ class PrefillWorker:
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
-        self.feed = BlockFeed(boot_id, pool.identities, config.worker.event_queue)
+        self.feed = BlockFeed(boot_id, pool.identities)
 
     def expect_reads(self) -> None:
         """Serve peers' READs promptly for a while: a reader that has completed its handshake

@@ -44,6 +44,7 @@ from baton.runtime.registry_client import RegistryClient
 LAST_EVENT_S = 5  # for clients to read the last event of a stream that is ended
 BACKLOG = RouterConfig().backlog
 KEEP_ALIVE_S = 30
+MAX_CHOICES = 16  # the largest `n` of a request
 
 log = logs.get(__name__)
 
@@ -66,7 +67,7 @@ async def serve_router(
     check_exposure(config.router)
     card = read_card(model_folder, model_name)
     template = template_of(card)
-    tokenizer = HfTokenizer(card.tokenizer_file, config.router.tokenizer_queue)
+    tokenizer = HfTokenizer(card.tokenizer_file)
     listener = bind(config.router.host, config.router.port, config.router.backlog)
     try:
         key = cluster_key(token)
@@ -88,7 +89,7 @@ async def serve_router(
                 tokenizer,
                 template,
                 card.end_tokens,
-                config.router.max_choices,
+                MAX_CHOICES,
                 config.router.tool_calls,
                 sampling_defaults(card.generation if config.router.model_sampling else {}),
                 config.router.strict_tools,

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from baton.proto import worker_pb2
-from baton.runtime.config import WorkerConfig
 from baton.runtime.identity import IDENTITY_BYTES
 
-EVENT_QUEUE = WorkerConfig().event_queue
+EVENT_QUEUE = 1024  # messages; beyond it a watcher gets a snapshot
 SNAPSHOT_PART = 65_536  # identities per message: 1 MiB
 
 

@@ -1,18 +1,20 @@
-"""Every setting of every process, as frozen dataclasses with their defaults and bounds.
+"""Every setting of every process, declared once: default, bounds, unit and meaning.
 
-`runtime/settings.py` fills them from a file, the environment and flags; `runtime/baton.toml`
-is the commented default file, held against these classes by a test. Pure standard library.
+A field that is declared with `setting(...)` may be set by an operator; the other fields are
+constants that tests and the simulation change through the constructor. `runtime/settings/` fills
+the sections from a file, the environment and flags, and checks them; `make settings` generates
+`runtime/baton.toml` and `docs/settings.md`. Pure standard library.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from baton.runtime.errors import ConfigError
+from baton.runtime.setting import setting
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
 ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral"]
@@ -22,52 +24,141 @@ ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Tls = Literal["on", "off"]
 NO_GRPC = -1  # as router.grpc_port
+_PORTS = 65_535
+_DAY_S = 86_400.0
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int = NO_GRPC  # for clients that speak gRPC; 0: the system gives one
-    api_keys: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*" needs api_keys
-    shared_prefixes: bool = False  # between API keys; else each finds its own prefixes alone
-    placement: PlacementMode = "auto"
-    local_prefill_tokens: int = 64  # auto: lacking fewer, a prompt stays local; else by cost
-    max_body_bytes: int = 8 << 20
-    bodies_bytes: int = 512 << 20  # of all request bodies being received or tokenized
-    key_bodies_bytes: int = 128 << 20  # of one API key's
-    max_requests: int = 1024  # admission tickets; one more is answered 503
-    max_connections: int = 4096  # of clients; one more is answered 503
-    backlog: int = 1024  # connections that the system keeps until they are taken
-    max_waiting: int = 512  # requests that wait on one decode worker; one more goes elsewhere
-    tokenizer_queue: int = 256  # prompts that wait for a tokenizer thread; one more is answered 503
-    link_queue: int = 8192  # messages to a worker that does not read; one more goes elsewhere
-    index_blocks: int = 4 << 20  # of workers, that it remembers; beyond, it forgets the oldest used
-    max_choices: int = 16  # `n`
-    tool_calls: ToolCalls = "auto"  # how the model writes them; auto: as its template prints them
-    openapi: OpenApi = "auto"  # /openapi.json; auto: on the loopback alone
-    control_tokens: ControlTokensInChats = "text"  # what clients write of them in chats
-    strict_tools: StrictTools = "refuse"  # `strict: true`: no call is held to its schema yet
-    model_sampling: bool = True  # temperature and so on as the model's files have them
-    stream_buffer_messages: int = 1024  # a slow client's own buffer: tokens, and others' logprobs
-    leave_s: float = 0.0  # told to stop, /readyz is red for so long before the port closes
-    drain_s: float = 300.0  # then open requests may finish for so long
-    request_s: float = 3600.0  # a request's longest life; X-Request-Deadline shortens it
-    handed_back_s: float = 120.0  # what a stopping worker hands back waits so long for another
-    max_attempts: int = 4  # placements of one request, the first included
-    retry_share: float = 0.2  # of what is being served, that may be placed again at once
-    retry_floor: int = 10  # so many may, however little is being served
-    rebuild_s: float = 5.0  # started, it and its requests wait so long to know its workers' blocks
+    """The router: its ports, its clients' limits, and how long it waits for workers."""
+
+    host: str = setting(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 accepts clients from other machines."
+    )
+    port: int = setting(8000, "HTTP port; 0 lets the system choose one.", low=0, high=_PORTS)
+    grpc_port: int = setting(
+        NO_GRPC,
+        "Port for gRPC clients, on the same host; -1 turns gRPC off, 0 lets the system choose.",
+        low=NO_GRPC,
+        high=_PORTS,
+    )
+    api_keys: tuple[str, ...] = setting(
+        (), "API keys of which a client must send one; with an empty list, none is required."
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        'Origins of web pages that may call the API, such as "https://host"; "*" needs API keys.',
+    )
+    shared_prefixes: bool = setting(
+        False, "Whether API keys share cached prefixes; otherwise each key reuses only its own."
+    )
+    placement: PlacementMode = setting(
+        "auto",
+        "Where prompts are prefilled: auto compares the costs, disaggregated always uses prefill "
+        "workers, local never does.",
+    )
+    max_body_bytes: int = setting(
+        8 << 20, "Largest request body.", low=1 << 10, high=1 << 30, unit="bytes"
+    )
+    bodies_bytes: int = setting(
+        512 << 20,
+        "Memory for all request bodies that are being received or tokenized; beyond it, requests "
+        "get 429.",
+        low=1 << 10,
+        high=1 << 40,
+        unit="bytes",
+    )
+    key_bodies_bytes: int = setting(
+        128 << 20,
+        "Memory for the request bodies of one API key; at least router.max_body_bytes.",
+        low=1 << 10,
+        high=1 << 40,
+        unit="bytes",
+    )
+    max_requests: int = setting(
+        1024, "Requests served at the same time; further ones get 503.", low=1, high=1 << 20
+    )
+    max_connections: int = setting(
+        4096, "Open client connections; further ones get 503.", low=1, high=1 << 20
+    )
+    tool_calls: ToolCalls = setting(
+        "auto",
+        "Format in which the model writes tool calls; auto takes the one that its chat template "
+        "prints.",
+    )
+    openapi: OpenApi = setting(
+        "auto", "Whether /openapi.json describes the API; auto serves it on a loopback host only."
+    )
+    control_tokens: ControlTokensInChats = setting(
+        "text",
+        "How control tokens in chat messages, such as <|im_end|>, are read: as text, or as tokens, "
+        "with which a client can forge a turn.",
+    )
+    strict_tools: StrictTools = setting(
+        "refuse",
+        "What happens to tools with `strict: true`; ignore accepts them without enforcing the "
+        "schema.",
+    )
+    model_sampling: bool = setting(
+        True,
+        "Whether sampling parameters that a request omits come from the model's files; otherwise "
+        "from the OpenAI defaults.",
+    )
+    leave_s: float = setting(
+        0.0,
+        "Time between the stop signal and the closing of the port, with /readyz red, for load "
+        "balancers to react.",
+        low=0,
+        high=300,
+        unit="s",
+    )
+    drain_s: float = setting(
+        300.0, "Time for open requests to finish after that.", low=0, high=3600, unit="s"
+    )
+    request_s: float = setting(
+        3600.0,
+        "Longest lifetime of a request; a client shortens it with X-Request-Deadline.",
+        low=0.01,
+        high=_DAY_S,
+        unit="s",
+    )
+    handed_back_s: float = setting(
+        120.0,
+        "Time that a request returned by a stopping worker waits for another worker.",
+        low=0,
+        high=_DAY_S,
+        unit="s",
+    )
+    link_silence_s: float = setting(
+        2.5,
+        "Silence after which a link between router and worker counts as lost.",
+        low=0.05,
+        high=300,
+        unit="s",
+    )
+
+    local_prefill_tokens: int = 64  # always local below it
+    backlog: int = 1024  # of the listening socket
+    max_waiting: int = 512  # requests queued at a decode worker
+    link_queue: int = 8192  # messages that a worker has not read
+    # Unread messages of one slow client, with tokens and logprobs.
+    stream_buffer_messages: int = 1024
+    max_attempts: int = 4  # of a request, the first included
+    # Concurrent migrations: a share of the requests served, or the floor if that is more.
+    retry_share: float = 0.2
+    retry_floor: int = 10
+    rebuild_s: float = 5.0  # for a new router's block index
     link_heartbeat_s: float = 0.5
-    link_silence_s: float = 2.5  # silence ends a link
-    hang_s: float = 1.5  # so long a worker may be overdue with a step, before it is left
-    link_grace_s: float = 1.0  # a broken link may come back before requests are placed again
+    link_grace_s: float = 1.0  # for a broken link to reconnect
+    hang_s: float = 1.5  # overdue step before migration
 
     @property
     def on_loopback(self) -> bool:
-        """Whether this machine alone can reach the router."""
+        """Whether only this machine can reach the router."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -79,79 +170,188 @@ class RouterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """A prefill or decode worker: its ports, its device and its model's dtype."""
+
+    host: str = setting(
+        "127.0.0.1", "Address to listen on for routers, other workers and the admin port."
+    )
+    port: int = setting(
+        0, "Port for routers and other workers; 0 lets the system choose.", low=0, high=_PORTS
+    )
+    admin_port: int = setting(
+        0, "Port for metrics and health; 0 lets the system choose one.", low=0, high=_PORTS
+    )
+    device: str = setting(
+        "auto",
+        "Device for the model: cpu, cuda, cuda:N, or auto, which takes a GPU if torch sees one.",
+    )
+    threads: int = setting(0, "CPU threads of torch; 0 leaves its default.", low=0, high=1024)
+    dtype: Dtype = setting("auto", "Dtype of the computation; auto takes the model's own.")
+    max_context: int = setting(
+        0,
+        "Longest sequence, prompt and output; 0 takes the model's own limit.",
+        low=0,
+        high=1 << 24,
+        unit="tokens",
+    )
+    quantization: Quantization = setting(
+        "none", "Quantisation of plain weights at load, which saves memory."
+    )
+    deterministic: bool = setting(
+        False,
+        "Whether a sequence's tokens are independent of batch, chunks, cache and worker, at some "
+        "cost in speed.",
+    )
+    drain_s: float = setting(
+        10.0,
+        "Time for a stopping worker to finish its requests; it returns the others to the router.",
+        low=0,
+        high=3600,
+        unit="s",
+    )
+    failing_s: float = setting(
+        10.0,
+        "Time without one successful step after which the worker exits to be restarted.",
+        low=1,
+        high=3600,
+        unit="s",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PoolConfig:
-    block_size: int = 16  # tokens
-    blocks: int = 0  # 0: sized from `memory_fraction`
-    memory_fraction: float = 0.5  # of what is free after loading, shared by the host's workers
-    kv_dtype: KvDtype = "auto"  # auto: what the model computes in
-    tenant_share: float = 1.0  # of the pool; an API key with more loses its own prefixes first
-    quarantine_limit: float = 0.25  # share of the pool; above it the worker drains and restarts
+    """The pool of KV blocks of a worker."""
+
+    block_size: int = setting(16, "Tokens of a KV block.", low=1, high=256, unit="tokens")
+    blocks: int = setting(
+        0,
+        "Blocks of the pool; 0 derives them from pool.memory_fraction (2048 for the embedded "
+        "model).",
+        low=0,
+        high=1 << 31,
+    )
+    memory_fraction: float = setting(
+        0.5,
+        "Share of the memory that is free after loading, divided among the host's workers; 0.9 by "
+        "default on a GPU.",
+        low=0.01,
+        high=0.98,
+    )
+    kv_dtype: KvDtype = setting(
+        "auto",
+        "Dtype of KV blocks; auto takes the computation's, the others hold twice the tokens and "
+        "are less exact.",
+    )
+    tenant_share: float = setting(
+        1.0,
+        "Share of the pool above which an API key's own cached prefixes are evicted first; 1.0 "
+        "turns this off.",
+        low=0.01,
+        high=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    prefill_tokens: int = 512  # prompt tokens per step on a prefill worker
-    chunk_tokens: int = 256  # of one prompt per step
-    local_prefill_tokens: int = 128  # prompt tokens per step on a decode worker
-    max_sequences: int = 64  # in one decode batch
-    max_prompts: int = 32  # admitted at once on a prefill worker
-    max_queue: int = 512  # prompts or requests waiting; one more is refused as busy
-    expected_growth_tokens: int = 128  # of output, in a decode credit
-    waiting_share: float = 0.5  # of the pool, for grants that do not decode yet
-    choices_share: float = 0.25  # of the batch, for requests with n > 1 beside others
+    """The size of one engine step."""
+
+    prefill_tokens: int = setting(
+        512,
+        "Prompt tokens in a step of a prefill worker; 8192 by default on a GPU.",
+        low=1,
+        high=1 << 20,
+        unit="tokens",
+    )
+    chunk_tokens: int = setting(
+        256,
+        "Tokens of one prompt in a step, a multiple of pool.block_size; 8192 by default on a GPU.",
+        low=1,
+        high=1 << 20,
+        unit="tokens",
+    )
+    local_prefill_tokens: int = setting(
+        128, "Prompt tokens in a step of a decode worker.", low=1, high=1 << 20, unit="tokens"
+    )
+    max_sequences: int = setting(
+        64, "Sequences in a decode batch; 256 by default on a GPU.", low=1, high=4096
+    )
+
+    max_prompts: int = 32  # computed at once by a prefill worker
+    max_queue: int = 512  # requests waiting on one worker
+    expected_growth_tokens: int = 128  # output reserved with a prompt
+    waiting_share: float = 0.5  # of the pool, before decoding begins
+    choices_share: float = 0.25  # of the batch, for n > 1
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffConfig:
-    lease_s: float = 2.0
-    renewals_per_lease: int = 4
-    window_reads: int = 4  # READs in flight per handoff
-    window_bytes: int = 128 << 20  # and their bytes; what is posted of them is far less
-    read_bytes: int = 64 << 20  # of one READ, at most; a block at least
-    read_threads: int = 2  # of a decode worker: they copy, where the host does, and sum
-    piece_queue: int = 1 << 16  # pieces of READs that wait for a thread; a READ more is tried again
-    offer_queue: int = 64  # computed chunks of a handoff without sums; the next one waits
-    read_timeout_s: float = 5.0  # for a READ's next piece; for checksums or tokens a granter owes
-    verify: bool = True  # off only in experiments: a wrong block is then used
-    preflight_floor_gbps: float = 0.05  # GB/s; a slower pair is marked degraded
+    """The transfer of a prompt's KV blocks from a prefill to a decode worker."""
+
+    lease_s: float = setting(
+        2.0,
+        "Time that a prefill worker keeps blocks pinned after the reader's last renewal.",
+        low=0.1,
+        high=60,
+        unit="s",
+    )
+    read_timeout_s: float = setting(
+        5.0,
+        "Longest pause between two pieces of a READ, and longest wait for a peer's checksums or "
+        "tokens.",
+        low=0.05,
+        high=600,
+        unit="s",
+    )
+    verify: bool = setting(
+        True, "Whether blocks are verified by checksum; false, only in experiments, uses any block."
+    )
+    preflight_floor_gb_per_s: float = setting(
+        0.05,
+        "Bandwidth below which a pair of workers is reported as degraded.",
+        low=0,
+        high=10_000,
+        unit="GB/s",
+    )
+
+    window_reads: int = 4  # in flight for one handoff
+    window_bytes: int = 128 << 20  # in flight for one handoff
+    read_bytes: int = 64 << 20  # of one READ; one block at least
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_folder: str = ""  # of `baton serve`; empty: in the instance's folder, and gone with it
-    log_bytes: int = 64 << 20  # of one process; a longer log becomes its .1, and begins anew
-    otlp_endpoint: str = ""  # empty: no export
-    span_queue: int = 8192  # spans that wait to be exported; the newest beyond are dropped
-    log_prompts: bool = False
+    """Logs and traces."""
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: the system gives one
-    admin_port: int = 0
-    device: str = "auto"  # a GPU where torch sees one, else the CPU; or cpu, cuda, cuda:N
-    threads: int = 0  # 0: torch's own choice
-    dtype: Dtype = "auto"
-    max_context: int = 0  # tokens; 0: the model's own
-    max_connections: int = 4096  # of routers and of other workers; one more is closed
-    event_queue: int = 1024  # messages about blocks, for one router; behind, it gets all anew
-    quantization: Quantization = "none"  # of weights that are stored plainly
-    deterministic: bool = False  # a sequence's tokens do not depend on batch, chunks or cache
-    drain_s: float = 10.0  # told to stop, it finishes what it has for so long, then hands it back
-    failing_s: float = 10.0  # every step has failed for so long: the worker ends, to start anew
+    log_level: LogLevel = setting("info", "Lowest level that is logged.")
+    log_folder: str = setting(
+        "",
+        "Folder of the logs of `baton serve`; empty: the instance's folder, which is deleted at "
+        "its end.",
+    )
+    otlp_endpoint: str = setting(
+        "", "Address (host:port) of an OTLP gRPC collector of traces; empty turns the export off."
+    )
+    log_prompts: bool = setting(False, "Whether logs may contain the text of prompts and outputs.")
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
-    """The three files are given together. None: `baton serve` makes them for its processes."""
+    """TLS between processes. `baton serve` creates the three files for its own processes;
+    processes that are started one by one need all three."""
 
-    tls: Literal["on", "off"] = "on"  # between processes; both sides show a certificate
-    authority: str = ""  # PEM: whose certificates this process believes
-    certificate: str = ""  # PEM: its own, then those between it and the authority
-    key: str = ""  # PEM: of its certificate, without a passphrase
-    server_name: str = ""  # in workers' certificates; empty: they bear the workers' addresses
+    tls: Tls = setting(
+        "on",
+        "Mutual TLS between processes; off sends plain text, for a network that only Baton uses.",
+    )
+    authority: str = setting("", "PEM file with the certificates of trusted authorities.")
+    certificate: str = setting(
+        "", "PEM file with this process's certificate and those between it and the authority."
+    )
+    key: str = setting("", "PEM file with the private key, without a passphrase.")
+    server_name: str = setting(
+        "", "Name in the workers' certificates; empty: they are issued for the workers' addresses."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,152 +367,14 @@ class Config:
     security: SecurityConfig = field(default_factory=SecurityConfig)
 
 
-_VISIBLE = re.compile(r"[!-~]+")
-_ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]+(?<!:)")
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
-
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "router.port": (0, 65535),
-    "router.grpc_port": (NO_GRPC, 65535),
-    "router.local_prefill_tokens": (0, 1 << 20),
-    "router.max_body_bytes": (1 << 10, 1 << 30),
-    "router.bodies_bytes": (1 << 10, 1 << 40),
-    "router.key_bodies_bytes": (1 << 10, 1 << 40),
-    "router.max_requests": (1, 1 << 20),
-    "router.max_connections": (1, 1 << 20),
-    "router.backlog": (1, 65535),
-    "router.max_waiting": (1, 1 << 20),
-    "router.tokenizer_queue": (1, 1 << 20),
-    "router.link_queue": (16, 1 << 20),
-    "router.index_blocks": (1 << 10, 1 << 30),
-    "router.max_choices": (1, 128),
-    "router.stream_buffer_messages": (16, 1 << 20),
-    "router.leave_s": (0, 300),
-    "router.drain_s": (0, 3600),
-    "router.request_s": (0.01, 86_400),
-    "router.handed_back_s": (0, 86_400),
-    "router.max_attempts": (1, 16),
-    "router.retry_share": (0, 1),
-    "router.retry_floor": (1, 1 << 20),
-    "router.rebuild_s": (0, 300),
-    "router.link_heartbeat_s": (0.01, 60),
-    "router.link_silence_s": (0.05, 300),
-    "router.hang_s": (0.05, 300),
-    "router.link_grace_s": (0, 300),
-    "worker.port": (0, 65535),
-    "worker.admin_port": (0, 65535),
-    "worker.threads": (0, 1024),
-    "worker.max_context": (0, 1 << 24),
-    "worker.max_connections": (16, 1 << 20),
-    "worker.event_queue": (16, 1 << 20),
-    "worker.drain_s": (0, 3600),
-    "worker.failing_s": (1, 3600),
-    "pool.block_size": (1, 256),
-    "pool.blocks": (0, 1 << 31),
-    "pool.memory_fraction": (0.01, 0.98),
-    "pool.tenant_share": (0.01, 1),
-    "pool.quarantine_limit": (0.01, 1),
-    "step.prefill_tokens": (1, 1 << 20),
-    "step.chunk_tokens": (1, 1 << 20),
-    "step.local_prefill_tokens": (1, 1 << 20),
-    "step.max_sequences": (1, 4096),
-    "step.max_prompts": (1, 4096),
-    "step.max_queue": (1, 1 << 20),
-    "step.expected_growth_tokens": (1, 1 << 20),
-    "step.waiting_share": (0.05, 1),
-    "step.choices_share": (0.05, 1),
-    "handoff.lease_s": (0.1, 60),
-    "handoff.renewals_per_lease": (2, 100),
-    "handoff.window_reads": (1, 256),
-    "handoff.window_bytes": (1 << 16, 1 << 40),
-    "handoff.read_bytes": (1 << 10, 1 << 40),
-    "handoff.read_threads": (1, 64),
-    "handoff.piece_queue": (1, 1 << 24),
-    "handoff.offer_queue": (1, 1 << 16),
-    "handoff.read_timeout_s": (0.05, 600),
-    "handoff.preflight_floor_gbps": (0, 10_000),
-    "telemetry.log_bytes": (1 << 16, 1 << 40),
-    "telemetry.span_queue": (512, 1 << 20),
-}
-
-
-def validate(config: Config) -> None:
-    """Raise ConfigError naming the first setting that is out of bounds or contradicts another."""
-    check_device(config.worker.device)
-    _check_files(config.security)
-    _check_keys(config.router.api_keys)
-    _check_origins(config.router)
-    for name in _BOUNDS:
-        check_setting(config, name)
-    if config.router.grpc_port > 0 and config.router.grpc_port == config.router.port:
-        raise ConfigError("router.grpc_port and router.port are the same: give another")
-    if config.router.link_silence_s <= config.router.link_heartbeat_s:
-        raise ConfigError("router.link_silence_s must be longer than router.link_heartbeat_s")
-    for name in ("bodies_bytes", "key_bodies_bytes"):
-        if getattr(config.router, name) < config.router.max_body_bytes:
-            raise ConfigError(
-                f"router.{name} is {getattr(config.router, name)}: give at least "
-                f"router.max_body_bytes ({config.router.max_body_bytes}), or lower that"
-            )
-    if config.step.chunk_tokens % config.pool.block_size:
-        raise ConfigError(
-            f"step.chunk_tokens is {config.step.chunk_tokens}: "
-            f"give a multiple of pool.block_size ({config.pool.block_size})"
-        )
-
-
-def check_setting(config: Config, name: str) -> None:
-    """Raise ConfigError if this setting is out of its own bounds, whatever the others are."""
-    section, key = name.split(".")
-    value = getattr(getattr(config, section), key)
-    if name == "worker.device":
-        check_device(value)
-    low, high = _BOUNDS.get(name, (value, value))
-    if not low <= value <= high:
-        raise ConfigError(f"{name} is {value}: give a value from {low:g} to {high:g}")
+def section_names() -> list[str]:
+    """Return the names of the sections, in the order of the default file."""
+    return [f.name for f in fields(Config)]
 
 
 def check_device(name: str) -> None:
-    """Raise ConfigError unless a device may be called so. Whether it is there, torch knows."""
+    """Raise ConfigError unless `name` has the form of a device; torch knows whether it exists."""
     if _DEVICE.fullmatch(name) is None:
         raise ConfigError(
             f"worker.device is {name!r}: give auto, cpu, cuda, or cuda:N (cuda:0 is the first GPU)"
         )
-
-
-def _check_files(security: SecurityConfig) -> None:
-    files = {name: getattr(security, name) for name in ("authority", "certificate", "key")}
-    missing = [f"security.{name}" for name, file in files.items() if not file]
-    if 0 < len(missing) < len(files):
-        raise ConfigError(
-            f"{' and '.join(missing)} must be given too: security.authority, "
-            "security.certificate and security.key belong together"
-        )
-
-
-def _check_keys(keys: Sequence[str]) -> None:
-    """Of an empty key everybody has one; what no header can bring nobody has. None is shown."""
-    for place, key in enumerate(keys, start=1):
-        if not _VISIBLE.fullmatch(key):
-            raise ConfigError(
-                f"router.api_keys: key {place} of {len(keys)} is empty or holds other than visible "
-                "ASCII characters: give another, or leave it out"
-            )
-
-
-def _check_origins(router: RouterConfig) -> None:
-    for origin in router.cors_origins:
-        if origin == "*" and not router.api_keys:
-            raise ConfigError(
-                'router.cors_origins is "*" and router.api_keys is empty, so that every web page '
-                "could use this server: name the origins, or set router.api_keys"
-            )
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(
-                f"router.cors_origins: {origin!r} is no origin: give scheme://host or "
-                "scheme://host:port, without a path"
-            )
-
-
-def section_names() -> list[str]:
-    return [f.name for f in fields(Config)]

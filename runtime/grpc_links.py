@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 import grpc.aio
 
-from baton.runtime.config import WorkerConfig
 from baton.runtime.errors import BatonError, ConfigError, Incompatible, Unavailable, by_code
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls, advice
@@ -27,7 +26,7 @@ T = TypeVar("T")
 TOKEN_KEY = "x-baton-token"
 ERROR_KEY = "x-baton-error"
 MAX_MESSAGE_BYTES = 64 << 20  # a snapshot part or a long prompt; KV never travels here
-MAX_CONNECTIONS = WorkerConfig().max_connections
+MAX_CONNECTIONS = 4096  # of routers and other workers
 HANDSHAKE_S = 10  # for TLS and gRPC's own greeting; who says nothing is sent away then
 PING_S = 30  # and then who does not answer, though its connection stands
 PONG_S = 10

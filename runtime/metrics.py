@@ -196,7 +196,7 @@ INDEX_BLOCKS = _gauge(
 )
 INDEX_EVICTIONS = _counter(
     "baton_index_evictions_total",
-    "Blocks forgotten, those of the oldest use, because router.index_blocks were remembered.",
+    "Blocks forgotten, those of the oldest use, because the index was full (4,194,304 blocks).",
 )
 TOKENIZE_SECONDS = _histogram("baton_tokenize_seconds", "Template and tokenization of a prompt.")
 

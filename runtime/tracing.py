@@ -22,15 +22,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from baton.runtime.config import TelemetryConfig
-
 Attribute = str | bool | int | float
 
 REQUEST = "request"  # the root: a request's whole life in the router
 PHASES: Final = ("queue", "prefill", "chunk", "handoff", "fetch", "decode")
 QUEUE, PREFILL, CHUNK, HANDOFF, FETCH, DECODE = PHASES
 
-_QUEUE_SPANS = TelemetryConfig().span_queue
+QUEUE_SPANS = 8192  # waiting to be exported; newer ones are dropped
 _EXPORT_TIMEOUT_S = 5.0
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -43,7 +41,7 @@ class _State:
     tracer: trace.Tracer | None = None
 
 
-def setup(service: str, endpoint: str = "", queue_spans: int = _QUEUE_SPANS) -> None:
+def setup(service: str, endpoint: str = "", queue_spans: int = QUEUE_SPANS) -> None:
     """Export spans as `service` to an OTLP gRPC endpoint ("host:port" or "http://host:port";
     "https://" for TLS), at most `queue_spans` waiting for it. Empty: no spans. A second call ends
     the first exporter."""

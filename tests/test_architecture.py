@@ -106,6 +106,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "evaluation": {"corpus", "training"},
         ".": {"training", "evaluation"},
     },
+    "runtime": {
+        ".": set(),
+        "settings": {"."},
+    },
     "simulation": {
         "virtual": set(),
         "fleet": {"virtual"},
@@ -124,7 +128,7 @@ STILL_CYCLIC: set[str] = set()  # shrinks to nothing
 STILL_LARGE = {"runtime": 28}  # files; shrinks to nothing
 ENGINE_MAY_USE = {
     f"baton.runtime.{name}"
-    for name in ("errors", "config", "end_tokens", "identity", "sampling", "waits")
+    for name in ("errors", "config", "end_tokens", "identity", "sampling", "setting", "waits")
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 GENERATED_SUFFIXES = tuple(pattern.removeprefix("*") for pattern in GENERATED)

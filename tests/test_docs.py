@@ -14,8 +14,9 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from baton.deploy.cli import main
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
-from baton.runtime import metrics, settings
+from baton.runtime import metrics
 from baton.runtime.config import section_names
+from baton.runtime.settings import loading as settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {

@@ -260,7 +260,7 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _config(options: argparse.Namespace) -> Config:
-    from baton.runtime.settings import load
+    from baton.runtime.settings.loading import load
 
     return load(options.config, os.environ, flags_of(options))
 

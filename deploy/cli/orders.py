@@ -29,7 +29,7 @@ from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.grpc_links import ERROR_KEY, credentials, open_channel, translate
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import answer_within
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 
 CONNECT_TIMEOUT_S = 15.0

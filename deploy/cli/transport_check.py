@@ -40,7 +40,7 @@ def transport(config: HandoffConfig, device: str = "cpu") -> list[Finding]:
     """One finding for UCX's own choice, one for TCP, one for each GPU that `worker.device`
     allows. Takes a few seconds."""
     return _of_hosts(config, device) + [
-        _measure_gpu(name, config.preflight_floor_gbps) for name in _gpus(device)
+        _measure_gpu(name, config.preflight_floor_gb_per_s) for name in _gpus(device)
     ]
 
 
@@ -51,9 +51,9 @@ def _of_hosts(config: HandoffConfig, device: str) -> list[Finding]:
             Finding("nixl transport", level, "host memory is not summed without numba", INSTALL)
         ]
     own = os.environ.get(TRANSPORTS_KEY)
-    findings = [_measure("nixl transport", own, config.preflight_floor_gbps)]
+    findings = [_measure("nixl transport", own, config.preflight_floor_gb_per_s)]
     if own is None:
-        findings.append(_measure("nixl over tcp", "tcp", config.preflight_floor_gbps))
+        findings.append(_measure("nixl over tcp", "tcp", config.preflight_floor_gb_per_s))
     return findings
 
 

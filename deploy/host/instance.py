@@ -40,6 +40,7 @@ ERROR_KEY = "BATON_ERROR_FILE"  # where a child leaves its one clear message
 PROGRESS_KEY = "BATON_PROGRESS_FILE"  # where it says what it does before it is ready
 CLIENT_SETTINGS = "client.json"
 STOP_DEADLINE_S = 30.0
+LOG_BYTES = 64 << 20  # a longer log becomes its .1
 NAMED_S = 1.0  # for a keeper that has just begun to write its pid
 KILL_S = 5.0  # for a keeper to kill a child after its grace, and to end
 
@@ -53,7 +54,7 @@ class Job:
     name: str
     argv: tuple[str, ...]
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
-    log_bytes: int = 64 << 20  # a longer log is cut
+    log_bytes: int = LOG_BYTES
 
 
 @dataclass(frozen=True, slots=True)

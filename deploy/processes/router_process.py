@@ -36,7 +36,7 @@ def run_router(
     """
     telemetry = config.telemetry
     logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
-    tracing.setup("router", telemetry.otlp_endpoint, telemetry.span_queue)
+    tracing.setup("router", telemetry.otlp_endpoint)
     raise_open_file_limit()
     looking: list[asyncio.Task[None]] = []  # ends with the loop
 

@@ -38,7 +38,7 @@ from baton.engine.scheduling.batch import Engine
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.step_health import StepHealth, probe_batch, probe_failure
 from baton.kv_transfer import greeting
-from baton.kv_transfer.nixl_mover import NixlMover
+from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import control_pb2_grpc
 from baton.runtime import garbage, logs, metrics, tracing, waits, worker_lock
@@ -59,6 +59,7 @@ log = logs.get(__name__)
 ANNOUNCE_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
 QUARANTINE_LOOK_S = 1.0
+QUARANTINE_SHARE = 0.25  # of the pool; above it the worker restarts
 STEPS_LOOK_S = 0.25
 PORT_S = 5.0  # for a port that the role before has had
 PORT_LOOK_S = 0.05
@@ -76,7 +77,7 @@ def run_worker(
     """Serve until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
-    tracing.setup(worker_id, config.telemetry.otlp_endpoint, config.telemetry.span_queue)
+    tracing.setup(worker_id, config.telemetry.otlp_endpoint)
     # before the model: they may have to be refused
     registry = ThreadedRegistry(DirectoryRegistry(registry_folder, secret=token))
     tls = tls_of(config.security)
@@ -178,9 +179,8 @@ class WorkerProcess:
         sizes = engine.pool.blocks, config.pool.block_size
         pool = BlockPool(*sizes, config.pool.tenant_share)
         await first_step(engine, pool)
-        handoff, blocks = config.handoff, local_pool(engine.pool)
-        read_threads = handoff.read_threads if boot.role == "decode" else 1
-        mover = NixlMover(blocks, boot.boot_id, read_threads, handoff.piece_queue)
+        read_threads = READ_THREADS if boot.role == "decode" else 1
+        mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
         below = Below(boot, engine, pool, mover, model_limits(boot, engine))
         served = decode_role(below) if boot.role == "decode" else prefill_role(below)
         orders = WorkerControl(
@@ -196,7 +196,7 @@ class WorkerProcess:
         self._worker = served.worker
         watches = [
             asyncio.create_task(_announce(boot.registry, record)),
-            asyncio.create_task(_watch_quarantine(pool, config.pool.quarantine_limit)),
+            asyncio.create_task(_watch_quarantine(pool, QUARANTINE_SHARE)),
             asyncio.create_task(served.worker.health.watch()),
             asyncio.create_task(garbage.look_often()),
             asyncio.create_task(

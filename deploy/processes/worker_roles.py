@@ -93,7 +93,7 @@ class Served:
 def decode_role(below: Below) -> Served:
     boot = below.boot
     handoff = boot.config.handoff
-    bandwidth_probe = BandwidthProbe(below.mover, below.pool, handoff.preflight_floor_gbps)
+    bandwidth_probe = BandwidthProbe(below.mover, below.pool, handoff.preflight_floor_gb_per_s)
     dial = grpc_dial(boot.token, boot.tls)
     peers = RegisteredPeers(
         below.greeting, below.mover, dial, bandwidth_probe, boot.registry, handoff.lease_s
@@ -133,7 +133,7 @@ def prefill_role(below: Below) -> Served:
 
 
 def _server(boot: Boot, worker: DecodeWorker | PrefillWorker) -> grpc.aio.Server:
-    server = open_server(boot.token, boot.config.worker.max_connections)
+    server = open_server(boot.token)
     service = WorkerService(worker, worker.feed, boot.config.router)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     return server

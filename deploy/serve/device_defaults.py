@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from baton.runtime.config import Config, validate
-from baton.runtime.settings import given_names
+from baton.runtime.config import Config
+from baton.runtime.settings.checks import validate
+from baton.runtime.settings.loading import given_names
 
 GPU_MEMORY_FRACTION = 0.9
 GPU_STEP_TOKENS = 8192

@@ -104,7 +104,7 @@ def default_of(name: str) -> str:
 
 
 def _check(name: str, text: str) -> None:
-    from baton.runtime.settings import check
+    from baton.runtime.settings.loading import check
 
     try:
         check(name, text)

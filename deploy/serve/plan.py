@@ -18,7 +18,7 @@ from baton.deploy.serve.flag_values import MOST_WORKERS
 from baton.deploy.serve.model_source import ModelSource
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import ConfigError
-from baton.runtime.settings import given_names
+from baton.runtime.settings.loading import given_names
 
 LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
@@ -110,18 +110,17 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
     address_file = str(folder / "router.address")
     router = ["router", "--model-name", model.name, "--address-file", address_file, *shared]
     chosen = devices(options, gpus)
-    log_bytes = options.config.telemetry.log_bytes
     workers = []
     for name in worker_names(options):
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
         own += _certificate(options, folder, name)
         command = _baton("worker", *own, *shared)
-        workers.append(Job(name, command, grace_s(options.config), log_bytes))
+        workers.append(Job(name, command, grace_s(options.config)))
     router += _certificate(options, folder, ROUTER_JOB)
     leaving = options.config.router
     router_grace_s = leaving.leave_s + leaving.drain_s + 2 * END_S  # streams are told, too
-    return [Job(ROUTER_JOB, _baton(*router), router_grace_s, log_bytes), *workers]
+    return [Job(ROUTER_JOB, _baton(*router), router_grace_s), *workers]
 
 
 def _certificate(options: ServeOptions, folder: Path, name: str) -> list[str]:

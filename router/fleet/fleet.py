@@ -20,7 +20,7 @@ from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.dialer import Dialer
 from baton.router.fleet.disconnected_workers import DisconnectedWorkers
 from baton.router.fleet.kv_compatibility import incompatible_prefill_workers
-from baton.router.fleet.radix_index import Holders, RadixIndex
+from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_link import Bearer, WorkerLink
@@ -71,7 +71,7 @@ class Fleet:
         # Derived from presence, with the time until which they hold; None: to be computed again.
         self._passed_over: tuple[frozenset[bytes], int, float] | None = None
         self._disconnected_sizes: tuple[list[Size], float] | None = None
-        self.index = RadixIndex(config.index_blocks, self._note_change)
+        self.index = RadixIndex(CAPACITY_BLOCKS, self._note_change)
         self.circuits = Circuits(random.Random(self._boot_id))
 
     async def run(self, bearer: Bearer) -> None:

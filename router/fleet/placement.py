@@ -44,8 +44,8 @@ class FleetView:
 @dataclass(frozen=True, slots=True)
 class Need:
     """The sizes of a request: prompt and accepted tokens, the output that is expected beyond them
-    (`step.expected_growth_tokens` at most), and `most_tokens`, the prompt with all output that a
-    sequence may have. A decode worker counts the same numbers. `numbers` are those that the
+    (`StepConfig.expected_growth_tokens` at most), and `most_tokens`, the prompt with all output
+    that a sequence may have. A decode worker counts the same numbers. `numbers` are those that the
     accepted tokens were computed with, None without accepted tokens: other workers would continue
     another answer."""
 

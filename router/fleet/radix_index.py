@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from baton.proto import worker_pb2
 from baton.router.fleet.worker_view import WorkerView
 from baton.runtime import metrics
-from baton.runtime.config import RouterConfig
 from baton.runtime.identity import IDENTITY_BYTES
 
-CAPACITY_BLOCKS = RouterConfig().index_blocks  # some 200 bytes each
+CAPACITY_BLOCKS = 4 << 20  # some 200 bytes each
 SLICE_BYTES = 4096 * IDENTITY_BYTES  # of a snapshot in one slice: two milliseconds
 SWEEP_BLOCKS = 20_000  # in one call of `sweep`: a few milliseconds
 

@@ -35,6 +35,7 @@ from baton.router.text.plain_tokenizer import PlainTokenizer
 from baton.runtime.errors import InvalidRequest, ModelError, Overloaded
 
 ENCODE_THREADS = 2
+QUEUE_PROMPTS = 256  # waiting for a thread
 LIKELY_CHARS_PER_TOKEN = 6  # a text that needs more to fit the context is counted first
 SLICE_CHARS = 1 << 16  # counted in one call: some 50 ms of a thread
 EXTRA_SLICE_TOKENS = 64  # that a slice may have more than its part of the whole text
@@ -82,7 +83,7 @@ class HfTokenizer:
     """The tokenizer of a tokenizer.json; at most `queue` prompts wait. Raises ModelError if the
     file cannot be read."""
 
-    def __init__(self, path: Path, queue: int = 256) -> None:
+    def __init__(self, path: Path, queue: int = QUEUE_PROMPTS) -> None:
         # Without this a batch, even of one text, starts a thread for each core.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:

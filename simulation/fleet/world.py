@@ -138,7 +138,7 @@ class World:
         before = self.workers.get(name)
         assert before is None or not before.machine.alive  # as worker_lock.py sees to
         machine, boot_id = self._machine(name), self.dice.randbytes(16)
-        size = self.config.pool.block_size
+        size, handoff = self.config.pool.block_size, self.config.handoff
 
         def step_s(batch: StepBatch) -> float:
             tokens = sum(len(piece.tokens) for piece in batch.slices)
@@ -163,9 +163,9 @@ class World:
                 config=self.config,
                 wall_offset_s=0.0,
             )
-            finish = partial(granter.drain, 2 * self.config.handoff.lease_s)
+            finish = partial(granter.drain, 2 * handoff.lease_s)
         else:
-            bandwidth_probe = BandwidthProbe(mover, pool, self.config.handoff.preflight_floor_gbps)
+            bandwidth_probe = BandwidthProbe(mover, pool, handoff.preflight_floor_gb_per_s)
             dial = partial(SimPeerClient, self.network, machine)
             patience_s = HANDSHAKE_TIMEOUT_S  # a lease is short here beside a first contact's READs
             peers = RegisteredPeers(mine, mover, dial, bandwidth_probe, self.client, patience_s)

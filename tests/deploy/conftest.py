@@ -19,7 +19,7 @@ from baton.proto import control_pb2_grpc
 from baton.runtime.config import SecurityConfig
 from baton.runtime.grpc_links import open_port, open_server
 from baton.runtime.registry import Role
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 
 WAIT_S = 60.0

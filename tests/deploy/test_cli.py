@@ -13,7 +13,7 @@ import pytest
 from baton.deploy.cli import main
 from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 
 COMMANDS = main.COMMANDS
 

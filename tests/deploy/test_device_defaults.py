@@ -10,7 +10,7 @@ import torch
 from baton.deploy.serve.device_defaults import on_gpu, worker_config
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
-from baton.runtime.settings import given_names, load
+from baton.runtime.settings.loading import given_names, load
 
 NAMES = {
     "pool.memory_fraction",

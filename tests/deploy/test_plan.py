@@ -28,7 +28,7 @@ from baton.runtime.config import (
     WorkerConfig,
 )
 from baton.runtime.errors import ConfigError
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 
 MODEL = ModelSource(Path("/m"), "name")
 

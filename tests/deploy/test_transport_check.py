@@ -52,7 +52,7 @@ def test_the_users_own_choice_alone_is_measured(monkeypatch: pytest.MonkeyPatch)
 def test_a_slow_transport_warns_and_a_broken_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
     script(monkeypatch, {"tcp": 0.01})
-    own, tcp = transport(HandoffConfig(preflight_floor_gbps=0.05))
+    own, tcp = transport(HandoffConfig(preflight_floor_gb_per_s=0.05))
     assert (own.level, own.found, own.remedy) == (
         "fail", "no such transport", transport_check.BROKEN,
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_gpu_whose_memory_cannot_be_read_fails(
 
 def test_this_host_really_moves_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    (finding,) = transport(HandoffConfig(preflight_floor_gbps=0.0))
+    (finding,) = transport(HandoffConfig(preflight_floor_gb_per_s=0.0))
     assert finding.level == "ok"
     assert "GB/s" in finding.found and "tcp" in finding.found
     assert "DRAM to DRAM" in finding.found

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from baton.deploy.host.authority import Authority
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime.grpc_links import credentials, open_channel
-from baton.runtime.settings import load
+from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 
 TOKEN = "the instance's secret"  # as the control port has it

@@ -14,8 +14,9 @@ import pytest
 from baton.router.grpc_frontend import call as grpc_call
 from baton.router.requests import body_budget
 from baton.router.requests.body_budget import PROGRESS_BYTES, SILENT_S, BodyBudget, HeldBody
-from baton.runtime.config import Config, RouterConfig, validate
+from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError, RateLimited
+from baton.runtime.settings.checks import validate
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 KEYS = ("one", "two")

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.runtime.config import Config, RouterConfig, validate
+from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings.checks import validate
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 PAGE = "https://chat.example"

@@ -15,8 +15,9 @@ import pytest
 from baton.proto import client_pb2, client_pb2_grpc
 from baton.router.grpc_frontend import frontend as grpc_front
 from baton.router.grpc_frontend.inference import SERVICE, InferenceService
-from baton.runtime.config import Config, RouterConfig, validate
+from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings.checks import validate
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
 
 pytestmark = pytest.mark.timed

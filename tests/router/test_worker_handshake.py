@@ -9,8 +9,9 @@ import pytest
 
 from baton.proto import worker_pb2
 from baton.router.fleet.worker_handshake import MAX_VALUES, handshake_fault
-from baton.runtime.config import Config, PoolConfig, StepConfig, WorkerConfig, validate
+from baton.runtime.config import Config, PoolConfig, StepConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings.checks import validate
 from baton.runtime.wire import ModelLimits
 
 VOCABULARY = 300

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from baton.runtime import config as module
-from baton.runtime.config import Config, section_names, validate
+from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings.checks import declared_settings, validate
 
-BOUNDS = module._BOUNDS
+BOUNDS = {
+    name: (setting.low, setting.high)
+    for name, setting in declared_settings().items()
+    if setting.low is not None and setting.high is not None
+}
 
 
 def changed(name: str, value: Any, config: Config | None = None) -> Config:
@@ -26,10 +30,9 @@ def test_the_defaults_are_valid() -> None:
 
 def test_every_number_has_bounds() -> None:
     numbers = {
-        f"{section}.{key.name}"
-        for section in section_names()
-        for key in fields(getattr(Config(), section))
-        if type(getattr(getattr(Config(), section), key.name)) in (int, float)
+        name
+        for name, setting in declared_settings().items()
+        if type(setting.default) in (int, float)
     }
     assert numbers == set(BOUNDS)
 
@@ -41,14 +44,22 @@ def test_a_value_beyond_either_bound_is_refused_by_name(name: str) -> None:
             validate(changed(name, value))
 
 
+def test_settings_are_few() -> None:
+    assert len(declared_settings()) <= 60
+
+
+@pytest.mark.parametrize("name", declared_settings())
+def test_meaning_is_one_sentence(name: str) -> None:
+    meaning = declared_settings()[name].meaning
+    assert meaning[0].isupper() and meaning.endswith(".") and ". " not in meaning
+
+
 @pytest.mark.parametrize("name", sorted(set(BOUNDS) - {"step.chunk_tokens"}))
 def test_the_bounds_themselves_are_allowed(name: str) -> None:
     for value in BOUNDS[name]:
         config = changed("step.chunk_tokens", 1 << 20) if name == "pool.block_size" else Config()
         if name == "router.link_silence_s":
             config = changed("router.link_heartbeat_s", 0.01)
-        if name == "router.link_heartbeat_s":
-            config = changed("router.link_silence_s", 300.0)
         if name == "router.max_body_bytes":
             config = changed("router.bodies_bytes", 1 << 30)
             config = changed("router.key_bodies_bytes", 1 << 30, config)
@@ -71,7 +82,7 @@ def test_a_wrong_device_is_refused_with_the_right_ones(name: str) -> None:
 
 
 def test_silence_must_be_longer_than_the_heartbeat() -> None:
-    with pytest.raises(ConfigError, match="link_silence_s must be longer"):
+    with pytest.raises(ConfigError, match=r"link_silence_s is 0\.5: give a value above"):
         validate(changed("router.link_silence_s", 0.5))
 
 

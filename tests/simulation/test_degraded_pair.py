@@ -41,7 +41,7 @@ class Scene:
         self.world = World(loop, config, random.Random(1))
         size = READ_BLOCKS * self.world.kind.block_bytes(config.pool.block_size)
         floor_gbps = size / FLOOR_READ_S / 1e9
-        handoff = replace(config.handoff, preflight_floor_gbps=floor_gbps)
+        handoff = replace(config.handoff, preflight_floor_gb_per_s=floor_gbps)
         self.world.config = replace(config, router=router, handoff=handoff)
         self.world.start_worker("p0", "prefill", 80)
         self.world.start_worker("p1", "prefill", 80)

@@ -11,14 +11,15 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from baton.runtime.config import Config, check_setting, section_names, validate
+from baton.runtime.config import Config, section_names
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings.checks import check_setting, declared_settings, validate
 
-DEFAULT_FILE = Path(__file__).with_name("baton.toml")
+DEFAULT_FILE = Path(__file__).parent.with_name("baton.toml")
 ENVIRONMENT_PREFIX = "BATON_"
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
@@ -75,11 +76,7 @@ def check(name: str, text: str) -> None:
 
 def names() -> list[str]:
     """Every setting as "section.key"."""
-    return [
-        f"{section.name}.{key.name}"
-        for section in fields(Config)
-        for key in fields(getattr(Config(), section.name))
-    ]
+    return list(declared_settings())
 
 
 def _from_file(file: Path | None) -> Iterator[_Given]:
