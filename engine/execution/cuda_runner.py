@@ -1,9 +1,9 @@
 """The runner of a CUDA device: captured graphs for decode steps, eager execution for all others.
 
-A step of one-token slices replays a graph; `start` returns when it is queued, so that the next
-step is planned and queued while it runs. Chunks, larger batches, and penalties that exceed the
-graphs' buffers run eagerly and have ended when `start` returns. Knows no queue; one thread at a
-time calls `start`, another may wait for results.
+A step of one-token slices, and of those that verify proposals, replays a graph; `start` returns
+when it is queued, so that the next step is planned and queued while it runs. Chunks, larger
+batches, and penalties that exceed the graphs' buffers run eagerly and have ended when `start`
+returns. Knows no queue; one thread at a time calls `start`, another may wait for results.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.sampling.logit_bias import bias_arrays
 from baton.engine.scheduling.batch import (
     Draw,
+    Drawn,
     FinishedStep,
     RunningStep,
+    Slice,
     StepBatch,
     StepResult,
     failed_result,
     resolve_feeds,
 )
 from baton.engine.scheduling.draw_costs import DrawCosts
+from baton.engine.scheduling.verification import accepted
 from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import EngineError
 
@@ -52,13 +55,20 @@ class _GraphRun:
 
     def _read(self, step: GraphStep) -> StepResult:
         tokens, finite, seconds = step.wait()
-        rows = zip(self._batch.slices, tokens, finite, strict=True)
-        drawn = tuple(
-            tuple(step.drawn(row, draw, token) for draw in item.draws) if good else ()
-            for row, (item, token, good) in enumerate(rows)
-        )
-        broken = frozenset(row for row, good in enumerate(finite) if not good)
-        return StepResult(drawn, seconds, broken)
+        drawn: list[tuple[Drawn, ...]] = []
+        broken = set()
+        row = 0
+        for index, item in enumerate(self._batch.slices):
+            found = []
+            for at, draw in enumerate(item.draws, row):
+                if not finite[at]:
+                    break  # a row of proposals that plain decoding may never compute
+                found.append(step.drawn(at, draw, tokens[at]))
+            drawn.append(accepted(item, found))
+            if not finite[row]:
+                broken.add(index)
+            row += len(item.tokens)
+        return StepResult(tuple(drawn), seconds, frozenset(broken))
 
 
 class CudaRunner:
@@ -121,11 +131,8 @@ class CudaRunner:
     def _is_captured(self, batch: StepBatch) -> bool:
         draws = [draw for item in batch.slices for draw in item.draws]
         return (
-            self.graphs.bucket(len(batch.slices)) is not None
-            and all(
-                len(item.tokens) == 1 and len(item.draws) <= 1 and item.scoring is None
-                for item in batch.slices
-            )
+            self.graphs.bucket(sum(len(item.tokens) for item in batch.slices)) is not None
+            and all(map(_is_decode, batch.slices))
             and all(map(self._known_bias, draws))
             and self.graphs.holds(draws)
         )
@@ -136,20 +143,31 @@ class CudaRunner:
         return not bias or bias_arrays(bias).known(self._bounds.vocab_size)
 
     def _replay(self, batch: StepBatch, before: RunningStep | None) -> _GraphRun:
-        feeds = [item.feed for item in batch.slices]
         if isinstance(before, _GraphRun):
-            for row, feed in enumerate(feeds):
-                if feed is not None and not self._draws_token(feed):
-                    raise EngineError(
-                        f"slice {row}: slice {feed} of the previous step drew no token"
-                    )
+            feeds = [self._feeding_row(index, item) for index, item in enumerate(batch.slices)]
         else:
             batch = resolve_feeds(batch, before.result() if before is not None else None)
-            feeds = [None] * len(feeds)
+            feeds = [None] * len(batch.slices)
         layout = lay_out(batch, self._bounds)
-        draws = [item.draws[0] if item.draws else None for item in batch.slices]
-        return _GraphRun(batch, self.graphs.start(layout, draws, feeds))
+        draws: list[Draw | None] = []
+        row_feeds: list[int | None] = []
+        for item, feed in zip(batch.slices, feeds, strict=True):
+            draws += item.draws or (None,)
+            row_feeds += [feed] * len(item.tokens)  # a slice with a feed has one token
+        return _GraphRun(batch, self.graphs.start(layout, draws, row_feeds))
 
-    def _draws_token(self, feed: int) -> bool:
-        slices = self._last_batch.slices
-        return 0 <= feed < len(slices) and bool(slices[feed].draws)
+    def _feeding_row(self, index: int, item: Slice) -> int | None:
+        """Return the row of the previous step whose token slice `index` continues with."""
+        feed, slices = item.feed, self._last_batch.slices
+        if feed is None:
+            return None
+        if not 0 <= feed < len(slices) or len(slices[feed].draws) != 1:
+            raise EngineError(f"slice {index}: slice {feed} of the previous step drew no token")
+        return sum(len(before.tokens) for before in slices[:feed])
+
+
+def _is_decode(item: Slice) -> bool:
+    """Return whether each token of the slice is a row that draws at most once."""
+    if item.scoring is not None or item.draft is not None:
+        return False
+    return bool(item.proposed) or (len(item.tokens) == 1 and len(item.draws) <= 1)

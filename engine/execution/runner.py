@@ -99,7 +99,7 @@ class ModelRunner:
         started = time.perf_counter()
         layout, plan = prepare(batch, self._bounds)
         hidden = self.decoder.hidden(self._on_device(layout))
-        broken = plan.refused | _broken_slices(hidden, layout)
+        broken = plan.refused | _broken_slices(hidden, layout, batch)
         scores = self._score(batch, layout, hidden, broken)
         drawn = self._draw(plan, hidden, broken)
         return StepResult(drawn, time.perf_counter() - started, frozenset(broken), scores=scores)
@@ -159,12 +159,12 @@ class ModelRunner:
         plan = plan.without(broken)
         if not plan.draws:
             return plan.by_slice([])
-        logits = self.decoder.logits(hidden[plan.last_rows])
+        logits = self.decoder.logits(hidden[plan.rows])
         finite = logits.sum(dim=-1).isfinite()
         if not finite.all():
-            bad = {i for i, ok in zip(plan.drawing, finite.tolist(), strict=True) if not ok}
+            plan, kept, bad = plan.finite_rows(finite.tolist())
             broken |= bad
-            logits, plan = logits[finite], plan.without(bad)
+            logits = logits[torch.tensor(kept, device=logits.device)]
         return plan.by_slice(self._sampler(logits, plan))
 
 
@@ -174,10 +174,12 @@ def prepare(batch: StepBatch, bounds: Bounds) -> tuple[StepLayout, DrawPlan]:
     return layout, plan_draws(batch, layout, bounds.vocab_size)
 
 
-def _broken_slices(hidden: Tensor, layout: StepLayout) -> set[int]:
-    """Return the slices with a non-finite hidden state, so that their KV is not shared."""
+def _broken_slices(hidden: Tensor, layout: StepLayout, batch: StepBatch) -> set[int]:
+    """Return the slices with a non-finite hidden state, so that their KV is not shared. Rows of
+    proposals are left to the check of their logits: KV of rejected tokens is not shared."""
     finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite()
     if finite.all():
         return set()
-    spans = enumerate(layout.spans)
-    return {index for index, (first, end) in spans if not finite[first:end].all()}
+    known = [end - item.proposed for item, (_, end) in zip(batch.slices, layout.spans, strict=True)]
+    spans = enumerate(zip(layout.spans, known, strict=True))
+    return {index for index, ((first, _), end) in spans if not finite[first:end].all()}

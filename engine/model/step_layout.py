@@ -1,8 +1,10 @@
 """A step, laid out as arrays: where each token stands, and where its KV goes.
 
-Rows are the tokens of a step: first the slices of one token (decode), then the longer ones
-(chunks), each in the order of the batch. Everything from the caller is checked here, before
-a kernel follows a block table. Knows no model and no weights.
+Rows are the tokens of a step: first the slices of one token (decode) and those that verify
+proposals, then the longer ones (chunks), each in the order of the batch. Each token of a slice
+that verifies is a decode row: all KV of a step is written before any row attends, and a row attends
+to the tokens up to its own, so it has the bits of a slice of one. Everything from the caller is
+checked here, before a kernel follows a block table. Knows no model and no weights.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.scheduling.verification import check_proposals
 from baton.runtime.errors import EngineError
 
 Ints = NDArray[np.int64]
@@ -78,40 +81,46 @@ def lay_out(batch: StepBatch, bounds: Bounds) -> StepLayout:
     slices = batch.slices
     if not slices:
         raise EngineError("a step needs at least one slice")
-    decodes = [index for index, item in enumerate(slices) if len(item.tokens) == 1]
-    longer = [index for index, item in enumerate(slices) if len(item.tokens) != 1]
+    check_proposals(batch)
+    decodes = [i for i, item in enumerate(slices) if len(item.tokens) == 1 or item.proposed]
+    longer = [i for i, item in enumerate(slices) if len(item.tokens) != 1 and not item.proposed]
     first = _decodes(slices, decodes, bounds)
     rest = [_chunk(index, slices[index], bounds) for index in longer]
-    return _together(first, rest, decodes + longer, bounds.block_size)
+    spans = _spans(slices, decodes + longer)
+    return _together(first, rest, spans, bounds.block_size)
+
+
+def _spans(slices: Sequence[Slice], order: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Rows of each slice, if they lie in this order."""
+    spans = [(0, 0)] * len(slices)
+    row = 0
+    for index in order:
+        spans[index] = row, row + len(slices[index].tokens)
+        row = spans[index][1]
+    return tuple(spans)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Slices of one token each, or one longer slice."""
+    """All decode rows, or one chunk."""
 
     tokens: Ints
     positions: Ints
     blocks: Ints  # the block of each position
-    tables: NDArray[np.int32]  # [slices, longest]; of a longer slice [1, blocks]
+    tables: NDArray[np.int32]  # [rows, longest]; of a chunk [1, blocks]
 
 
 def _together(
-    decodes: _Rows, chunks: list[_Rows], order: Sequence[int], block_size: int
+    decodes: _Rows, chunks: list[_Rows], spans: tuple[tuple[int, int], ...], block_size: int
 ) -> StepLayout:
-    """`order`: the slices' places in the batch, those of one token first."""
     parts = [decodes, *chunks]
     positions = np.concatenate([part.positions for part in parts])
-    count = len(decodes.tokens)
-    spans = [(0, 0)] * len(order)
-    for row, index in enumerate(order[:count]):
-        spans[index] = (row, row + 1)
     rows: list[ChunkRows] = []
-    row = count
-    for index, chunk in zip(order[count:], chunks, strict=True):
+    row = len(decodes.tokens)
+    for chunk in chunks:
         end = row + len(chunk.tokens)
         blocks = torch.from_numpy(chunk.tables[0].astype(np.int64))
         rows.append(ChunkRows(row, end, int(chunk.positions[0]), blocks))
-        spans[index] = (row, end)
         row = end
     return StepLayout(
         tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
@@ -121,14 +130,17 @@ def _together(
         decode_tables=torch.from_numpy(decodes.tables),
         decode_lengths=torch.from_numpy(decodes.positions.astype(np.int32) + 1),
         chunks=tuple(rows),
-        spans=tuple(spans),
+        spans=spans,
     )
 
 
 def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) -> _Rows:
-    """All slices of one token at once: a batch has hundreds of them in every step."""
-    count = len(decodes)
+    """All slices of one token, and the tokens of those that verify, at once: a batch has hundreds
+    of them in every step."""
     items = [slices[index] for index in decodes]
+    if any(item.proposed for item in items):
+        items = [row for item in items for row in _single_rows(item)]
+    count = len(items)
     tokens = np.fromiter((item.tokens[0] for item in items), np.int64, count)
     starts = np.fromiter((item.start for item in items), np.int64, count)
     size = bounds.block_size
@@ -155,6 +167,14 @@ def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) ->
     padded[np.arange(padded.shape[1]) < needed[:, None]] = flat
     last = np.cumsum(lengths) - 1
     return _Rows(tokens, starts, flat[last], padded)
+
+
+def _single_rows(item: Slice) -> list[Slice]:
+    """The tokens of a slice, one by one."""
+    if len(item.tokens) == 1:
+        return [item]
+    start, blocks = item.start, item.blocks
+    return [Slice((token,), start + row, blocks) for row, token in enumerate(item.tokens)]
 
 
 def _chunk(index: int, item: Slice, bounds: Bounds) -> _Rows:

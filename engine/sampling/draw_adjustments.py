@@ -120,7 +120,8 @@ def _lists(draw: Draw) -> _Lists:
             distinct = history.text.prompt.distinct
             seen = [(distinct, None), (counts.fresh, None)]
         if params.frequency_penalty or params.presence_penalty:
-            counted = [(counts.tokens, counts.counts)]
+            # A later draw of the same text counts further in place.
+            counted = [(counts.tokens, counts.counts.copy())]
     if not params.logit_bias:
         return seen, counted, []
     bias = bias_arrays(params.logit_bias)

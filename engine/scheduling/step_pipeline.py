@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from baton.engine.scheduling.batch import Engine, StepBatch, StepHandle, StepResult, abandon
+from baton.engine.scheduling.batch import Engine, Slice, StepBatch, StepHandle, StepResult, abandon
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.runtime import waits
 from baton.runtime.errors import EngineError
@@ -56,8 +56,9 @@ class CompletedStep(Generic[Plan]):
 @dataclass(frozen=True, slots=True)
 class _Size:
     """The quantities that a step's duration depends on: tokens, and pairs of a token and one that
-    it attends to, where the step has chunks; else its rows, each of one token, since contexts
-    differ too much in length to compare decode steps by pairs. `draws_s` is a measured cost."""
+    it attends to, where the step has chunks; else its rows, each of one token, known or proposed,
+    since contexts differ too much in length to compare decode steps by pairs. `draws_s` is a
+    measured cost."""
 
     has_chunks: bool
     tokens: int
@@ -66,13 +67,18 @@ class _Size:
 
 
 def _size(batch: StepBatch, costs: DrawCosts) -> _Size:
-    draws_s = costs.batch_s(batch)
-    counts = [len(item.tokens) for item in batch.slices]
-    tokens, rows = sum(counts), len(counts)
-    if tokens == rows:
-        return _Size(False, rows, rows, draws_s)
-    pairs = [count * (item.start + count) for count, item in zip(counts, batch.slices, strict=True)]
+    draws_s, slices = costs.batch_s(batch), batch.slices
+    counts = [len(item.tokens) + (item.draft.tokens if item.draft else 0) for item in slices]
+    tokens = sum(counts)
+    if tokens == len(slices) or all(map(_is_decode, slices)):
+        return _Size(False, tokens, tokens, draws_s)
+    pairs = [count * (item.start + count) for count, item in zip(counts, slices, strict=True)]
     return _Size(True, tokens, sum(pairs), draws_s)
+
+
+def _is_decode(piece: Slice) -> bool:
+    """Whether it is no chunk of a prompt: one known token, and what is proposed after it."""
+    return len(piece.tokens) == piece.proposed + 1
 
 
 @dataclass(frozen=True, slots=True)

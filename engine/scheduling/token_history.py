@@ -4,7 +4,9 @@
     device thread:  history.counts(): the tokens since the last draw are counted, and only these
 
 A `Text` lives as long as its choice, independent of its blocks, so that the cost of a draw depends
-on the new tokens alone. Its owner only appends; a draw reads no further than its view.
+on the new tokens alone. Its owner only appends; a draw reads no further than its view. Tokens that
+a view adds may be proposals that the target rejects: they are counted last, and removed where the
+next view does not have them.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class TokenCounts:
         self._prompt = prompt
 
     def add(self, token: int) -> None:
+        """Count one token more."""
         self.total += 1
         index = int(np.searchsorted(self.tokens, token))
         if _holds(self.tokens, index, token):
@@ -57,6 +60,17 @@ class TokenCounts:
         if not _holds(distinct, int(np.searchsorted(distinct, token)), token):
             self.fresh = np.append(self.fresh, token)
 
+    def remove(self, token: int) -> None:
+        """Uncount the token that was added last."""
+        self.total -= 1
+        index = int(np.searchsorted(self.tokens, token))
+        self.counts[index] -= 1
+        if self.counts[index]:
+            return
+        self.tokens, self.counts = np.delete(self.tokens, index), np.delete(self.counts, index)
+        if len(self.fresh) and int(self.fresh[-1]) == token:
+            self.fresh = self.fresh[:-1]
+
 
 class Text:
     """Prompt and output of one choice. The owner appends to its list `output`."""
@@ -64,6 +78,7 @@ class Text:
     def __init__(self, prompt: PromptTokens, output: list[int]) -> None:
         self.prompt, self.output = prompt, output
         self._counts: TokenCounts | None = None
+        self._pending: list[int] = []  # counted last: the owner may never have them
 
     def until(self, known: int) -> History:
         """Return a view that ends after `known` tokens of output."""
@@ -72,20 +87,29 @@ class Text:
     def counted(self, known: int, pending: Sequence[int]) -> TokenCounts:
         """Return the counts of the first `known` tokens of output and of `pending`. A step that
         runs again, in parts, counts no token twice; a view older than the counts is rare."""
-        found, total = self._counts, known + len(pending)
-        if found is None or found.total > total:
+        found = self._counts
+        if found is None or found.total - len(self._pending) > known:
             found = self._counts = TokenCounts(self.prompt, self.output[:known])
-        for token in islice(self.output, found.total, known):
+            self._pending = []
+        kept = found.total - len(self._pending)
+        wanted = [*self.output[kept:known], *pending]
+        same = 0
+        for old, new in zip(self._pending, wanted, strict=False):
+            if old != new:
+                break
+            same += 1
+        for token in reversed(self._pending[same:]):
+            found.remove(token)
+        for token in wanted[same:]:
             found.add(token)
-        for token in pending[found.total - known :]:
-            found.add(token)
+        self._pending = wanted[known - kept :]
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A prompt and the first `known` tokens of its output. `pending`: tokens drawn by a step whose
-    result the owner has not received."""
+    """A prompt and the first `known` tokens of its output. `pending`: tokens that follow them and
+    that the owner does not have: drawn by a step whose result is outstanding, or proposed."""
 
     text: Text
     known: int

@@ -22,6 +22,7 @@ from baton.engine.scheduling.batch import (
     resolve_feeds,
 )
 from baton.engine.scheduling.token_history import PromptTokens, Text, history_of
+from baton.engine.scheduling.verification import with_proposals
 from baton.runtime.errors import EngineError
 from tests.support import torch_kernels
 
@@ -362,3 +363,47 @@ def test_fed_needs_a_draw_to_feed_from():
     assert resolve_feeds(batch, StepResult(((),), 0.0, frozenset({0}))).slices[0].tokens == (0,)
     plain = StepBatch((Slice([4], 1, [0]),))
     assert resolve_feeds(plain, None) is plain
+
+
+def verify(tokens, start, blocks, params=GREEDY, text=None):
+    history = text.until(len(text.output)) if text else None
+    draws = tuple(Draw(0, start + 1 + row, params, history) for row in range(len(tokens)))
+    return with_proposals(Slice(tokens[:1], start, blocks, draws), tokens[1:])
+
+
+def test_proposals_are_verified_in_the_graph(told):
+    """Beside plain rows, with penalties and logprobs; the bucket is that of the rows."""
+    blocks = [told.prompt(6, row) for row in range(3)]
+    text = Text(PromptTokens([3, 5, 3]), [8, 3])
+    right = [drawn[0].token for drawn in told.both(decode(3, 6, blocks[0])).drawn]
+    slices = (
+        verify([3, *right, 9], 6, blocks[0]),
+        decode(4, 6, blocks[1]),
+        verify([3, 7, 7, 7], 6, blocks[2], RULES[0], text),
+    )
+    result = told.both(*slices)
+    assert len(result.drawn[0]) >= 2 and len(result.drawn[1]) == 1 and result.drawn[2]
+    assert told.device.replayed == 2
+    told.both(*(verify([3, 9, 9], 6, table) for table in blocks[:2]), decode(4, 7, blocks[1]))
+    assert told.device.replayed == 3
+    told.both(*(verify([3] * 6, 6, table) for table in blocks))  # 18 rows: no bucket has so many
+    assert told.device.replayed == 3
+
+
+def test_steps_of_a_graph_that_verify_break_at_the_known_token(told):
+    good, bad = told.prompt(6, 1), told.prompt(6, 2)
+    wanted = told.both(decode(3, 6, good)).drawn[0]
+    for runner in (told.runner.eager, told.plain):
+        runner.decoder._weights.embedding[150] = float("nan")
+    other = 150 if wanted[0].token != 150 else 151
+    result = told.both(verify([3, other, 3], 6, good), verify([150, 4], 6, bad))
+    assert result.drawn[0] == wanted and result.broken == {1}
+
+
+def test_what_follows_a_step_that_verified_is_not_fed(told):
+    blocks, more = told.prompt(6, 1), told.prompt(6, 2)
+    told.both(verify([3, 4], 6, blocks), decode(5, 6, more))
+    told.both(decode(0, 7, more, feed=1))  # its row is the third
+    told.both(verify([3, 4], 6, blocks))
+    with pytest.raises(EngineError, match="slice 0 of the previous step drew no token"):
+        told.runner.start(StepBatch((decode(0, 7, blocks, feed=0),)))

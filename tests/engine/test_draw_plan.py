@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from baton.engine.model.step_layout import Bounds, lay_out
@@ -28,7 +29,7 @@ def drawn(*tokens):
 def test_rows_are_the_last_of_each_slice_that_draws():
     plan = planned(item(3, GREEDY), item(1, GREEDY), item(2), item(1, WARM, start=8))
     assert plan.drawing == [0, 1, 3]
-    assert plan.last_rows.tolist() == [4, 0, 1]  # slices of one token come first
+    assert plan.rows.tolist() == [4, 0, 1]  # slices of one token come first
     assert plan.counts == [1, 1, 1]
     assert (plan.groups.adjusted, plan.groups.random, plan.groups.with_logprobs) == (
         [],
@@ -66,7 +67,7 @@ def test_slices_may_be_left_out_later():
     assert plan.without({2}) is plan  # it draws nothing
     rest = plan.without({0, 1})
     assert (rest.drawing, rest.counts, len(rest.draws)) == ([3], [1], 1)
-    assert rest.last_rows.tolist() == [2]
+    assert rest.rows.tolist() == [2]
     assert rest.groups.adjusted == [0]
     assert rest.by_slice(drawn(8)) == ((), (), (), tuple(drawn(8)))
 
@@ -75,3 +76,33 @@ def test_nothing_to_draw():
     plan = planned(item(3), item(1))
     assert (plan.draws, plan.drawing, plan.refused) == ([], [], set())
     assert plan.by_slice([]) == ((), ())
+
+
+def verifying(*proposals, start=0, params=GREEDY):
+    draws = tuple(Draw(0, start + 1 + row, params) for row in range(len(proposals) + 1))
+    tokens = [1, *proposals]
+    return Slice(tokens, start, list(range(10)), draws, proposed=len(proposals))
+
+
+def test_a_slice_that_verifies_draws_from_each_row():
+    plan = planned(item(3, GREEDY), item(1, WARM, WARM), verifying(7, 8, start=4))
+    assert plan.rows.tolist() == [6, 0, 1, 2, 3]
+    assert (plan.drawing, plan.counts) == ([0, 1, 2, 2, 2], [1, 2, 1, 1, 1])
+    found = plan.by_slice(drawn(1, 2, 3, 7, 9, 4))
+    assert found == (tuple(drawn(1)), tuple(drawn(2, 3)), tuple(drawn(7, 9)))
+
+
+@pytest.mark.parametrize(
+    ("finite", "kept", "lost"),
+    [
+        ([False, True, True, True], [False, True, True, True], {0}),
+        ([True, False, True, True], [True, False, False, False], {1}),
+        ([True, True, False, True], [True, True, False, False], set()),
+        ([True, True, True, False], [True, True, True, False], set()),
+    ],
+)
+def test_a_proposal_that_is_not_finite_ends_the_rows_of_its_slice(finite, kept, lost):
+    rest, rows, broken = planned(item(1, GREEDY), verifying(7, 8, start=4)).finite_rows(finite)
+    assert (rows, broken) == (kept, lost)
+    assert len(rest.draws) == sum(kept)
+    assert rest.by_slice(drawn(*[7] * sum(kept)))[1] == tuple(drawn(*[7] * sum(kept[1:])))[:2]

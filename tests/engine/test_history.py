@@ -106,3 +106,41 @@ def test_a_whole_text_is_divided_at_its_boundary() -> None:
     history = history_of([5, 6, 7, 7], 2)
     assert list(history) == [5, 6, 7, 7] and history.prompt_tokens == 2
     assert history.counts().tokens.tolist() == [7] and history.counts().fresh.tolist() == [7]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rejected_proposals_are_not_counted(seed: int) -> None:
+    """Each step counts what is known and then its proposals, row by row; some are accepted."""
+    dice = random.Random(seed)
+    prompt, output = [dice.randrange(8) for _ in range(10)], list[int]()
+    text = Text(PromptTokens(prompt), output)
+    for _ in range(30):
+        history = text.until(len(output))
+        proposed = [dice.randrange(8) for _ in range(dice.randrange(5))]
+        for row in range(len(proposed) + 1):
+            found = penalised(history)
+            torch.testing.assert_close(found, by_definition(prompt, [*output, *proposed[:row]]))
+            if row < len(proposed):
+                history = history.extended(proposed[row])
+        accepted = dice.randrange(len(proposed) + 1)
+        output += [*proposed[:accepted], dice.randrange(8)]
+
+
+def test_counting_proposals_costs_no_more_than_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = list[int]()
+    unique = np.unique
+
+    def noted_unique(tokens: object, **named: object) -> object:
+        whole.append(len(tokens))  # type: ignore[arg-type]
+        return unique(tokens, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(np, "unique", noted_unique)
+    output = list(range(30))
+    text = Text(PromptTokens([1]), output)
+    for token in range(5):
+        history = text.until(len(output))
+        for proposal in (3, 99, 4):
+            history.counts()
+            history = history.extended(proposal)
+        output += [3, token]
+    assert len(whole) == 2  # the prompt and the output, once

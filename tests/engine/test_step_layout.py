@@ -1,7 +1,7 @@
 import pytest
 
 from baton.engine.model.step_layout import Bounds, lay_out
-from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime.errors import EngineError
 
 BOUNDS = Bounds(blocks=10, block_size=4, vocab_size=50, max_context=30)
@@ -62,3 +62,42 @@ def test_an_empty_step_is_refused():
 
 def test_blocks_beyond_those_in_use_are_not_looked_at():
     assert lay_out(StepBatch((Slice([1], 0, [0, 99]),)), BOUNDS).decode_tables.tolist() == [[0]]
+
+
+def verifying(tokens, start, blocks):
+    params = SamplingParams(temperature=0.0)
+    draws = tuple(Draw(0, start + 1 + row, params) for row in range(len(tokens)))
+    return Slice(tokens, start, blocks, draws, proposed=len(tokens) - 1)
+
+
+def test_tokens_that_are_verified_are_decode_rows_of_one_table():
+    batch = StepBatch(
+        (
+            Slice([1, 2], 0, [5]),
+            Slice([6], 8, [0, 1, 9]),
+            verifying([3, 4, 5], 6, [7, 2, 8]),
+            Slice([9], 0, [3]),
+        )
+    )
+    layout = lay_out(batch, BOUNDS)
+    assert layout.tokens.tolist() == [6, 3, 4, 5, 9, 1, 2]
+    assert layout.positions.tolist() == [8, 6, 7, 8, 0, 0, 1]
+    assert layout.write_blocks.tolist() == [9, 2, 2, 8, 3, 5, 5]
+    assert layout.spans == ((5, 7), (0, 1), (1, 4), (4, 5))
+    assert layout.decode_lengths.tolist() == [9, 7, 8, 9, 1]
+    assert layout.decode_tables.tolist() == [[0, 1, 9], [7, 2, 0], [7, 2, 0], [7, 2, 8], [3, 0, 0]]
+    assert len(layout.chunks) == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (verifying([1, 50], 0, [0]), "outside the 50"),
+        (verifying([1, 2], 3, [0]), "1 blocks do not hold 5"),
+        (verifying([1, 2], 29, list(range(10))), "31 tokens exceed 30"),
+        (Slice([1, 2], 0, [0], proposed=1), "0 draws"),
+    ],
+)
+def test_a_verified_slice_out_of_bounds_is_named(item, reason):
+    with pytest.raises(EngineError, match=f"slice 1: .*{reason}"):
+        lay_out(StepBatch((Slice([1], 0, [0]), item)), BOUNDS)

@@ -237,3 +237,17 @@ async def test_the_pace_of_chunks_leaves_their_draws_out() -> None:
     drawing = replace(plan.batch.slices[0], draws=(Draw(0, 100, DEAR),) * 2)
     await scene.run([type(plan)(StepBatch((drawing,)))], 0.206)
     assert scene.steps.tokens_per_s() == seconds(100 / 0.1)
+
+
+@on_virtual_time
+async def test_a_step_that_verifies_is_judged_by_its_rows() -> None:
+    """It is no chunk of a prompt: its time grows with its rows, from those of plain steps."""
+    scene = PipelineScene()
+    await scene.run([scene.decode(4)] * 2, 0.01)
+    assert scene.allowed_s(scene.verification(4, proposed=0)) == seconds(OVERDUE_FACTOR * 0.01)
+    scene = PipelineScene()
+    await scene.run([scene.decode(4)] * 2, 0.01)
+    assert scene.allowed_s(scene.verification(4, proposed=3)) == seconds(4 * OVERDUE_FACTOR * 0.01)
+    scene = PipelineScene()
+    await scene.run([scene.chunk(8)] * 2, 5.0)
+    assert scene.allowed_s(scene.verification(4, proposed=3)) == seconds(UNMEASURED_LIMIT_S)

@@ -72,8 +72,15 @@ def decode(sequences: int, params: SamplingParams | None = None) -> Plan:
     return Plan(StepBatch(tuple(Slice([1], 5, [number], draws) for number in range(sequences))))
 
 
+def verification(sequences: int, proposed: int) -> Plan:
+    tokens = [1] * (proposed + 1)
+    slices = [Slice(tokens, 5, [number], proposed=proposed) for number in range(sequences)]
+    return Plan(StepBatch(tuple(slices)))
+
+
 class PipelineScene:
     chunk, decode = staticmethod(chunk), staticmethod(decode)
+    verification = staticmethod(verification)
 
     def __init__(self, *, compiles: bool = False, costs: DrawCosts = ZERO_COSTS) -> None:
         self.device = CompilingDevice() if compiles else Device()
