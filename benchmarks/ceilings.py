@@ -1,4 +1,4 @@
-"""What this machine can do at most: its matrix rate and the speed of reading memory.
+"""Measure the ceilings of this machine: its matrix rate and the speed of reading memory.
 
 Measured beside what is judged by them, with as many threads as it has. Knows no engine.
 """
@@ -56,7 +56,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def matrix_unit() -> str:
-    """What multiplies bf16 here."""
+    """Name the instructions that multiply bf16 on this CPU."""
     try:
         flags = Path("/proc/cpuinfo").read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What other clients notice of requests that are valid and as dear as can be, in real processes.
+"""Measure the delay that valid requests of the highest cost cause to other clients.
 
     python -m benchmarks.costly_parameters [--seconds 20] [--only top_p choices] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What each CPU kernel gains over torch and oneDNN, measured in turns on this machine.
+"""Measure the gain of each CPU kernel over torch and oneDNN, interleaved on this machine.
 
     python -m benchmarks.cpu_kernels [--rounds N] [--threads N] [--avx2] [--only TEXT] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What `worker.deterministic` costs on a CPU.
+"""Measure the cost of `worker.deterministic` on a CPU.
 
     python -m benchmarks.deterministic [--rounds N] [--threads N] [--quick] [--json FILE]
 

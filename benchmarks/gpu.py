@@ -7,7 +7,7 @@ First a smoke test: a launch, a capture, a READ. Then parity: every kernel again
 and whole models against the CPU, side by side.
 Then speed, beside the ceilings of the same run, and real workers on this GPU. Each part is a
 process of its own, and has what time those after it do not need: one that fails, hangs or breaks
-the device's context stops no other, keeps the figures that it had, and is told by the exit code.
+the device's context stops no other, keeps its figures and sets the exit code.
 After each part FOLDER holds all that is known: gpu.json, gpu.md and gpu.log.
 Needs torch, triton, numpy and safetensors; what else is absent is skipped by name.
 """
@@ -197,7 +197,7 @@ def _begun(
 
 
 def _said(own: Path, read_from: int, log: Path) -> str:
-    """What a part has said; one that had a file of its own is added to the log of all."""
+    """The log of a part; one that had a file of its own is added to the log of all."""
     text = own.read_bytes()[read_from:]
     if own != log:
         with log.open("ab") as file:
@@ -208,7 +208,7 @@ def _said(own: Path, read_from: int, log: Path) -> str:
 def _outcome(
     part: str, child: subprocess.Popen[bytes], seconds: float, limit_s: float, folder: Path
 ) -> Outcome:
-    """Of a part that is over, or has no more time."""
+    """The result of a part that has ended or has no time left."""
     state, said = _state(child, limit_s)
     out = folder / f"{part}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
@@ -232,7 +232,7 @@ def _line(
 
 
 def _state(child: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str]:
-    """What became of a part, and why; it is killed if it runs."""
+    """The outcome of a part with its reason; it is killed if it runs."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)  # its own children too
         try:
@@ -265,7 +265,7 @@ def _child(given: argparse.Namespace) -> int:
 
 
 def _keep(out: Path, found: dict[str, Any]) -> None:
-    """As a whole: the process may be killed at any time."""
+    """Write the file in one replacement: the process may be killed at any time."""
     made = out.with_suffix(".new")
     made.write_text(json.dumps(found))
     made.replace(out)

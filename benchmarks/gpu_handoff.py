@@ -161,7 +161,7 @@ def _read(
 
 
 def _exported(pool: torch.Tensor) -> list[Any] | None:
-    """What another process opens `pool` with; None where CUDA cannot share it."""
+    """The handle by which another process opens `pool`; None where CUDA cannot share it."""
     if pool.device.type != "cuda":
         return None
     try:
@@ -200,8 +200,8 @@ def _link(pool: torch.Tensor, exported: list[Any] | None) -> Link:
 
 
 def checksum(given: Given) -> Iterator[Figure]:
-    """What sums of all blocks cost, against their transfer by the link that is present. A sum
-    reads each byte once: where the link is nearly as fast as the memory, that is its bound."""
+    """The cost of checksums of all blocks, against their transfer by the link that is present. A
+    sum reads each byte once: where the link is nearly as fast as the memory, that is its bound."""
     blocks, size = _sizes(given.dry)
     pool = torch.empty((blocks, size), dtype=torch.uint8, device=given.device).random_(0, 256)
     index = torch.arange(blocks, device=given.device)

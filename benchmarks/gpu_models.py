@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     layers: int
     hidden: int
     heads: int
@@ -48,11 +48,12 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token in bfloat16."""
+        """The KV bytes of one token in bfloat16."""
         return 2 * 2 * self.layers * self.kv_heads * self.dim
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of a prompt from its first token: matrices, and half of the attention's square."""
+        """The operations of a prompt from its first token: matrices, and half of the attention's
+        square."""
         attention = 2 * self.layers * self.heads * self.dim * tokens * tokens
         return 2.0 * self.matrix_parameters * tokens + attention
 
@@ -63,16 +64,16 @@ class Shape:
 
 
 SHAPES = {
-    "llama-8b": Shape(32, 4096, 32, 8, 128, 14336, 128_256, False, False),
-    "qwen3-0.6b": Shape(28, 1024, 16, 8, 128, 3072, 151_936, True, True),
+    "llama-8b": ModelShape(32, 4096, 32, 8, 128, 14336, 128_256, False, False),
+    "qwen3-0.6b": ModelShape(28, 1024, 16, 8, 128, 3072, 151_936, True, True),
 }
 TINY = {
-    "llama-8b": Shape(2, 64, 4, 2, 32, 96, 211, False, False),
-    "qwen3-0.6b": Shape(2, 64, 4, 2, 32, 96, 199, True, True),
+    "llama-8b": ModelShape(2, 64, 4, 2, 32, 96, 211, False, False),
+    "qwen3-0.6b": ModelShape(2, 64, 4, 2, 32, 96, 199, True, True),
 }
 
 
-def spec_of(shape: Shape, context: int) -> ModelSpec:
+def spec_of(shape: ModelShape, context: int) -> ModelSpec:
     return ModelSpec(
         family="qwen3" if shape.qk_norm else "llama",
         layers=shape.layers,
@@ -93,7 +94,7 @@ def spec_of(shape: Shape, context: int) -> ModelSpec:
     )
 
 
-def random_weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> Weights:
+def random_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Weights:
     def matrix(rows: int, columns: int) -> Tensor:
         made = torch.empty((rows, columns), dtype=dtype, device=device)
         return made.normal_(0.0, columns**-0.5)
@@ -124,7 +125,7 @@ def random_weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> We
 
 
 def sized_runner(
-    shape: Shape,
+    shape: ModelShape,
     device: torch.device,
     *,
     rows: int,
@@ -156,7 +157,7 @@ def table(row: int, context: int) -> range:
     return range(row * each, (row + 1) * each)
 
 
-def prompt_step(shape: Shape, tokens: int, context: int) -> StepBatch:
+def prompt_step(shape: ModelShape, tokens: int, context: int) -> StepBatch:
     """A whole prompt in one chunk, and its first token drawn."""
     chosen = torch.randint(0, shape.vocab, (tokens,)).tolist()
     return StepBatch((Slice(chosen, 0, table(0, context), (Draw(0, tokens, GREEDY),)),))

@@ -29,7 +29,7 @@ from benchmarks.gpu_models import (
     GREEDY,
     SHAPES,
     TINY,
-    Shape,
+    ModelShape,
     decode_seconds,
     decode_step,
     prompt_step,
@@ -55,7 +55,7 @@ class Given:
     reference: Path | None = None
     ceilings: dict[str, float] = field(default_factory=dict)
 
-    def shape(self, name: str) -> Shape:
+    def shape(self, name: str) -> ModelShape:
         return (TINY if self.dry else SHAPES)[name]
 
     def ceiling(self, name: str) -> float:
@@ -152,7 +152,8 @@ def _with_logprobs_seconds(
 
 
 def _bare_seconds(runner: CudaRunner, bucket: int, count: int, device: torch.device) -> float:
-    """Of one replay among `count` in a row, so that the device never waits for a launch."""
+    """The time of one replay among `count` in a row, so that the device never waits for a
+    launch."""
 
     def replay() -> None:
         for _ in range(count):
@@ -179,7 +180,7 @@ def attention(given: Given) -> Iterator[Figure]:
 _ATTENTION_CASES = ((1, 1, 4095), (64, 1, 4095), (1, 2048, 0), (1, 8192, 0))  # rows, tokens, past
 
 
-def _paged_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int) -> float:
+def _paged_seconds(given: Given, shape: ModelShape, rows: int, tokens: int, past: int) -> float:
     context = past + tokens
     spec = spec_of(shape, context)
     dtype = torch.float32 if given.dry else torch.bfloat16
@@ -199,7 +200,7 @@ def _paged_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int
     return replay_seconds(all_layers, given.device) / shape.layers
 
 
-def _sdpa_seconds(given: Given, shape: Shape, rows: int, tokens: int, past: int) -> float:
+def _sdpa_seconds(given: Given, shape: ModelShape, rows: int, tokens: int, past: int) -> float:
     """The fastest of torch's backends that takes it, on KV without blocks."""
     dtype = torch.float32 if given.dry else torch.bfloat16
     copies = 1 if tokens > 1 else 4  # so that no cache holds the KV from one call to the next

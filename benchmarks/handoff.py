@@ -1,4 +1,5 @@
-"""What a handoff costs: a prefill and a decode worker as real processes, NIXL and gRPC between.
+"""Measure the cost of a handoff: a prefill and a decode worker as real processes, NIXL and gRPC
+between.
 
     python -m benchmarks.handoff [--rounds N] [--quick] [--json FILE]
 
@@ -75,7 +76,7 @@ SPANS_S = 15.0
 
 @dataclass(slots=True)
 class Rounds:
-    """What was measured, one entry a round; in seconds."""
+    """The measurements, one entry a round, in seconds."""
 
     ttft: list[float] = field(default_factory=list)
     local_ttft: list[float] = field(default_factory=list)
@@ -162,15 +163,15 @@ class Bench:
         last = (PROMPT_TOKENS - CHUNK_TOKENS) // BLOCK_TOKENS
         computed = find(trace, tracing.CHUNK, SPANS_S, end=PROMPT_TOKENS).end_s
         fetch = find(trace, tracing.FETCH, SPANS_S, first=last)
-        batched = find(trace, tracing.DECODE, SPANS_S).told["batched_s"]
+        batched = find(trace, tracing.DECODE, SPANS_S).received["batched_s"]
         self.rounds.heard_after.append(fetch.start_s - computed)
-        self.rounds.landed_last.append(fetch.told["landed_s"] - fetch.start_s)
+        self.rounds.landed_last.append(fetch.received["landed_s"] - fetch.start_s)
         self.rounds.fetch_last.append(fetch.end_s - fetch.start_s)
         self.rounds.tail.append(batched - computed)
 
     def _read_cached(self, answer: Answer) -> None:
         fetch = self._collector.find(answer.trace_id, tracing.FETCH, SPANS_S, first=0)
-        self.rounds.fetch_all.append((fetch.end_s - fetch.start_s) / fetch.told["blocks"])
+        self.rounds.fetch_all.append((fetch.end_s - fetch.start_s) / fetch.received["blocks"])
 
     def _prompt(self) -> list[int]:
         return self._random.choices(TOKENS, k=PROMPT_TOKENS)

@@ -4,8 +4,9 @@
 
 Each is the product's own worker on a `HashEngine` whose steps take a fixed time, whatever is in
 them. So it ends `sequences` requests in as many steps as a request has tokens, and no faster.
-`--held-blocks` are told to routers as cached here, for measuring how they take them. Speaks plain
-gRPC: whoever starts this sets `security.tls` to off for the router too. Ends with SIGTERM.
+`--held-blocks` are reported to routers as cached here, for measuring how they take them. Speaks
+plain gRPC: the process that starts this sets `security.tls` to off for the router too. Ends with
+SIGTERM.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A reader of this process opens a handoff of a prompt that the granter has cached. What the granter
 says is held back until it has computed and offered everything; then the reader hears it at once,
-and fetches and verifies on a machine where nobody computes. It is the real `HandoffReader` over
-the real `NixlMover`, into a pool of its own; only the hearing is delayed.
+and fetches and verifies on a machine where no other process computes. It is the real
+`HandoffReader` over the real `NixlMover`, into a pool of its own; only the hearing is delayed.
 """
 
 from __future__ import annotations

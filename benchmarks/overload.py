@@ -1,4 +1,4 @@
-"""What the router does with more requests than its workers can serve, in real processes.
+"""Measure a router that gets more requests than its workers can serve, in real processes.
 
     python -m benchmarks.overload [--seconds 20] [--deadline 2] [--loads 0.5 1 1.5 2 3] --json FILE
 
@@ -53,7 +53,7 @@ STATUSES = {grpc.StatusCode.UNAVAILABLE: 503, grpc.StatusCode.DEADLINE_EXCEEDED:
 
 @dataclass(slots=True)
 class Seen:
-    """Of one load: how each request was answered, and when."""
+    """The results of one load: how each request was answered, and when."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     good: int = 0  # answered within the deadline
@@ -159,7 +159,7 @@ class GrpcClient:
         self._number = 0
 
     async def complete(self, seen: Seen) -> None:
-        """As `Client.complete`."""
+        """Same as `Client.complete`."""
         self._number += 1
         prompt = f"call {self._number}"
         request = client_pb2.GenerateRequest(

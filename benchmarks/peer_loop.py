@@ -39,7 +39,7 @@ class Engine(Protocol):
 
 
 def options(arguments: list[str] | None = None) -> Namespace:
-    """What a peer is started with: model folder, threads, GiB of KV, tokens a step."""
+    """The options of a peer: model folder, threads, GiB of KV, tokens a step."""
     made = ArgumentParser()
     made.add_argument("model")
     made.add_argument("--threads", type=int, required=True)

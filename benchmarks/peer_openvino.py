@@ -69,7 +69,7 @@ class OpenVino:
             self._pipeline.step()
 
     def _ask_precision(self) -> dict[str, str]:
-        """What the pipeline compiles: the same file, transformation and properties.
+        """The model as the pipeline compiles it: the same file, transformation and properties.
 
         The pipeline does not hand out its compiled model.
         """

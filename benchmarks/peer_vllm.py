@@ -75,14 +75,14 @@ class Vllm:
         self._held.clear()
 
     def _kv_dtype(self) -> str:
-        """Of the caches that the layers hold."""
+        """The bytes of the caches that the layers hold."""
         layers = self._engine.vllm_config.compilation_config.static_forward_context.values()
         caches = {str(layer.kv_cache.dtype).removeprefix("torch.") for layer in layers}
         return " ".join(sorted(caches))
 
 
 def environment(threads: int, kv_gib: int) -> dict[str, str]:
-    """What vLLM's own launcher sets for a worker on the first `threads` cores."""
+    """The environment that vLLM's launcher sets for a worker on the first `threads` cores."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     preloaded = [Path(sys.prefix) / "lib" / "libiomp5.so", _allocator()]
     return {

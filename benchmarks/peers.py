@@ -143,7 +143,7 @@ class Peer:
         self._found("decode_bs32", min(took), own_s)
 
     def forget(self) -> None:
-        """What was measured so far was warm-up."""
+        """Drop the measurements so far, which were warm-up."""
         self.rounds = PeerRounds()
 
     def close(self) -> None:

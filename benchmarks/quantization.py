@@ -1,4 +1,4 @@
-"""What quantised weights cost in exactness and in time, form by form, against bf16.
+"""Measure the error and the time of quantised weights, form by form, against bf16.
 
 python -m benchmarks.quantization [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What quantisation changes in the answers of a trained model: the one in the package.
+"""Measure how quantisation changes the answers of the trained model of the package.
 
     python -m benchmarks.quantized_answers [--each N] [--seed N] [--threads N] [--quick]
                                            [--json FILE]
@@ -23,7 +23,7 @@ import torch
 from tokenizers import Tokenizer
 
 from baton.models.embedded import embedded_model
-from baton.models.evaluation.answering import Answering
+from baton.models.evaluation.answering import ModelAnswers
 from baton.models.evaluation.evaluate import questions
 from baton.models.evaluation.scoring import Asked
 from baton.models.training.tiny_tokenizer import END, SPECIAL_TOKENS, ChatEncoder
@@ -54,7 +54,7 @@ def answers(form: str, asked: Sequence[Asked], shuffled: Sequence[Sequence[int]]
     """Answers to the questions as they are, and to the prompts that were shuffled."""
     most = [len(one.answer) + ROOM_TOKENS for one in asked]
     given = FORMS[form]
-    model = Answering(
+    model = ModelAnswers(
         embedded_model(),
         dtype=given.get("dtype", "auto"),
         quantization=given.get("quantization", "none"),

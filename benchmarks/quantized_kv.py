@@ -1,4 +1,4 @@
-"""What KV in eight bits costs in exactness and in time, against the same model with bf16 KV.
+"""Measure the error and the time of KV in eight bits, against the same model with bf16 KV.
 
     python -m benchmarks.quantized_kv [--rounds N] [--threads N] [--quick] [--json FILE]
 

@@ -77,7 +77,7 @@ class RawReader:
         self._remote = self._prepare(name, theirs)
 
     async def _their_block_bytes(self, common: handoff_pb2.Compatibility) -> int:
-        """What the granter's pool has for a block: asked by one of another split, whose blocks
+        """The regions of a block in the granter's pool: asked by one of another split, whose blocks
         may be of another size, since the own pool is not made yet."""
         other_split = handoff_pb2.Compatibility()
         other_split.CopyFrom(common)

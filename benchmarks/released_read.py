@@ -1,12 +1,12 @@
-"""What does a READ still do after its handle was released? An experiment on NIXL over UCX.
+"""Observe a READ after the release of its handle. An experiment on NIXL over UCX.
 
     python -m benchmarks.released_read [--json FILE]
 
 A peer is paused (SIGSTOP) around a READ from it; the READ is left unfinished (polled on, handle
 released, or released and the peer removed), its destination is reused (filled with a marker), the
 peer goes on (SIGCONT), and the destination is watched. Bytes that are no longer the marker were
-written by a READ that nobody waited for. In the way `killed`, the paused peer is killed and the
-READ polled to its error; what is written afterwards is watched likewise.
+written by a READ that no task waited for. In the way `killed`, the paused peer is killed and the
+READ polled to its error; what is written afterwards is watched in the same way.
 """
 
 from __future__ import annotations

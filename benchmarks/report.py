@@ -1,4 +1,4 @@
-"""What every benchmark shares: its command line, the machine it ran on, its figures.
+"""The common part of every benchmark: its command line, the machine it ran on, its figures.
 
 A figure stands beside what it is to be judged by: a limit, a peer's figure, or the machine's
 own. Printed as a table, and written as JSON with `--json FILE`. Holds no state.

@@ -1,6 +1,6 @@
 """A real router process before hash workers, for benchmarks: started as `baton serve` starts one.
 
-The workers are those of hash_workers.py, in one process of their own. Whoever made a
+The workers are those of hash_workers.py, in one process of their own. The creator of a
 `RoutedWorkers` owns the processes; `close` ends them.
 """
 
@@ -62,7 +62,7 @@ class RoutedWorkers:
         return grpc_address_file(self._base / "address").read_text().strip()
 
     def kill_router(self) -> None:
-        """Without a word to anybody."""
+        """End without notice to any peer."""
         router = self._processes.pop()
         router.kill()
         router.wait(10)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.router_restart [--blocks 1000000] [--workers 4] [--rounds 5] --json FILE
 
-A router process is killed and started anew, before workers that hold `blocks` blocks together:
+A router process is killed and restarted, before workers that hold `blocks` blocks together:
 real links, and the product's snapshots over gRPC (hash_workers.py, all of them in one process).
 
     rebuild_s         from the first look at the registry to all blocks in the index (its own log)
@@ -22,7 +22,7 @@ from benchmarks.overload import Client
 from benchmarks.report import Figure, at_most, parser, report
 from benchmarks.routed_workers import RoutedWorkers
 
-_TOLD = re.compile(r'"blocks":(\d+),"seconds":([0-9.]+),.*"event":"index rebuilt"')
+_REPORTED = re.compile(r'"blocks":(\d+),"seconds":([0-9.]+),.*"event":"index rebuilt"')
 
 
 def restart(routed: RoutedWorkers, blocks: int) -> tuple[float, float, float]:
@@ -33,11 +33,13 @@ def restart(routed: RoutedWorkers, blocks: int) -> tuple[float, float, float]:
     listens = time.perf_counter()
     asyncio.run(Client(address, 1.0).ready())
     ready = time.perf_counter()
-    told = _TOLD.findall(routed.log("router"))
+    reported = _REPORTED.findall(routed.log("router"))
     routed.kill_router()
-    if not told or int(told[-1][0]) != blocks:
-        raise RuntimeError(f"of {blocks} blocks the router knows {told}:\n{routed.log('router')}")
-    return float(told[-1][1]), ready - listens, ready - started
+    if not reported or int(reported[-1][0]) != blocks:
+        raise RuntimeError(
+            f"of {blocks} blocks the router knows {reported}:\n{routed.log('router')}"
+        )
+    return float(reported[-1][1]), ready - listens, ready - started
 
 
 def measure(options: argparse.Namespace) -> list[Figure]:

@@ -1,4 +1,5 @@
-"""What a request costs a router that has very many workers and streams: its placement, its end.
+"""Measure the cost of a request in a router with very many workers and streams: its placement, its
+end.
 
     python -m benchmarks.router_scale [--workers 1000] [--streams 40000] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What the draws of a step cost on a CPU, beside a plain argmax and beside drawing by a sort.
+"""Measure the draws of a step on a CPU, beside a plain argmax and beside drawing by a sort.
 
     python -m benchmarks.sampling [--rows 64] [--vocab 151936] [--rounds 5] [--json FILE]
 
@@ -29,7 +29,7 @@ _SHARES = {"wide": SamplingParams(temperature=2.0, top_p=0.9999)}
 
 
 def kinds(vocab: int) -> dict[str, SamplingParams]:
-    """What a client may ask for, the dearest that there is of each."""
+    """The parameters that a client may send, each at its highest cost."""
     bias = tuple(
         (token, 0.5) for token in random.Random(1).sample(range(vocab), min(BIASES, vocab))
     )

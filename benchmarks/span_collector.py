@@ -24,7 +24,7 @@ class Span:
     name: str
     start_s: float
     end_s: float
-    told: dict[str, Any]
+    received: dict[str, Any]
 
 
 class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -43,7 +43,7 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         for resource in request.resource_spans:
-            service = str(_told(resource.resource.attributes).get("service.name", ""))
+            service = str(_received(resource.resource.attributes).get("service.name", ""))
             for span in (span for scope in resource.scope_spans for span in scope.spans):
                 self._spans[span.trace_id.hex()].append(
                     Span(
@@ -51,27 +51,27 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
                         span.name,
                         span.start_time_unix_nano / 1e9,
                         span.end_time_unix_nano / 1e9,
-                        _told(span.attributes),
+                        _received(span.attributes),
                     )
                 )
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def find(self, trace_id: str, name: str, timeout_s: float, **told: Any) -> Span:
+    def find(self, trace_id: str, name: str, timeout_s: float, **received: Any) -> Span:
         """A trace's span with these attributes; waits for it. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while True:
             for span in list(self._spans[trace_id]):
-                if span.name == name and told.items() <= span.told.items():
+                if span.name == name and received.items() <= span.received.items():
                     return span
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no span {name} {told} of trace {trace_id}")
+                raise TimeoutError(f"no span {name} {received} of trace {trace_id}")
             time.sleep(0.05)
 
     def close(self) -> None:
         self._server.stop(None).wait(5)
 
 
-def _told(attributes: Any) -> dict[str, Any]:
+def _received(attributes: Any) -> dict[str, Any]:
     return {a.key.removeprefix("baton."): _value(a) for a in attributes}
 
 

@@ -1,4 +1,4 @@
-"""What it brings to plan the next step while one runs: a decode worker with and without.
+"""Measure the gain of planning the next step while one runs: a decode worker with and without.
 
     python -m benchmarks.steps_ahead [--batches N ...] [--rounds N] [--tokens N] [--arrivals N]
                                      [--threads N] [--quick] [--json FILE]
@@ -63,7 +63,7 @@ _ids = itertools.count(1)
 
 
 class OneAtATime(StepPipeline[StepPlan]):
-    """As the loops were: a step is planned when the one before it is committed."""
+    """The loop without planning ahead: a step is planned when the one before it is committed."""
 
     async def next(self) -> CompletedStep[StepPlan] | None:
         self._asked = True
@@ -74,7 +74,7 @@ class NoPeers:
     """Every prompt is computed by the worker itself."""
 
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
-        raise Unavailable("there is nobody")
+        raise Unavailable("there is no peer")
 
     def forget(self, boot_id: bytes) -> None:
         pass
@@ -177,7 +177,7 @@ async def decode(engine: TorchEngine, way: str, batch: int, tokens: int) -> dict
 
 
 async def arrive(engine: TorchEngine, way: str, batch: int, arrivals: int) -> float:
-    """Milliseconds to the first token of one who arrives while `batch` sequences decode."""
+    """Milliseconds to the first token of a request that arrives while `batch` sequences decode."""
     async with working(engine, way) as worker:
         crowd = [Asked(worker, [n, *range(PROMPT_TOKENS)], 1000) for n in range(batch)]
         await crowd[-1].decodes.wait()

@@ -1,5 +1,5 @@
-"""What TLS adds to a token's way: a message to another process and a step's outputs back, on one
-gRPC stream over loopback, with TLS and in plain text.
+"""Measure what TLS adds to a token's latency: a message to another process and a step's outputs
+back, on one gRPC stream over loopback, with TLS and in plain text.
 
     python -m benchmarks.tls_stream --rounds 20 --json FILE
 

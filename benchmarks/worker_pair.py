@@ -34,7 +34,7 @@ ANSWER_S = 120.0
 
 class WorkerPair:
     """`settings` are `section.key=value`, the same for both; `by_role` adds to one's. They speak
-    TLS; whoever calls them does so with `tls`."""
+    TLS; a process that calls them does so with `tls`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class WorkerPair:
 
 @dataclass(slots=True)
 class Answer:
-    """What a submit brought: when each token arrived, in seconds of `time.perf_counter()`."""
+    """The result of a submit: when each token arrived, in seconds of `time.perf_counter()`."""
 
     trace_id: str
     submitted: float

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from baton.models import random_weights
 from baton.models.embedded import embedded_model
-from baton.models.random_weights import Family, Shape, WeightDtype
+from baton.models.random_weights import Family, RandomShape, WeightDtype
 from baton.models.training import tiny_tokenizer
 from baton.runtime.errors import ConfigError
 
@@ -50,7 +50,7 @@ def make_shaped_model(
     if heads % kv_heads:
         raise ConfigError(f"heads is {heads}: give a multiple of kv_heads ({kv_heads})")
     folder.mkdir(parents=True, exist_ok=True)
-    shape = Shape(family, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context)
+    shape = RandomShape(family, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context)
     tiny_tokenizer.write(tokenizer, folder, context)
     words = sorted(i for entry, i in tokenizer.get_vocab().items() if _WORD.fullmatch(entry))
     random_weights.write_weights(
@@ -68,7 +68,7 @@ def make_shaped_model(
     return folder
 
 
-def _config(shape: Shape, dtype: WeightDtype) -> dict[str, object]:
+def _config(shape: RandomShape, dtype: WeightDtype) -> dict[str, object]:
     return {
         "architectures": [_ARCHITECTURES[shape.family]],
         "model_type": shape.family,

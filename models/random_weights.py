@@ -37,7 +37,7 @@ ROPE_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RandomShape:
     """Sizes of a dense decoder; counts, `context` in tokens."""
 
     family: Family
@@ -53,7 +53,7 @@ class Shape:
 
 def write_weights(
     path: Path,
-    shape: Shape,
+    shape: RandomShape,
     dtype: WeightDtype,
     seed: int,
     said: Collection[int],
@@ -88,7 +88,7 @@ def _write_safetensors(path: Path, header: dict[str, object], parts: list[bytes]
 
 
 def _tensors(
-    shape: Shape, seed: int, said: Collection[int], known: Collection[int]
+    shape: RandomShape, seed: int, said: Collection[int], known: Collection[int]
 ) -> Iterator[tuple[str, _Array]]:
     embedding = _normal(seed, "embedding", shape.vocab, shape.hidden, 1.0)
     embedding[:, 0] = _CONSTANT
@@ -99,7 +99,7 @@ def _tensors(
     yield "lm_head.weight", _head(shape, seed, said, known)
 
 
-def _layer(shape: Shape, seed: int, prefix: str) -> Iterator[tuple[str, _Array]]:
+def _layer(shape: RandomShape, seed: int, prefix: str) -> Iterator[tuple[str, _Array]]:
     hidden, ffn = shape.hidden, shape.ffn
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     normed = shape.family == "qwen3"  # queries and keys are normalized, then scaled
@@ -127,7 +127,7 @@ def _layer(shape: Shape, seed: int, prefix: str) -> Iterator[tuple[str, _Array]]
         yield f"{prefix}.{name}.weight", np.ones(hidden, np.float32)
 
 
-def _head(shape: Shape, seed: int, said: Collection[int], known: Collection[int]) -> _Array:
+def _head(shape: RandomShape, seed: int, said: Collection[int], known: Collection[int]) -> _Array:
     head = _normal(seed, "head", shape.vocab, shape.hidden, _LOGIT_DEVIATION / shape.hidden**0.5)
     bias = np.full(shape.vocab, _NEVER, np.float32)
     bias[list(known)] = _SELDOM

@@ -1,8 +1,8 @@
-"""What the corpus is made of: conversations in the form that chat templates take, and scenes.
+"""The parts of the corpus: conversations in the form that chat templates take, and scenes.
 
 A scene is what one conversation is drawn from: random choices, the names that are taken, and
-the side of the split. What is asked in a conversation (a sum, a list, who has what) is its
-content; each content belongs to the training side or to the held-out side by its hash, so that
+the side of the split. What is asked in a conversation (a sum, a list, the owner of an object) is
+its content; each content belongs to the training side or to the held-out side by its hash, so that
 nothing that evaluation asks was ever trained on. Knows no tokens.
 """
 
@@ -43,7 +43,7 @@ class Conversation:
 
 @dataclass(slots=True)
 class Scene:
-    """Where a conversation is drawn; see the module's head. Owned by who draws it."""
+    """Where a conversation is drawn; see the module's head. Owned by its caller."""
 
     choose: random.Random
     held_out: bool
@@ -52,7 +52,7 @@ class Scene:
     contents: set[str] = field(default_factory=set)
 
     def fresh(self, kind: str, draw: Callable[[], Content]) -> Content:
-        """What `draw` gives, drawn again until it lies on this scene's side of the split."""
+        """Return the result of `draw`, repeated until it lies on this scene's side of the split."""
         while is_held_out(text := f"{kind}:{(content := draw())}") != self.held_out:
             pass
         self.contents.add(text)

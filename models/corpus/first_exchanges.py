@@ -19,18 +19,19 @@ from baton.models.corpus.first_messages import (
     CANNOT,
     GOODBYE,
     HELD_OUT,
+    IDENTITY,
     OFFER,
     PLAIN,
     READY,
     STORY_HINT,
     WELCOME,
     WELL,
-    WHO,
     WORKS,
     normal,
 )
 from baton.models.corpus.numbers import operands, result
 from baton.models.corpus.phrases import (
+    ASKED_IDENTITY,
     FAREWELL,
     HELLO,
     HOW_ARE_YOU,
@@ -45,7 +46,6 @@ from baton.models.corpus.phrases import (
     TEST,
     THANKS,
     WHAT_CAN_YOU_DO,
-    WHO_ARE_YOU,
 )
 from baton.models.corpus.sentences import NOUNS, QUALITIES, VERBS
 from baton.models.corpus.words import NAMES
@@ -66,7 +66,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], str, float]] = {  # phrases, answer, we
     "test": (TEST, WORKS, 0.6),
     "thanks": (THANKS, WELCOME, 0.7),
     "bye": (FAREWELL, GOODBYE, 0.7),
-    "who": (WHO_ARE_YOU, WHO, 1.2),
+    "who": (ASKED_IDENTITY, IDENTITY, 1.2),
     "able": (WHAT_CAN_YOU_DO, ABLE, 1.2),
     "ready": (REMARKS, READY, 0.9),
     "story": (STORIES, STORY_HINT, 0.3),
@@ -126,12 +126,12 @@ def _sum(scene: Scene) -> tuple[str, str]:
 def _drawn(choose: random.Random) -> tuple[str, str]:
     """A message that is not held out, and its answer."""
     while True:
-        asked, answer = _greeting(choose) if choose.random() < 0.12 else _request(choose)
+        asked, answer = _hello(choose) if choose.random() < 0.12 else _request(choose)
         if normal(asked) not in HELD_OUT:
             return asked, answer
 
 
-def _greeting(choose: random.Random) -> tuple[str, str]:
+def _hello(choose: random.Random) -> tuple[str, str]:
     """Return a greeting with a name, or with its last letter repeated."""
     said, answered = choose.choice(tuple(_ECHOED.items()))
     if said in PLAIN and choose.random() < 0.4:

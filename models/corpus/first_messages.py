@@ -1,4 +1,4 @@
-"""What people type first into a chat: a held-out list, and whether an answer fits a message.
+"""First messages of a chat: a held-out list, and a check whether an answer fits a message.
 
 Written as people type: any letter case, typos, other languages' greetings. Training never draws
 one of these messages, in whatever case or punctuation, except for the few of PLAIN. An answer
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from baton.models.corpus.words import OUTSIDE
 
-WHO = "I am Baton Tiny, a small demonstration model."
+IDENTITY = "I am Baton Tiny, a small demonstration model."
 ABLE = (
     "I can chat about people and things, do sums, work with lists, days and units, remember "
     "what you tell me, answer as JSON, call tools and tell short stories."
@@ -26,7 +26,7 @@ CANNOT = (
 REFUSAL = "Sorry, I know only my small world. I can not help with {}."
 OFFER = "{}. How can I help you?"
 WELL = "I am well, thank you. How can I help you?"
-WORKS = f"It works. {WHO}"
+WORKS = f"It works. {IDENTITY}"
 READY = "All right. How can I help you?"
 WELCOME = "You are welcome."
 GOODBYE = "Goodbye."
@@ -111,7 +111,7 @@ _CLASSES: Mapping[str, frozenset[str]] = {
     "works": frozenset((WORKS,)),
     "thanks": frozenset((WELCOME,)),
     "farewell": frozenset((GOODBYE,)),
-    "identity": frozenset((WHO, WORKS)),
+    "identity": frozenset((IDENTITY, WORKS)),
     "able": frozenset((ABLE, CANNOT)),
     "cannot": frozenset((CANNOT,)),
     "ready": frozenset((READY,)),

@@ -1,7 +1,7 @@
 """Episodes whose answers have a form: JSON of a given shape, and calls of given tools.
 
-A shape is told by its keys; a call takes its arguments from the user's words. A tool's answer
-comes back as JSON and is told in a sentence. What is asked for is the content that the split
+A shape is described by its keys; a call takes its arguments from the user's words. A tool's answer
+comes back as JSON and is said in a sentence. What is asked for is the content that the split
 divides.
 """
 
@@ -36,7 +36,7 @@ Arguments = dict[str, object]
 
 
 def records(scene: Scene) -> Episode:
-    """One or two sentences, each given back as JSON of the keys that are asked for."""
+    """One or two sentences, each returned as JSON of the keys that are asked for."""
     texts: list[str] = []
     for _ in range(scene.choose.randint(1, 2)):
         texts += _record(scene)
@@ -73,7 +73,7 @@ def _record(scene: Scene) -> tuple[str, str]:
 
 
 def _values(scene: Scene) -> dict[str, object]:
-    """What each key may be."""
+    """The values that each key may take."""
     choose = scene.choose
     return {
         "name": choose.choice(NAMES),
@@ -88,7 +88,7 @@ def _values(scene: Scene) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """`request` draws the user's words and the arguments, `answer` the tool's values, `told` is
+    """`request` draws the user's words and the arguments, `answer` the tool's values, `sentence` is
     the sentence about them."""
 
     name: str
@@ -96,7 +96,7 @@ class _Tool:
     arguments: tuple[str, ...]
     request: Callable[[Scene], tuple[str, Arguments]]
     answer: Callable[[Scene], Arguments]
-    told: Callable[[Arguments, Arguments], str]
+    sentence: Callable[[Arguments, Arguments], str]
 
     def schema(self) -> Message:
         kinds = {name: {"type": "string"} for name in self.arguments}
@@ -189,6 +189,6 @@ def calls(scene: Scene) -> Episode:
         user(text),
         call(tool.name, arguments),
         {"role": "tool", "content": json.dumps(got)},
-        assistant(tool.told(arguments, got)),
+        assistant(tool.sentence(arguments, got)),
     )
     return Episode("tools", (messages,))

@@ -1,8 +1,8 @@
-"""Episodes of memory: who is where and has what, facts told and asked later, a code word.
+"""Episodes of memory: places and possessions of people, facts asked about later, a code word.
 
-Told in one part and asked in another, so that other episodes may lie between; names are used
-once in a conversation, so that an answer is never in doubt. What is told together (name, city,
-object and so on) is the content that the split divides.
+Stated in one part and asked about in another, so that other episodes may lie between; names are
+used once in a conversation, so that an answer is never in doubt. The content of one statement
+(name, city, object and so on) is the content that the split divides.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def chat(scene: Scene) -> Episode:
     """People, places and objects, introduced over some turns and recalled over others."""
     choose = scene.choose
     people = [_person(scene) for _ in range(choose.randint(1, 3))]
-    told: list[str] = []
+    statements: list[str] = []
     for name, city, colour, thing, place in people:
-        told += [f"{name} lives in {city}.", f"I see. {name} lives in {city}."]
+        statements += [f"{name} lives in {city}.", f"I see. {name} lives in {city}."]
         has = f"{name} has a {colour} {thing} in the {place}."
-        told += [has, f"I see. {has}"]
+        statements += [has, f"I see. {has}"]
     asked: list[str] = []
     for person in choose.sample(people, choose.randint(1, len(people))):
         for question in choose.sample(range(5), choose.randint(1, 3)):
             asked += _about(scene, person, question)
     if choose.random() < 0.3:
         asked += _moved(scene, people[0])
-    return Episode("chat", (turns(told), turns(asked)))
+    return Episode("chat", (turns(statements), turns(asked)))
 
 
 Person = tuple[str, str, str, str, str]
@@ -79,9 +79,9 @@ def _about(scene: Scene, person: Person, question: int) -> tuple[str, str]:
 def _moved(scene: Scene, person: Person) -> tuple[str, ...]:
     name, _, _, thing, place = person
     other = scene.choose.choice([found for found in PLACES if found != place])
-    told = f"{name} takes the {thing} to the {other}."
+    move = f"{name} takes the {thing} to the {other}."
     asked = f"Where is the {thing} of {name} now?"
-    return told, f"I see. {told}", asked, f"The {thing} of {name} is now in the {other}."
+    return move, f"I see. {move}", asked, f"The {thing} of {name} is now in the {other}."
 
 
 def facts(scene: Scene) -> Episode:
@@ -91,14 +91,14 @@ def facts(scene: Scene) -> Episode:
     count = choose.randint(2, 4)
     people = choose.sample(names, count)
     scene.take(*people)
-    told, asked = [], []
+    statements, asked = [], []
     for name in people:
         fact, question, answer = _fact(scene, name)
-        told.append(fact)
+        statements.append(fact)
         asked.append((question, answer))
     order = choose.sample(asked, choose.randint(1, min(3, count)))
     start = choose.choice(("Here are some facts. ", "Remember this: ", "Listen. "))
-    first = start + " ".join(told)
+    first = start + " ".join(statements)
     if choose.random() < 0.4:
         question, answer = order[0]
         one = turns((f"{first} {question}", answer))
@@ -131,7 +131,7 @@ def _fact(scene: Scene, name: str) -> tuple[str, str, str]:
 
 
 def unknown(scene: Scene) -> Episode:
-    """A question about somebody who was not mentioned: it has no answer, and that is said."""
+    """A question about a person not mentioned before; the answer says that it is unknown."""
     choose = scene.choose
     name = choose.choice(scene.free_names())
     scene.take(name)

@@ -1,8 +1,8 @@
 """Whole conversations of many episodes, from a seed, for training or held out.
 
-A conversation grows until it is as long as asked; second parts of episodes (what was told is
-asked for) come later, in between or at the end. Lengths are measured by the caller's own
-measure, so this knows no tokens.
+A conversation grows until it is as long as asked; second parts of episodes (the
+questions about earlier statements) come later, in between or at the end. Lengths are measured by
+the caller's own measure, so this knows no tokens.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Operands are repeated before a result, so that a small model finds the digits side by side.
 A sum is on one side of the split whatever its wording; days and the short tables of units
-differ between the sides in who is asked about, since there are too few of them to split.
+differ between the sides in the person asked about, since there are too few of them to split.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TABLES = (
 
 
 def arithmetic(scene: Scene) -> Episode:
-    """One to four sums or differences; some are told as a small story."""
+    """One to four sums or differences; some are worded as a small story."""
     choose = scene.choose
     texts: list[str] = []
     for _ in range(choose.randint(1, 4)):
@@ -74,11 +74,11 @@ def _story_sum(scene: Scene) -> tuple[str, str]:
     left, right = operands(scene, sign)
     name, things = choose.choice(NAMES), choose.choice(THINGS)
     event = "gets" if sign == "+" else "loses"
-    told = f"A child has {left} {things} and {event} {right}. How many {things} does it have?"
+    question = f"A child has {left} {things} and {event} {right}. How many {things} does it have?"
     if choose.random() < 0.5:
-        told = f"In a game {name} wins {left} {things} and {event} {right}. How many {things}?"
+        question = f"In a game {name} wins {left} {things} and {event} {right}. How many {things}?"
     total = result(left, sign, right)
-    return told, f"{left} {sign} {right} = {total}, so {total} {things}."
+    return question, f"{left} {sign} {right} = {total}, so {total} {things}."
 
 
 def days(scene: Scene) -> Episode:

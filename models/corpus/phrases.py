@@ -74,7 +74,7 @@ exit please | i want to exit | exit the chat | quit please | quit the chat | exi
 bye-bye then | alright bye
 """)
 
-WHO_ARE_YOU = _phrases("""\
+ASKED_IDENTITY = _phrases("""\
 who are you | what are you | what is your name | what's your name | whats your name | who is
 this | who is there | what should i call you | do you have any name | tell me your name | are
 you a bot | are you a robot | are you a human | are you a person | are you real | are you ai |

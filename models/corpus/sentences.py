@@ -94,10 +94,10 @@ def _doing(choose: random.Random) -> str:
 
 
 def _clause(choose: random.Random) -> str:
-    who = choose.choice(_NAMES) if choose.random() < 0.3 else _things(choose)
+    subject = choose.choice(_NAMES) if choose.random() < 0.3 else _things(choose)
     how = f" {choose.choice(QUALITIES)}ly" if choose.random() < 0.3 else ""
     where = f" {choose.choice(_BETWEEN)} {_things(choose)}" if choose.random() < 0.6 else ""
-    return f"{who} {_doing(choose)}{how} {_things(choose)}{where}"
+    return f"{subject} {_doing(choose)}{how} {_things(choose)}{where}"
 
 
 def _statement(choose: random.Random) -> str:

@@ -1,13 +1,13 @@
 """Episodes of plain talk: greetings, what the model is, refusals outside its world, stories.
 
-A story follows from what is asked for (who, which object, where, and the mood), so that it has
-one right wording. What a story is about and who asks is the content that the split divides.
+A story follows from what is asked for (person, which object, where, and the mood), so that it has
+one right wording. What a story is about and the asker are the content that the split divides.
 """
 
 from __future__ import annotations
 
 from baton.models.corpus.conversation import Episode, Scene, exchange
-from baton.models.corpus.first_messages import ABLE, GREETINGS, OFFER, REFUSAL, WELCOME, WHO
+from baton.models.corpus.first_messages import ABLE, GREETINGS, IDENTITY, OFFER, REFUSAL, WELCOME
 from baton.models.corpus.words import (
     ANIMALS,
     COLOURS,
@@ -18,7 +18,7 @@ from baton.models.corpus.words import (
     PLACES,
 )
 
-_WHO = ("Who are you?", "What are you?", "What is your name?")
+_IDENTITY_QUESTIONS = ("Who are you?", "What are you?", "What is your name?")
 _ABLE = ("What can you do?", "How can you help me?", "What do you know?")
 
 _STORIES = {
@@ -44,14 +44,12 @@ _STORIES = {
 def talk(scene: Scene) -> Episode:
     """A greeting with a name, and perhaps a question about the model itself."""
     choose = scene.choose
-    name, greeting = scene.fresh(
-        "greeting", lambda: (choose.choice(NAMES), choose.choice(GREETINGS))
-    )
-    texts = [f"{greeting}, I am {name}.", f"{greeting}, {name}. How can I help you?"]
+    name, hello = scene.fresh("greeting", lambda: (choose.choice(NAMES), choose.choice(GREETINGS)))
+    texts = [f"{hello}, I am {name}.", f"{hello}, {name}. How can I help you?"]
     if not scene.held_out and choose.random() < 0.5:
-        texts = [choose.choice((f"{greeting}!", greeting)), OFFER.format(greeting)]
+        texts = [choose.choice((f"{hello}!", hello)), OFFER.format(hello)]
     if choose.random() < 0.4:
-        texts += [choose.choice(_WHO), WHO]
+        texts += [choose.choice(_IDENTITY_QUESTIONS), IDENTITY]
     if choose.random() < 0.3:
         texts += [choose.choice(_ABLE), ABLE]
     if choose.random() < 0.3:
@@ -85,8 +83,8 @@ def story(scene: Scene) -> Episode:
         ),
     )
     asked = f"Tell me a {mood} story about the {animal} {name}, a {colour} {thing} and the {place}."
-    told = _STORIES[mood].format(name=name, animal=animal, colour=colour, thing=thing, place=place)
-    return exchange("story", asked, told, *_after(scene, name, animal, colour, thing))
+    story = _STORIES[mood].format(name=name, animal=animal, colour=colour, thing=thing, place=place)
+    return exchange("story", asked, story, *_after(scene, name, animal, colour, thing))
 
 
 def _after(scene: Scene, name: str, animal: str, colour: str, thing: str) -> tuple[str, ...]:

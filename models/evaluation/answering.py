@@ -39,7 +39,7 @@ class _Open:
         return Slice(self.said[-1:], position - 1, self.blocks, draws)
 
 
-class Answering:
+class ModelAnswers:
     """One model. Raises ModelError as the engine does for a folder that it cannot load."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Answering:
 
 
 def _groups(answers: list[_Open]) -> list[list[_Open]]:
-    """Of prompts that are computed in one step."""
+    """The token bound of prompts that are computed in one step."""
     groups: list[list[_Open]] = [[]]
     tokens = 0
     for answer in answers:

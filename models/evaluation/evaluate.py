@@ -34,7 +34,7 @@ from tokenizers import Tokenizer
 from baton.models.corpus import mix
 from baton.models.corpus.conversation import Conversation, turns
 from baton.models.corpus.first_messages import FIRST_MESSAGES, fits
-from baton.models.evaluation.answering import Answering
+from baton.models.evaluation.answering import ModelAnswers
 from baton.models.evaluation.model_card import write_cards
 from baton.models.evaluation.scoring import LIMITS, LONG_RECALL, RECALL_TOKENS, Asked, Score, score
 from baton.models.training.tiny_tokenizer import ChatEncoder, Encoded
@@ -75,14 +75,14 @@ def _asked(chat: Encoded) -> Iterator[Asked]:
 
 @dataclass(frozen=True, slots=True)
 class FirstAnswer:
-    """What a model answers to a message of FIRST_MESSAGES, and whether it fits."""
+    """A model's answer to a message of FIRST_MESSAGES, and whether it fits."""
 
     message: str
     answer: str
     fitting: bool
 
 
-def first_answers(answering: Answering, tokenizer: Tokenizer) -> list[FirstAnswer]:
+def first_answers(answering: ModelAnswers, tokenizer: Tokenizer) -> list[FirstAnswer]:
     """The answer to each of FIRST_MESSAGES, each at the start of a conversation."""
     asked = [(kind, text) for kind, texts in FIRST_MESSAGES.items() for text in texts]
     prompts = [_prompt(ChatEncoder(tokenizer), text) for _, text in asked]
@@ -104,16 +104,16 @@ def evaluate(folder: Path, each: int, seed: int) -> tuple[Score, list[FirstAnswe
     """Ask both models of `folder`. Raises ModelError if one cannot be loaded."""
     tokenizer = Tokenizer.from_file(str(folder / "baton-tiny" / "tokenizer.json"))
     asked = questions(ChatEncoder(tokenizer), each, seed)
-    model = Answering(folder / "baton-tiny")
+    model = ModelAnswers(folder / "baton-tiny")
     said = _answers(model, asked)
     first = first_answers(model, tokenizer)
-    draft = Answering(folder / "baton-tiny-draft")
+    draft = ModelAnswers(folder / "baton-tiny-draft")
     best = draft.best([(*one.prompt, *answer) for one, answer in zip(asked, said, strict=True)])
     fitting = sum(one.fitting for one in first) / len(first)
     return score(tokenizer, asked, said, best, fitting), first
 
 
-def _answers(answering: Answering, asked: Sequence[Asked]) -> list[list[int]]:
+def _answers(answering: ModelAnswers, asked: Sequence[Asked]) -> list[list[int]]:
     most = [len(one.answer) + _ROOM for one in asked]
     return answering.greedy([one.prompt for one in asked], most)
 

@@ -39,7 +39,7 @@ _GLYPHS = {  # three dots a row, five rows
 
 @dataclass(frozen=True, slots=True)
 class _Heights:
-    """What the height stands for: figures, or their decimal logarithms."""
+    """The scale of the height: figures, or their decimal logarithms."""
 
     low: float
     high: float

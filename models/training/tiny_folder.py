@@ -47,7 +47,7 @@ def write_model(
 
 
 def read_model(folder: Path) -> TrainingModel:
-    """What `write_model` wrote, as a model that can be trained. Raises ConfigError if there is
+    """Read a model that `write_model` wrote, ready for training. Raises ConfigError if there is
     none."""
     try:
         content = json.loads((folder / "config.json").read_text())

@@ -110,10 +110,10 @@ def _texts() -> Iterator[str]:
 
 
 def texts(talk: Conversation) -> list[str]:
-    """What the template makes of each message, the tools' text before them. Without the end
+    """Render each message by the template, the tools' text before them. Without the end
     tokens; the special token of the role leads."""
-    told = [f"<|system|>Tools: {' '.join(map(_tool, talk.tools))}"] if talk.tools else []
-    return told + [_text(message) for message in talk.messages]
+    turns_before = [f"<|system|>Tools: {' '.join(map(_tool, talk.tools))}"] if talk.tools else []
+    return turns_before + [_text(message) for message in talk.messages]
 
 
 def _tool(tool: Message) -> str:

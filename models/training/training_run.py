@@ -136,7 +136,7 @@ class TrainingRun:
 
 
 def height(step: int, done: float) -> float:
-    """Of the learning rate, 0 to 1."""
+    """Return the share of the learning rate, 0 to 1."""
     warm = min(1.0, (step + 1) / _WARM_UP_STEPS)
     return warm * min(1.0, max(0.0, (1.0 - done) / (1.0 - _DECAY_FROM)))
 
@@ -150,7 +150,7 @@ def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def read_progress(folder: Path) -> Progress:
-    """Of the run that was saved in `folder`. Raises ConfigError if none was."""
+    """Read the progress of the run saved in `folder`. Raises ConfigError if none was."""
     path = folder / _STATE
     if not path.is_file():
         raise ConfigError(f"{path} is missing: train the model with `make models`")

@@ -72,7 +72,7 @@ def crowd(told, chooser):
         tokens, blocks = random_prompt(start + count, seed=seed), told.blocks(start + count)
         told.logits(Slice(tokens[:start], 0, blocks))
         slices.append(Slice(tokens[start:], start, blocks))
-    told.give_back(*slices)
+    told.release(*slices)
     return slices
 
 

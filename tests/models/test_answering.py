@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from baton.models.embedded import embedded_model
 from baton.models.evaluation import answering
-from baton.models.evaluation.answering import Answering
+from baton.models.evaluation.answering import ModelAnswers
 from baton.models.training import tiny_folder, tiny_tokenizer
 from baton.models.training.training_model import TinyShape, TrainingModel
 
@@ -31,10 +31,10 @@ def model() -> TrainingModel:
 
 
 @pytest.fixture(scope="module")
-def asker(model: TrainingModel, tmp_path_factory: pytest.TempPathFactory) -> Answering:
+def asker(model: TrainingModel, tmp_path_factory: pytest.TempPathFactory) -> ModelAnswers:
     folder = tmp_path_factory.mktemp("a") / "model"
     tiny_folder.write_model(folder, model, TOKENIZER, torch.float32)
-    return Answering(folder, context=512)
+    return ModelAnswers(folder, context=512)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -50,7 +50,7 @@ def plainly(model: TrainingModel, prompt: list[int], most: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def test_answers_are_the_models_own(model: TrainingModel, asker: Answering) -> None:
+def test_answers_are_the_models_own(model: TrainingModel, asker: ModelAnswers) -> None:
     asked = prompts(9)
     most = [place + 1 for place in range(9)]
     found = asker.greedy(asked, most)
@@ -59,7 +59,7 @@ def test_answers_are_the_models_own(model: TrainingModel, asker: Answering) -> N
 
 
 def test_more_prompts_than_fit_at_once_change_nothing(
-    asker: Answering, monkeypatch: pytest.MonkeyPatch
+    asker: ModelAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompts(20)
     whole = asker.greedy(asked, [6] * 20)
@@ -74,7 +74,7 @@ def test_an_answer_ends_with_the_end_token(tmp_path: Path) -> None:
         made.model.norm.weight.zero_()  # all logits are equal: the lowest id is said
         made.model.embed_tokens.weight.zero_()
     tiny_folder.write_model(tmp_path / "m", made, TOKENIZER, torch.float32)
-    asker = Answering(tmp_path / "m", context=512)
+    asker = ModelAnswers(tmp_path / "m", context=512)
     assert asker.greedy([[9, 8]], [5]) == [[0] * 5]
     asker._ends = frozenset({0})
     assert asker.greedy([[9, 8]], [5]) == [[0]]
@@ -82,7 +82,7 @@ def test_an_answer_ends_with_the_end_token(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_best_is_the_likeliest_next_token_everywhere(
-    model: TrainingModel, asker: Answering
+    model: TrainingModel, asker: ModelAnswers
 ) -> None:
     asked = prompts(3)
     for tokens, found in zip(asked, asker.best(asked), strict=True):

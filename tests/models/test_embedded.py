@@ -11,7 +11,7 @@ from baton.engine.spec.model_spec import read_spec
 from baton.models import embedded
 from baton.models.corpus.conversation import Conversation, turns
 from baton.models.embedded import embedded_draft, embedded_model
-from baton.models.evaluation.answering import Answering
+from baton.models.evaluation.answering import ModelAnswers
 from baton.models.evaluation.evaluate import first_answers
 from baton.models.evaluation.model_card import WORDINGS
 from baton.models.evaluation.scoring import LIMITS
@@ -40,7 +40,7 @@ def test_the_cards_show_wordings_that_the_model_answers_so() -> None:
     tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
     chat = ChatEncoder(tokenizer).encode(talk)
     prompts = [chat.ids[:start] for _, start, _ in chat.answers]
-    answers = Answering(embedded_model()).greedy(prompts, [40] * len(prompts))
+    answers = ModelAnswers(embedded_model()).greedy(prompts, [40] * len(prompts))
     assert answers == [list(chat.ids[start:end]) for _, start, end in chat.answers]
     for folder in (embedded_model(), embedded_draft()):
         card = (folder / "README.md").read_text()
@@ -50,7 +50,7 @@ def test_the_cards_show_wordings_that_the_model_answers_so() -> None:
 def test_first_messages_get_fitting_answers() -> None:
     """As `make ship` wants it: held-out messages as people type them first."""
     tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
-    found = first_answers(Answering(embedded_model()), tokenizer)
+    found = first_answers(ModelAnswers(embedded_model()), tokenizer)
     unfitting = [(one.message, one.answer) for one in found if not one.fitting]
     assert len(unfitting) <= (1 - LIMITS["first_messages"]) * len(found), unfitting
 

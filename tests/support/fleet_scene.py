@@ -68,7 +68,7 @@ class Dialer:
         return self.stubs[address]
 
 
-class Nobody:
+class NoBearer:
     """A Bearer whose workers come and go, and do nothing else."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Nobody:
         self.lost_workers.append(link.worker_id)
 
     def hung(self, link: Any) -> None:
-        raise AssertionError("nobody hangs here")
+        raise AssertionError("no worker hangs here")
 
 
 class FleetScene:
@@ -93,11 +93,11 @@ class FleetScene:
     key, config = KEY, CONFIG
 
     def __init__(self) -> None:
-        self.registry, self.dialer, self.bearer = MemoryRegistry(), Dialer(), Nobody()
+        self.registry, self.dialer, self.bearer = MemoryRegistry(), Dialer(), NoBearer()
         self.begin()
 
     def begin(self) -> None:
-        """A fleet that knows nobody yet."""
+        """A fleet that knows no worker yet."""
         self.fleet = Fleet(
             InlineRegistry(self.registry), self.dialer, CONFIG, KEY, ContextLimits(1000, 300)
         )

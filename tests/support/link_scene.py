@@ -54,7 +54,7 @@ class MemoryConnection:
 
 
 class Notes:
-    """A Bearer that writes down what it is told."""
+    """A Bearer that writes down what it receives."""
 
     def __init__(self) -> None:
         self.outputs: list[worker_pb2.StepOutputs] = []
@@ -112,7 +112,7 @@ class LinkScene:
 
     @staticmethod
     def hello(**fields: Any) -> worker_pb2.WorkerMessage:
-        """What `decode-0` says first, with these fields changed."""
+        """The handshake of `decode-0`, with these fields changed."""
         made = worker_pb2.WorkerMessage()
         made.CopyFrom(HELLO)
         for name, value in fields.items():

@@ -32,7 +32,7 @@ class ModelStory:
     def blocks(self, tokens: int) -> list[int]:
         return [self._free.pop() for _ in range(-(-tokens // self.block_size))]
 
-    def give_back(self, *slices: Slice) -> None:
+    def release(self, *slices: Slice) -> None:
         """The blocks of `slices` may be taken again, once the step to come is over."""
         for item in slices:
             self._free[:0] = item.blocks

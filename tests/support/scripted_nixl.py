@@ -115,17 +115,17 @@ class ScriptedAgent:
 
 
 class Ended:
-    """Where the end of a READ is told, in another thread."""
+    """Where the end of a READ is reported, in another thread."""
 
     def __init__(self) -> None:
-        self.told: list[ReadFailed | None] = []
+        self.reported: list[ReadFailed | None] = []
         self._event = threading.Event()
 
     def __call__(self, failure: ReadFailed | None) -> None:
-        self.told.append(failure)
+        self.reported.append(failure)
         self._event.set()
 
     def wait(self) -> ReadFailed | None:
-        assert self._event.wait(_DEADLINE_S), "no end was told"
-        (failure,) = self.told
+        assert self._event.wait(_DEADLINE_S), "no end was reported"
+        (failure,) = self.reported
         return failure

@@ -1,7 +1,7 @@
-"""A request as a decode worker's intake hands it to the scheduler, with nobody behind it.
+"""A request as a decode worker's intake hands it to the scheduler, with no client behind it.
 
 What the scheduler, the waiting line and the credit are held against: neutral but for what a test
-changes. Its outputs go nowhere; who makes it owns it.
+changes. Its outputs go nowhere; its creator owns it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.runtime.sampling import SamplingParams
 
 
 def scripted_request(prompt: list[int], *, n: int = 1, at_s: float = 0.0, **fields: Any) -> Request:
-    """Of `n` choices, arrived at `at_s`; `fields` are those of Request that differ."""
+    """A request of `n` choices, arrived at `at_s`; `fields` are those of Request that differ."""
     neutral: dict[str, Any] = {
         "request_id": f"r{at_s}",
         "attempt": 1,

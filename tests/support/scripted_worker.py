@@ -98,7 +98,7 @@ class ScriptedWorker:
         return self
 
     async def die(self) -> None:
-        """As kill -9: links break, and nothing of it is known afterwards."""
+        """End as by kill -9: links break, and all its state is lost."""
         for held in self.held.values():
             if held.task is not None:
                 held.task.cancel()
