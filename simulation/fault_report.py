@@ -147,7 +147,7 @@ def _run(
     past: bool,
 ) -> Report:
     report = Report(mutation=how.mutation)
-    started_s = told_s = time.perf_counter()
+    started_s = shown_s = time.perf_counter()
     before = regressions.seeds() if past else []
     for number, seed in enumerate([*before, *range(first, first + count)]):
         outcome = how.run(_scenario(seed, keep))
@@ -157,9 +157,9 @@ def _run(
             report.violations.append("\n".join(_shown(outcome, how, keep, shorten=shorten)))
             if stop_at_first:
                 break
-        if time.perf_counter() - told_s > TELL_S:
-            told_s = time.perf_counter()
-            report.timed(told_s - started_s)
+        if time.perf_counter() - shown_s > TELL_S:
+            shown_s = time.perf_counter()
+            report.timed(shown_s - started_s)
             print(f"from {first} to {seed}: {_summary(report)}", file=sys.stderr, flush=True)
     report.timed(time.perf_counter() - started_s)
     return report
@@ -244,7 +244,7 @@ def faults(
     keep: Sequence[int] | None = None,
     model: Path | None = None,
 ) -> int:
-    """What `baton faults` does; the exit code: 1 if a promise was broken, if a mutation was not
+    """Run `baton faults`; return the exit code: 1 if a promise was broken, if a mutation was not
     noticed, or if every seed was void (a part of one, which `keep` makes, may be). `model`: the
     folder of what the fleets compute with, instead of hashes."""
     if count < 1 or jobs < 1:

@@ -36,8 +36,8 @@ from baton.simulation.virtual.virtual_loop import Deadlock, OutOfTime, VirtualLo
 END_S = 30.0  # all deadlines are over by then
 QUIET_S = 12.0  # after the last end: leases, silences, a first contact's READ timeout
 PROBE_S = 5.0
-LOOK_S = 0.1
-TOLD_S = 0.001  # who is told to drain as the faults end has begun to
+CHECK_EVERY_S = 0.1
+REPORTED_S = 0.001  # who is told to drain as the faults end has begun to
 LEASE_LATE_S = 0.3  # its end by a slow clock, and the granter's last word
 LIMIT_S = 200.0
 LOAD_ASKED = 3  # requests that must have begun before the first fault, one of them open
@@ -107,10 +107,10 @@ class Run:
         self._note_load()
         await self._until_ended(self.histories, END_S)
         self._striker.heal()
-        await asyncio.sleep(TOLD_S)
+        await asyncio.sleep(REPORTED_S)
         until_s = self._loop.world_s + QUIET_S
         while not self._is_quiet() and self._loop.world_s < until_s:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_EVERY_S)
         self._check_histories()  # by now a second end would have come
         self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in self._left]
         await self._probe()
@@ -153,7 +153,7 @@ class Run:
         elif (error := task.exception()) is not None:
             self.outcome.breaches.append(f"{history.request_id} raised {error!r}")
         count = len(self.outcome.faults)
-        self._told_end()
+        self._reported_end()
         if history.ends and not self._striker.lasting:
             now_s = self._loop.world_s
             for role, after_s in self.scenario.stops_s.items():
@@ -161,7 +161,7 @@ class Run:
                 self._loop.call_world(now_s + after_s, *check)
 
     def _check_stopped(self, history: History, faults: int, role: Role, after_s: float) -> None:
-        """Unless a fault has struck meanwhile, or before and may have broken off a handoff: the
+        """Unless a fault has struck since, or before and may have broken off a handoff: the
         lease ends that."""
         calm_s = self._loop.world_s - self._striker.over_s
         leased = role == "prefill" and calm_s < self.scenario.config.handoff.lease_s + LEASE_LATE_S
@@ -177,7 +177,7 @@ class Run:
     # -- checks -----------------------------------------------------------------------------------
 
     def _note_load(self) -> None:
-        """As the first fault strikes, or at the end of the load where none does."""
+        """The time of the first fault, or at the end of the load where none does."""
         if self.outcome.void or self.outcome.requests:
             return
         self.outcome.requests = len(self.histories)
@@ -203,7 +203,7 @@ class Run:
         return checks.Excuse(self._paused_s(history), history.rate, full)
 
     def _paused_s(self, history: History) -> float:
-        """So long its router may have stood still while the request was there."""
+        """Return how long its router may have been paused during the request."""
         paused_s = 0.0
         for event in self.scenario.faults:
             fault = event.does
@@ -234,9 +234,9 @@ class Run:
 
     def _end(self, history: History, how: str) -> None:
         history.end(how, self._loop.world_s)
-        self._told_end()
+        self._reported_end()
 
-    def _told_end(self) -> None:
+    def _reported_end(self) -> None:
         if not self._next_end.done():
             self._next_end.set_result(None)
 
@@ -263,7 +263,7 @@ _ASKED: tuple[tuple[Any, str], ...] = (
 
 @contextmanager
 def _known(loop: VirtualLoop) -> Iterator[None]:
-    """There is no other loop meanwhile."""
+    """There is no other loop at the same time."""
     before = [getattr(module, name) for module, name in _ASKED]
     for module, name in _ASKED:
         setattr(module, name, repeat(loop).__next__)
@@ -276,8 +276,8 @@ def _known(loop: VirtualLoop) -> Iterator[None]:
 
 @contextmanager
 def _uncounted() -> Iterator[None]:
-    """Nobody reads the metrics of a simulated fleet, nor asks asyncio for all its tasks: counting
-    takes a tenth of the time, and listing a twentieth."""
+    """No process reads the metrics of a simulated fleet, nor asks asyncio for all its tasks:
+    counting takes a tenth of the time, and listing a twentieth."""
     _LISTED.add = bool  # the quickest that takes one argument and keeps nothing
     before = [(kind, dict(vars(kind))) for kind in _COUNTING]
     show_pool = metrics.show_pool
@@ -303,7 +303,7 @@ def _unlabelled(metric: object, *_: str) -> object:
 
 
 def _take_apart(world: World) -> None:
-    """What holds itself is freed by the collector alone, which costs more."""
+    """Collect reference cycles now; left to the collector they cost more."""
     world.reads.clear()
     for process in world.boots.values():
         vars(process.worker).clear()
@@ -318,7 +318,7 @@ def run(
     trace: list[str] | None = None,
     kind: EngineKind = HASHES,
 ) -> Outcome:
-    """One run, always the same for the same scenario. `mutation` breaks the product meanwhile;
+    """One run, always the same for the same scenario. `mutation` breaks the product for the run;
     `trace` gets a line for each callback."""
     scenario = scenario.computed_by(kind)
     random.seed(scenario.seed)  # the product's own dice: jitter

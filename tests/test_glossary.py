@@ -43,11 +43,8 @@ STILL_TO_REWORD: set[str] = {
     "router/templates",
     "router/text",
     "runtime",
-    "simulation",
-    "simulation/fleet",
     "simulation/invariants",
     "simulation/mutations",
-    "simulation/virtual",
 }
 # Class names that still occur twice in a package; shrinks to nothing.
 STILL_REPEATED: set[tuple[str, str]] = {

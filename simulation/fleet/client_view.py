@@ -1,4 +1,4 @@
-"""What a client is told of its answer: the text that the router shows, and the usage beside it.
+"""The client's view of its answer: the text that the router shows, and the usage beside it.
 
 The router's own `RequestHandler` makes both, of a text that has one character for each token: so it
 is seen which tokens the client has received. Knows no fleet and no checks.
@@ -61,7 +61,7 @@ _CHARACTERS = _Characters()
 TOKENIZER = CharacterTokenizer()
 
 
-class Told(RequestHandler):
+class ClientView(RequestHandler):
     """The router's answer; `outputs` are those that the last pieces were made of, and `text` is
     what the client has been shown so far, by choice."""
 

@@ -1,7 +1,7 @@
 """Prefill and decode workers of one process: the real ones, on simulated engines and movers.
 
 Everything above the seams is the production code. Each worker has its own pool and boot id, and
-a task that runs its loop; `kill` ends it as a crash would: no word to anybody.
+a task that runs its loop; `kill` ends it as a crash would: no notice to any peer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a lab's fleet computes with: hashes by default, a model where one is asked for.
+"""The engine of a lab's fleet: hashes by default, a model where one is asked for.
 
 A kind makes the engines of one run's processes, and says what a run without any fault draws.
 Knows no fleet, no time and no faults.

@@ -1,7 +1,7 @@
 """Carries out faults on a world: what strikes, and what is over after its time.
 
-`Striker` also decides each READ's fate: by the faults that last, and by who can reach whom.
-Everything it does is undone by `heal`, but for the dead, who are replaced.
+`Striker` also decides each READ's fate: by the faults that last, and by which process can reach
+which. Everything it does is undone by `heal`, except dead processes, which are replaced.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class _HashDevice:
                 at += width
 
     def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
-        """Of all that the pool holds of so many tokens, slab after slab."""
+        """Return the bytes that the pool holds of `tokens`, slab after slab."""
         table = blocks[: -(-length // self._block_size)]
         width, content, size = self._width, self._bytes, length * RECORD_BYTES
         starts = [block * self._slabs * width for block in table]
@@ -93,7 +93,7 @@ class _HashDevice:
 
 @lru_cache(maxsize=1 << 16)
 def record(token: int, position: int, slab: int) -> bytes:
-    """What one slab holds of a token."""
+    """Return the content of one slab for a token."""
     return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
 
 
@@ -106,7 +106,7 @@ def expected_draws(
     slabs: int,
     vocab_size: int,
 ) -> list[Drawn]:
-    """What a run draws in which no block was ever wrong."""
+    """Return the draws of a run without a wrong block."""
     held = [
         bytearray(b"".join([record(token, place, slab) for place, token in enumerate(prompt)]))
         for slab in range(slabs)

@@ -1,4 +1,4 @@
-"""What a client asks of the lab's fleet, and what it was given: the history that is checked.
+"""The history that the lab checks: requests of a client, and its answers.
 
 An `Ask` is a request as a client sends it; a `History` holds what that client saw, and survives
 the router that served it. `expected` is what a run without any fault gives.
@@ -19,7 +19,7 @@ from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.fleet.client_view import TOKENIZER, Told
+from baton.simulation.fleet.client_view import TOKENIZER, ClientView
 from baton.simulation.fleet.engine_kind import HASHES, EngineKind
 from baton.simulation.fleet.world import RouterProcess
 
@@ -64,7 +64,7 @@ class Ask:
     def drawn(
         self, choice: int, count: int | None = None, kind: EngineKind = HASHES
     ) -> list[Drawn]:
-        """What a run without faults draws for a choice: the first `count`, or all."""
+        """Return the draws of a choice in a run without faults: the first `count`, or all."""
         params = SamplingParams(
             temperature=self.temperature,
             repetition_penalty=self.penalty,
@@ -124,7 +124,7 @@ class History:
 
 
 async def serve(router: RouterProcess, history: History, clock: Callable[[], float]) -> None:
-    """What the router's answer does for its client (router/answers/request_handler.py). Runs in
+    """Same as the router's answer to its client (router/answers/request_handler.py). Runs in
     the router's process; the clock is the world's."""
     try:
         with router.admission.ticket():
@@ -142,26 +142,26 @@ async def _serve(router: RouterProcess, history: History) -> None:
     ask = history.ask
     deadline_s = asyncio.get_running_loop().time() + ask.deadline_s
     serving = RequestServices(router.dispatcher, router.admission, TOKENIZER)
-    told = Told(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
-    await told.begin()
-    generation = told.begun()
+    reported = ClientView(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
+    await reported.begin()
+    generation = reported.begun()
     try:
-        while (pieces := await told.next()) is not None:
-            told.take(pieces, history.text)
-            for output in told.outputs:
+        while (pieces := await reported.next()) is not None:
+            reported.take(pieces, history.text)
+            for output in reported.outputs:
                 _take(router, generation, history, output)
             if ask.reads_s:
                 await asyncio.sleep(ask.reads_s)
-        history.usage = told.usage()
+        history.usage = reported.usage()
     finally:
         history.migrations = generation.migrations
-        told.leave()
+        reported.leave()
 
 
 def _take(
     router: RouterProcess, generation: ActiveRequest, history: History, output: OutputToken
 ) -> None:
-    """What follows a stop string is dropped, as the router's text does."""
+    """Drop the text after a stop string, as the router's text does."""
     choice, enough = output.choice, history.ask.enough
     tokens = history.tokens[choice]
     if enough is not None and len(tokens) >= enough:

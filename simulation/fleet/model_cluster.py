@@ -1,7 +1,7 @@
 """A simulated cluster whose engines compute a model, so that wrong KV gives wrong words.
 
 Movers and streams are those of the cluster; engines, pools and sums are real. Deterministic, so
-that an answer depends neither on who computes it nor on what is computed beside it.
+that an answer depends neither on the worker that computes it nor on what is computed beside it.
 """
 
 from __future__ import annotations

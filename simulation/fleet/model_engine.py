@@ -1,8 +1,9 @@
 """A lab's fleet with a real model on the CPU: wrong KV gives wrong tokens, as in life.
 
-Deterministic: what a token is depends neither on who computes it nor on what is computed beside
-it, so one runner of its own says what a run without faults gives. A hundred times as slow as
-hashes. Runners are kept from one run to the next, since each has to prove its bits first.
+Deterministic: what a token is depends neither on the worker that computes it nor on what is
+computed beside it, so one runner of its own says what a run without faults gives. A hundred times
+as slow as hashes. Runners are kept from one run to the next, since each has to prove its bits
+first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker that is told to end, as by SIGTERM, and is started anew: the production's own order.
+"""A worker that is ended, as by SIGTERM, and is restarted: the production's own order.
 
     begins ─▶ it drains, its loop ends, it leaves the registry, its readers are through
       ─▶ stops ─▶ what it said still goes out ─▶ goes: another process under its name
@@ -20,10 +20,10 @@ async def roll(world: World, name: str) -> None:
     process = world.workers[name]
     course = worker_drain.Course(process.role)
     course.drain()
-    world.rolls("begins", process)
+    world.restart_stage("begins", process)
 
     async def stop() -> None:
-        world.rolls("stops", process)
+        world.restart_stage("stops", process)
         await asyncio.sleep(worker_drain.SERVER_GRACE_S)
 
     ends = worker_drain.Ends(
@@ -42,6 +42,6 @@ async def roll(world: World, name: str) -> None:
 def _replace(world: World, name: str) -> None:
     process = world.workers[name]
     if process.machine.alive:  # else it was killed while it drained
-        world.rolls("goes", process)
+        world.restart_stage("goes", process)
         world.kill(name, silent=False)
         world.restart(name)

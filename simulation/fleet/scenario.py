@@ -69,8 +69,9 @@ class Scenario:
 
     @property
     def stops_s(self) -> dict[Role, float]:
-        """So long after a request's end no worker of a role works for it: two full steps, the
-        way to it, and a bit; a prefill worker hears of it after the READs that are in flight."""
+        """The time after a request's end from which no worker of a role works for it: two full
+        steps, the way to it, and a bit; a prefill worker hears of it after the READs that are in
+        flight."""
         decode_s = 2 * LONGEST_STEP * self.step_s + self.delay_s + STOP_S
         read_s = LONGEST_READ * self.read_s
         if self.blocks_per_s is not None:  # one that waits for its turn is dropped

@@ -113,10 +113,13 @@ class World:
     roles: dict[str, Role] = field(default_factory=dict)  # that workers are to take on
     started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
     router_started: Callable[[RouterProcess], None] = lambda process: None
-    rolls: Callable[[str, WorkerProcess], None] = lambda stage, process: None  # as of rolls.py
-    network: Network = field(init=False)
-    client: HeldRegistry = field(init=False)  # the registry, as all processes read it
-    reads: list[MemoryRead] = field(default_factory=list)  # all that were asked for
+    restart_stage: Callable[[str, WorkerProcess], None] = lambda stage, process: None  # see
+   
+   
+    rolling_restart.py network: Network = field(init=False) client: HeldRegistry = field(init=False)  # the registry,
+    as all processes read it
+    reads: list[MemoryRead] = field(default_factory=list)
+     # all that were asked for
     _handoffs: int = 0
 
     def __post_init__(self) -> None:
@@ -149,7 +152,7 @@ class World:
         engine, array = self.kind.make(blocks, size, step_s)
         pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
         mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
-        mine = cache(partial(_greeting, name, mover, self.kind, size))
+        mine = cache(partial(_hello, name, mover, self.kind, size))
         worker: PrefillWorker | DecodeWorker
         finish: Callable[[], Awaitable[None]]
         if role == "prefill":
@@ -217,7 +220,7 @@ class World:
         return process
 
     def machine(self, name: str) -> Machine:
-        """Of the last process of that name."""
+        """The last process of that name."""
         return (self.workers.get(name) or self.routers[name]).machine
 
     def kill(self, name: str, *, silent: bool) -> None:
@@ -288,7 +291,7 @@ class World:
         return services
 
 
-def _greeting(
+def _hello(
     name: str, mover: MemoryMover, kind: EngineKind, block_size: int
 ) -> handoff_pb2.HandshakeMessage:
     limits = kind.limits(KEY)
@@ -304,7 +307,7 @@ def _greeting(
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:
-    """As gRPC does: the handler is cancelled when its caller leaves."""
+    """Same as gRPC: the handler is cancelled when its caller leaves."""
     sending = asyncio.current_task()
     assert sending is not None
     events = worker.feed.watch()

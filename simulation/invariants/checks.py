@@ -1,4 +1,4 @@
-"""What must hold on every seed; each breach is a line of text.
+"""The invariants of every seed; each breach is a line of text.
 
 `Watch` looks while a run goes on: which handoffs fail or are closed, which blocks are given away,
 and, in its parts, at leases, refusals, bounds and hangs. `of_history` and `of_world` look
@@ -63,7 +63,7 @@ class Watch:
         world.exchange.landing = self._landing
 
     def strikes(self, fault: Fault) -> None:
-        """Told of each fault, at its time."""
+        """Record each fault, at its time."""
         self.struck = True
         self._drains.struck(fault)
         self._readiness.struck(fault)
@@ -121,7 +121,7 @@ class Watch:
         dispatcher.take = watched  # type: ignore[method-assign]
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
-        """Told of each READ as it starts."""
+        """Record each READ as it starts."""
         self._leases.posted(attempt, fate)
         if fate.failed or fate.stuck or fate.stale:  # its source may go
             self._spoiled.add((attempt.reader, attempt.granter))
@@ -244,8 +244,8 @@ def _accepted(generation: ActiveRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """What befell one request: its router's process stood still for `paused_s` at most, and its
-    clock runs at `rate`; `full`: who refused it was full."""
+    """The faults that one request met: its router's process stood still for `paused_s` at most,
+    and its clock runs at `rate`; `full`: the refusing worker was full."""
 
     paused_s: float = 0.0
     rate: float = 1.0
@@ -278,7 +278,7 @@ def _of_history(history: History, excuse: Excuse, kind: EngineKind) -> Iterable[
 
 
 def _of_usage(history: History) -> Iterable[str]:
-    """What the client is told to have received, beside what it was shown: all tokens, but for
+    """The usage reported to the client, beside what it was shown: all tokens, but for
     the one that stops a choice."""
     received = 0
     for choice, text in enumerate(history.text):
@@ -293,8 +293,8 @@ def _of_usage(history: History) -> Iterable[str]:
 
 
 def _allowed(end: str, ask: Ask, excuse: Excuse) -> bool:
-    """What a client may get instead of an answer: nothing that its own wishes, or a full fleet,
-    do not explain. A fleet's failures are the fleet's to mend."""
+    """The error that a client may get instead of an answer: nothing that its own wishes, or a full
+    fleet, do not explain. A fleet's failures are the fleet's to mend."""
     if end == "Overloaded":
         return excuse.full
     if end == "DeadlineExceeded":
@@ -325,9 +325,9 @@ def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKin
 
 
 def restless(world: World) -> list[str]:
-    """Who still holds something: a lease, a pin, a quarantined or used block, a request; and
-    routers that are not linked to every worker, or believe that somebody waits there, or know
-    another cache than a worker has."""
+    """Return the processes that still hold something: a lease, a pin, a quarantined or used block,
+    a request; and routers that are not linked to every worker, or believe that a request waits
+    there, or know another cache than a worker has."""
     found = []
     for process in world.workers.values():
         found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
@@ -337,7 +337,7 @@ def restless(world: World) -> list[str]:
         roles: list[str] = [process.role for process in world.workers.values()]
         if any(linked[role] != roles.count(role) for role in linked):
             found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
-        found += [f"{router.machine.name}: told that {what}" for what in _told(router, world)]
+        found += [f"{router.machine.name}: told that {what}" for what in _reported(router, world)]
     if in_flight := world.reads_in_flight():
         found.append(f"{in_flight} READs are in flight, {world.exchange.stuck} of them stuck")
     return found or list(unlike_pools(world))  # which come to rest last
@@ -373,8 +373,8 @@ def _borne(router: RouterProcess) -> Iterable[str]:
         yield f"{router.admission.taken} tickets taken"
 
 
-def _told(router: RouterProcess, world: World) -> Iterable[str]:
-    """What it believes of lines that are empty: it would refuse the next request for them."""
+def _reported(router: RouterProcess, world: World) -> Iterable[str]:
+    """Return its stale view of empty queues: it would refuse the next request for them."""
     for name in world.workers:
         link = router.fleet.link(name)
         if link is not None and link.up and link.load.waiting:

@@ -1,6 +1,7 @@
-"""Whether a worker that is told to end keeps what it has promised: it finishes, or hands back.
+"""Whether a draining worker keeps what it has promised: it finishes, or hands back.
 
-    begins ─ drain_s ─▶ may hand back ─ two leases ─▶ may leave its readers ─▶ goes: all are told
+    begins ─ drain_s ─▶ may hand back ─ two leases ─▶ may leave its readers ─▶ goes: all are
+    notified
 
 Looks at the three stages of simulation/fleet/rolling_restart.py. A decode worker ends no request
 before its time is over, and leaves none that it has neither finished nor handed back; a prefill
@@ -30,7 +31,7 @@ class Drains:
         self._breaches = breaches
         self._begun_s: dict[bytes, float] = {}  # by boot, on the world's clock
         self._disturbed = False
-        world.rolls = self._look
+        world.restart_stage = self._look
 
     def struck(self, fault: Fault) -> None:
         self._disturbed = self._disturbed or fault.kind not in ORDERLY
@@ -51,7 +52,7 @@ class Drains:
         self._breaches += [f"{process.machine.name} drains, and {what}" for what in found]
 
     def _so_far_s(self, process: WorkerProcess) -> float:
-        """Since it was told, by its own clock."""
+        """Seconds since its SIGTERM, by its own clock."""
         so_far_s = self._world.loop.world_s - self._begun_s[process.boot_id]
         return so_far_s * process.machine.rate
 

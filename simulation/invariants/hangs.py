@@ -1,10 +1,10 @@
 """Whether requests wait for a prefill worker that their router knows to hang.
 
-    handoff opened at p ─ p hangs, its router is told ─ FOR_S ─▶ it waits for p still: a breach
+    handoff opened at p ─ p hangs, router notified ─ FOR_S ─▶ it waits for p still: a breach
 
-Whom a request really asks is what its decode worker does, not what it tells. Looked at from the
-moment at which a router finds a worker to hang, as long as it does. Sits on the processes of one
-world, and changes nothing of what happens.
+The worker that a request really asks is what its decode worker does, not what it tells. Looked at
+from the moment at which a router finds a worker to hang, as long as it does. Sits on the processes
+of one world, and changes nothing of what happens.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def _unlike(index: RadixIndex, process: WorkerProcess) -> str:
     if watched is None or not watched.complete or watched.boot_id != process.boot_id:
         return "knows nothing, or another process's"
     mask = watched.mask
-    told = {identity for identity, holders in index._holders.items() if holders & mask}
+    reported = {identity for identity, holders in index._holders.items() if holders & mask}
     cached = set(process.pool.identities())
-    if told == cached:
+    if reported == cached:
         return ""
-    return f"lacks {len(cached - told)} blocks, and has {len(told - cached)} too many"
+    return f"lacks {len(cached - reported)} blocks, and has {len(reported - cached)} too many"

@@ -1,7 +1,7 @@
-"""What leases promise, looked at while a run goes on.
+"""Check the promises of leases during a run.
 
 A READ lands only in blocks that are kept for it; what was read while its own handoff did not pin
-it is tainted until it is read again, and nobody may use it; and no reader trusts a lease for
+it is tainted until it is read again, and no request may use it; and no reader trusts a lease for
 longer than its granter keeps it, by the world's clock. Sits on handoffs and READs of one world,
 and changes nothing of what happens.
 """
@@ -59,7 +59,7 @@ class Leases:
         self._sessions: WeakKeyDictionary[ReaderSession, bytes] = WeakKeyDictionary()
 
     def posted(self, attempt: Attempt, fate: Fate) -> None:
-        """Told of each READ as it starts: a handoff's own, or a measurement (not summed)."""
+        """Record each READ as it starts: a handoff's own, or a measurement (not summed)."""
         if attempt.summed:
             self._reads[attempt.number] = self._wanted[attempt.reader, attempt.local[0]]
         if fate.stale:

@@ -33,7 +33,7 @@ class Readiness:
         self._befallen: dict[str, int] = {}  # workers, and how often
 
     def struck(self, fault: Fault) -> None:
-        """Told before it strikes."""
+        """Record a fault before it strikes."""
         name = fault.targets[0]
         if fault.kind == "checksums" and fault.for_s > SUMS_LOOK_S:
             self._watch_checksums(self._world.workers[name])

@@ -1,9 +1,10 @@
-"""Whether who refuses is full: every refusal is compared with what is there at that moment.
+"""Check that a refusing process is full: every refusal is compared with what is there at that
+moment.
 
     refused ─ at its limit ─▶ noted: a request may end with these words
        └───── with room ────▶ a breach
 
-A request that ends as Overloaded with other words was refused by nobody who is known to be full.
+A request that ends as Overloaded with other words was refused by no process known to be full.
 Counts tickets and failed moves by itself; of queues it looks at what waits in them. Sits on the
 processes of one world, and changes nothing of what happens.
 """
@@ -34,7 +35,7 @@ class Refusals:
         self._busy: dict[bytes, float] = {}  # prefill workers' boots: when each was last full
 
     def explain(self, history: History) -> bool:
-        """Whether somebody was full who said while it was served what it ended with."""
+        """Whether a process was full that said while it was served what it ended with."""
         return self._noted.get(history.detail, -1.0) >= history.asked_s
 
     def over(self, process: WorkerProcess) -> None:
@@ -149,7 +150,7 @@ class Refusals:
         budget.failed = watched_failure  # type: ignore[method-assign]
 
     def _over_hope(self, process: RouterProcess) -> None:
-        """Only where requests wait on every decode worker, as far as it has been told."""
+        """Only where requests wait on every decode worker, as far as it has been informed."""
         placer, fleet = process.dispatcher._placer, process.fleet
         check: Callable[[float], None] = placer.check_hope
 

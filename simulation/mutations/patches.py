@@ -1,7 +1,7 @@
 """Breaks: one piece of the product replaced for the length of a run, and what that proves.
 
 A break that does not fit the product any more raises where it is called, and whatever hangs on
-it fails: that proves nothing, and is told apart here. The breaks themselves are in mutations.py
+it fails: that proves nothing, and is reported separately. The breaks themselves are in mutations.py
 and regressions.py.
 """
 
@@ -45,17 +45,17 @@ def always(value: Any) -> Callable[[Any], Any]:
 
 @contextmanager
 def applied(broken: Break) -> Iterator[None]:
-    """Raises Misfit at the end if the break's own code failed meanwhile, however the product took
+    """Raises Misfit at the end if the break's own code failed in between, however the product took
     it."""
-    misfits: list[Exception] = []
+    failed_patches: list[Exception] = []
     before = broken.owner.__dict__[broken.name]
-    setattr(broken.owner, broken.name, _watched(broken.make(before), misfits))
+    setattr(broken.owner, broken.name, _watched(broken.make(before), failed_patches))
     try:
         yield
     finally:
         setattr(broken.owner, broken.name, before)
-    if misfits:
-        raise Misfit(f"the break {broken.what!r} does not fit the product: {misfits[0]!r}")
+    if failed_patches:
+        raise Misfit(f"the break {broken.what!r} does not fit the product: {failed_patches[0]!r}")
 
 
 def broken_promises(breaches: Sequence[str]) -> list[str]:
@@ -63,7 +63,7 @@ def broken_promises(breaches: Sequence[str]) -> list[str]:
     return [one for one in breaches if not _ENDED.search(one) and not _STUCK.search(one)]
 
 
-def _watched(made: Any, misfits: list[Exception]) -> Any:
+def _watched(made: Any, failed_patches: list[Exception]) -> Any:
     if not inspect.isfunction(made):
         return made
     if inspect.iscoroutinefunction(made):
@@ -73,7 +73,7 @@ def _watched(made: Any, misfits: list[Exception]) -> Any:
             try:
                 return await made(*args, **named)
             except Exception as error:
-                _note(error, made, misfits)
+                _note(error, made, failed_patches)
                 raise
 
         return work
@@ -83,13 +83,13 @@ def _watched(made: Any, misfits: list[Exception]) -> Any:
         try:
             return made(*args, **named)
         except Exception as error:
-            _note(error, made, misfits)
+            _note(error, made, failed_patches)
             raise
 
     return call
 
 
-def _note(error: Exception, made: Any, misfits: list[Exception]) -> None:
+def _note(error: Exception, made: Any, failed_patches: list[Exception]) -> None:
     """If it was raised in the break, or by calling it or calling from it with other arguments:
     what is raised deeper is what the product makes of it, and so is an error of the product's own
     tree that the break raises in its place, and what it asserts."""
@@ -100,4 +100,4 @@ def _note(error: Exception, made: Any, misfits: list[Exception]) -> None:
         trace = trace.tb_next
     own = {__file__, inspect.unwrap(made).__code__.co_filename}
     if trace is not None and trace.tb_frame.f_code.co_filename in own:
-        misfits.append(error)
+        failed_patches.append(error)

@@ -3,7 +3,7 @@
 Every callback and task that was spawned on a machine carries it in its context, and so does
 whatever those start. The virtual loop asks before it runs one: of a paused machine it is kept
 until `resume`, of a dead one for ever. So a process is stopped at any instant, without a word
-from its code, and its clock runs on meanwhile. Knows no network; the loop owns the order.
+from its code, and its clock continues to run. Knows no network; the loop owns the order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Machine:
         self.stopped = True
 
     def resume(self) -> None:
-        """Everything that became due meanwhile runs now, in its order."""
+        """Everything that became due in the pause runs now, in its order."""
         if not self.alive:
             return
         self.stopped = False
@@ -62,7 +62,7 @@ class Machine:
             self._resumed(kept)
 
     def kill(self, *, silent: bool = False) -> None:
-        """As kill -9, or as power that fails (`silent`): no handler of its code runs."""
+        """End as by kill -9, or by loss of power (`silent`): no handler of its code runs."""
         self.alive = False
         self.silent = silent
         self.stopped = True

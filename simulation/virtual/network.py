@@ -2,11 +2,12 @@
 
     near.send ─▶ [ on its way ] ─▶ arrives: at a cut, it is held until the cut is healed;
                                             at a dead machine, the stream is reset, unless it
-                                            died silently: then nobody is ever told
+                                            died silently: then no peer is notified
 
 Two streams may overtake each other, the messages of one never do. What a machine's code holds is
-a `Link` like any other (runtime/links.py); messages pass by reference. Owns who is where, which
-ways are cut, which kinds of message are withheld, and the streams; knows no messages' meaning.
+a `Link` like any other (runtime/links.py); messages pass by reference. Owns the location of each
+process, which ways are cut, which kinds of message are withheld, and the streams; knows no
+messages' meaning.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Network:
         self.services[machine.address] = (machine, services)
 
     def connect(self, source: Machine, address: str, service: str) -> SimLink:
-        """The near end of a new stream. Who is at the other end, and whether, shows later."""
+        """The near end of a new stream. The process at the other end, and whether, shows later."""
         target, services = self.services[address]
         stream = Stream(self, source, target)
         self._streams[stream] = None
@@ -57,7 +58,7 @@ class Network:
         self.cuts[source, target] = self.cuts.get((source, target), 0) + 1
 
     def heal(self, source: str, target: str) -> None:
-        """What was held goes on, in the order of each stream."""
+        """Release held messages, in the order of each stream."""
         way = (source, target)
         self.cuts[way] -= 1
         if not self.cuts[way]:
@@ -143,7 +144,7 @@ class Stream:
 
 
 class _Signal:
-    """What the stream itself is told, beside the messages that it carries."""
+    """An event of the stream itself, beside the messages that it carries."""
 
 
 class _Opening(_Signal):
@@ -305,7 +306,7 @@ class SimLink:
 
 
 def kind_of(message: Any) -> str:
-    """What a stream's message is: the name of its one field, or of what has no such field."""
+    """The type of a stream's message: the name of its one field, or of what has no such field."""
     if isinstance(message, worker_pb2.BlockEvents):
         return "snapshot" if message.snapshot else "delta"
     if isinstance(message, handoff_pb2.HandshakeMessage):

@@ -41,7 +41,7 @@ class OutOfTime(RuntimeError):
 
 class VirtualTask(asyncio.Task[T]):
     """Hashes by a number, not by its address: sets of tasks have the same order in each run.
-    The number is given when somebody first asks."""
+    The number is drawn at the first query."""
 
     __slots__ = ("_number",)
 
@@ -50,7 +50,7 @@ class VirtualTask(asyncio.Task[T]):
 
 
 class VirtualFuture(asyncio.Future[T]):
-    """As VirtualTask."""
+    """Same as VirtualTask."""
 
     __slots__ = ("_number",)
 
@@ -67,7 +67,7 @@ def _number(future: Any) -> int:
 
 
 class _Soon:
-    """What asyncio's handle is to its users. `_args` are the callback and its arguments. The
+    """The same interface as asyncio's handle. `_args` are the callback and its arguments. The
     loop makes it in place, and nothing more than it needs: a seed has two thousand."""
 
     __slots__ = ("_args", "_cancelled", "_context")
@@ -83,7 +83,7 @@ class _Soon:
 
 
 class _Timer(_Soon):
-    """Likewise."""
+    """Same as above, for timers."""
 
     __slots__ = ("_when",)
     _when: float
@@ -101,7 +101,8 @@ _LoopInterface: Any = asyncio.AbstractEventLoop
 
 class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     """`trace`, if it is a list, gets a line for each callback that runs. `failures` are what a
-    real loop would log: exceptions of callbacks, and of tasks that nobody asked for theirs."""
+    real loop would log: exceptions of callbacks, and of tasks whose exceptions were never
+    retrieved."""
 
     def __init__(self, seed: int, *, shuffle: bool = False) -> None:
         self._dice = random.Random(seed)
@@ -126,7 +127,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
     # -- time and callbacks -------------------------------------------------------------------
 
     def time(self) -> float:
-        """Of the machine whose callback runs; outside of machines, the world's."""
+        """The clock of the machine whose callback runs; outside of machines, the world's."""
         owner = self._owner
         return self.world_s if owner is None else self.world_s * owner.rate + owner.offset_s
 
@@ -216,7 +217,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
         return self.run(future)
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float = float("inf")) -> T:
-        """As `run_until_complete`; raises OutOfTime once the clock passes `limit_s`."""
+        """Same as `run_until_complete`, but raises OutOfTime once the clock passes `limit_s`."""
         asyncio._set_running_loop(self)
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=self._generators.append)
@@ -310,7 +311,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close every coroutine that has not ended, those of dead machines too; nothing runs
-        on this loop any more. What their `finally` blocks do now is seen by nobody."""
+        on this loop any more. What their `finally` blocks do now is not observed."""
         self._closed = True
         asyncio._set_running_loop(self)
         try:

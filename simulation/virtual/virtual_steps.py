@@ -3,7 +3,7 @@
     submit ─▶ waits for the steps before ─▶ step_s(batch) passes ─▶ computed, all at once
 
 A `Device` says what a step computes; it knows no time. Steps run one after the other, whether
-somebody waits for them or not, and write at their end. Plain callbacks and no tasks: a lab's
+a caller waits for them or not, and write at their end. Plain callbacks and no tasks: a lab's
 processes run a hundred steps a second. Faults are set from outside, and are the next steps'.
 """
 
@@ -126,7 +126,7 @@ class VirtualSteps:
 
 
 class VirtualStep:
-    """The handle of one step. Who cancels what `result` gives, gives up the result alone."""
+    """The handle of one step. Cancelling what `result` returns gives up the result alone."""
 
     def __init__(self, result: asyncio.Future[StepResult]) -> None:
         self._result = result

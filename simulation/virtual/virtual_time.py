@@ -1,4 +1,5 @@
-"""Tests on virtual time: what takes an hour takes that hour and nothing else, and nobody waits.
+"""Tests on virtual time: what takes an hour takes that hour and nothing else, and no real time
+passes.
 
     @on_virtual_time
     async def test_a_silence_ends_it() -> None: ...
@@ -39,7 +40,8 @@ def on_virtual_time(
 
 
 def at_the_end(end: Callable[[], Awaitable[None]]) -> None:
-    """Of the story that runs, however it ends; the last one first. Raises LookupError outside."""
+    """Run callbacks at the end of the running story, the last one first. Raises LookupError
+    outside."""
     _ENDS.get().push_async_callback(end)
 
 
