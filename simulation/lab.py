@@ -37,7 +37,7 @@ END_S = 30.0  # all deadlines are over by then
 QUIET_S = 12.0  # after the last end: leases, silences, a first contact's READ timeout
 PROBE_S = 5.0
 CHECK_EVERY_S = 0.1
-REPORTED_S = 0.001  # who is told to drain as the faults end has begun to
+DRAIN_BEGINS_S = 0.001  # a worker ordered to drain as the faults end has begun to
 LEASE_LATE_S = 0.3  # its end by a slow clock, and the granter's last word
 LIMIT_S = 200.0
 LOAD_ASKED = 3  # requests that must have begun before the first fault, one of them open
@@ -107,7 +107,7 @@ class Run:
         self._note_load()
         await self._until_ended(self.histories, END_S)
         self._striker.heal()
-        await asyncio.sleep(REPORTED_S)
+        await asyncio.sleep(DRAIN_BEGINS_S)
         until_s = self._loop.world_s + QUIET_S
         while not self._is_quiet() and self._loop.world_s < until_s:
             await asyncio.sleep(CHECK_EVERY_S)

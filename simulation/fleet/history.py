@@ -142,20 +142,20 @@ async def _serve(router: RouterProcess, history: History) -> None:
     ask = history.ask
     deadline_s = asyncio.get_running_loop().time() + ask.deadline_s
     serving = RequestServices(router.dispatcher, router.admission, TOKENIZER)
-    reported = ClientView(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
-    await reported.begin()
-    generation = reported.begun()
+    view = ClientView(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
+    await view.begin()
+    generation = view.begun()
     try:
-        while (pieces := await reported.next()) is not None:
-            reported.take(pieces, history.text)
-            for output in reported.outputs:
+        while (pieces := await view.next()) is not None:
+            view.take(pieces, history.text)
+            for output in view.outputs:
                 _take(router, generation, history, output)
             if ask.reads_s:
                 await asyncio.sleep(ask.reads_s)
-        history.usage = reported.usage()
+        history.usage = view.usage()
     finally:
         history.migrations = generation.migrations
-        reported.leave()
+        view.leave()
 
 
 def _take(

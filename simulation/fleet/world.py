@@ -113,13 +113,11 @@ class World:
     roles: dict[str, Role] = field(default_factory=dict)  # that workers are to take on
     started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
     router_started: Callable[[RouterProcess], None] = lambda process: None
-    restart_stage: Callable[[str, WorkerProcess], None] = lambda stage, process: None  # see
-   
-   
-    rolling_restart.py network: Network = field(init=False) client: HeldRegistry = field(init=False)  # the registry,
-    as all processes read it
-    reads: list[MemoryRead] = field(default_factory=list)
-     # all that were asked for
+    # see rolling_restart.py
+    restart_stage: Callable[[str, WorkerProcess], None] = lambda stage, process: None
+    network: Network = field(init=False)
+    client: HeldRegistry = field(init=False)  # the registry, as all processes read it
+    reads: list[MemoryRead] = field(default_factory=list)  # all that were asked for
     _handoffs: int = 0
 
     def __post_init__(self) -> None:

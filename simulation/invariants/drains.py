@@ -1,7 +1,6 @@
 """Whether a draining worker keeps what it has promised: it finishes, or hands back.
 
-    begins ─ drain_s ─▶ may hand back ─ two leases ─▶ may leave its readers ─▶ goes: all are
-    notified
+    begins ─ drain_s ─▶ may hand back ─ two leases ─▶ may leave its readers ─▶ ends
 
 Looks at the three stages of simulation/fleet/rolling_restart.py. A decode worker ends no request
 before its time is over, and leaves none that it has neither finished nor handed back; a prefill
