@@ -1,4 +1,5 @@
-"""Checksums of KV blocks: one 64-bit sum for each head slab, seeded with what the block is.
+"""Checksums of KV blocks: one 64-bit sum for each head slab of each layer group, seeded with what
+the block is.
 
 The sum of a slab of 64-bit words w[0..n) under a seed s is
 
@@ -17,6 +18,7 @@ hosts compute it by checksum_numba.py, GPUs by engine/triton/checksum.py. Statel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -48,27 +50,54 @@ def partial_tag(handoff_id: bytes, tokens: int) -> bytes:
     return b"partial" + handoff_id + tokens.to_bytes(4, "little")
 
 
-def words_of(blocks_of_pool: NDArray[np.uint8], slabs: int) -> NDArray[np.uint64]:
-    """The pool as words, [pool blocks, words]; shares its memory."""
-    width = blocks_of_pool.shape[1]
-    if slabs < 1 or width % (slabs * WORD_BYTES):
-        raise ValueError(f"{width} bytes of a block are not {slabs} slabs of 8-byte words")
-    return blocks_of_pool.view(np.uint64)
+@dataclass(frozen=True, slots=True)
+class SlabGroup:
+    """Slabs of one length, one behind the other: the KV heads of a layer group."""
+
+    slabs: int
+    slab_bytes: int
+
+
+def slab_groups(
+    block_bytes: int, slabs: int, draft: SlabGroup | None = None
+) -> tuple[SlabGroup, ...]:
+    """Return the groups of a block: `slabs` equal slabs, and those of a draft model behind them.
+    Raises ValueError unless each slab is a whole number of words."""
+    beside = 0 if draft is None else draft.slabs * draft.slab_bytes
+    whole = (
+        slabs > 0 and block_bytes > beside and (block_bytes - beside) % (slabs * WORD_BYTES) == 0
+    )
+    if not whole or (draft is not None and (draft.slabs < 1 or draft.slab_bytes % WORD_BYTES)):
+        behind = "" if draft is None else f" and {draft.slabs} of {draft.slab_bytes} bytes"
+        raise ValueError(
+            f"{block_bytes} bytes of a block are not {slabs} slabs of 8-byte words{behind}"
+        )
+    own = SlabGroup(slabs, (block_bytes - beside) // slabs)
+    return (own,) if draft is None else (own, draft)
 
 
 def reference(
-    blocks_of_pool: NDArray[np.uint8], blocks: Sequence[int], seeds: Sequence[int], slabs: int
+    blocks_of_pool: NDArray[np.uint8],
+    blocks: Sequence[int],
+    seeds: Sequence[int],
+    slabs: int,
+    draft: SlabGroup | None = None,
 ) -> NDArray[np.uint64]:
     """The same as `checksum_numba.checksums` in plain NumPy: the definition, slow, for tests and
     GPU ports."""
-    words = words_of(blocks_of_pool, slabs)
-    picked = words[np.asarray(blocks, dtype=np.int64)]
-    parts = picked.reshape(len(blocks), slabs, words.shape[1] // slabs)
+    picked = blocks_of_pool.view(np.uint64)[np.asarray(blocks, dtype=np.int64)]
     seed = np.asarray(seeds, dtype=np.uint64).reshape(-1, 1, 1)
-    keyed = parts ^ (seed + np.arange(parts.shape[2], dtype=np.uint64) * PHI)
-    product = ((keyed & LOW) * (keyed >> np.uint64(32))).sum(axis=2, dtype=np.uint64)
-    total = parts.sum(axis=2, dtype=np.uint64)
-    return _mix_array(product ^ _mix_array(total + seed[:, :, 0]))
+    found, first = [], 0
+    for group in slab_groups(blocks_of_pool.shape[1], slabs, draft):
+        width = group.slab_bytes // WORD_BYTES
+        end = first + group.slabs * width
+        parts = picked[:, first:end].reshape(len(blocks), group.slabs, width)
+        keyed = parts ^ (seed + np.arange(width, dtype=np.uint64) * PHI)
+        product = ((keyed & LOW) * (keyed >> np.uint64(32))).sum(axis=2, dtype=np.uint64)
+        total = parts.sum(axis=2, dtype=np.uint64)
+        found.append(_mix_array(product ^ _mix_array(total + seed[:, :, 0])))
+        first = end
+    return np.concatenate(found, axis=1)
 
 
 def _mix_array(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

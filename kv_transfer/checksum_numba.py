@@ -12,26 +12,36 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.checksum import LOW, MIX_A, MIX_B, PHI, WORD_BYTES, words_of
+from baton.kv_transfer.checksum import LOW, MIX_A, MIX_B, PHI, WORD_BYTES, SlabGroup, slab_groups
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checksums(
-    blocks_of_pool: NDArray[np.uint8], blocks: Sequence[int], seeds: Sequence[int], slabs: int
+    blocks_of_pool: NDArray[np.uint8],
+    blocks: Sequence[int],
+    seeds: Sequence[int],
+    slabs: int,
+    draft: SlabGroup | None = None,
 ) -> NDArray[np.uint64]:
-    """Sums of some blocks of a pool in one call that holds no GIL.
+    """Return the sums of some blocks of a pool, holding no GIL: one call for each layer group.
 
-    `blocks_of_pool` is [pool blocks, block_bytes], C-contiguous; the result is
-    [len(blocks), slabs]. Raises ValueError if a slab is not a whole number of words, IndexError
-    if a block is not in the pool.
+    `blocks_of_pool` is [pool blocks, block_bytes], C-contiguous; `draft` as in `slab_groups`. The
+    result is [len(blocks), slabs of all groups]. Raises ValueError if a slab is not a whole number
+    of words, IndexError if a block is not in the pool.
     """
-    words = words_of(blocks_of_pool, slabs)
+    groups = slab_groups(blocks_of_pool.shape[1], slabs, draft)
+    words = blocks_of_pool.view(np.uint64)
     index = np.asarray(blocks, dtype=np.int64)
     if index.size and (index.min() < 0 or index.max() >= words.shape[0]):
         raise IndexError(f"a block of {list(blocks)} is not in a pool of {words.shape[0]}")
-    sums = np.empty((len(index), slabs), dtype=np.uint64)
-    _sum_blocks(words, index, np.asarray(seeds, dtype=np.uint64), sums)
+    keys = np.asarray(seeds, dtype=np.uint64)
+    sums = np.empty((len(index), sum(group.slabs for group in groups)), dtype=np.uint64)
+    first, column = 0, 0
+    for group in groups:
+        width = group.slab_bytes // WORD_BYTES
+        _sum_blocks(words, index, keys, (first, width), (column, column + group.slabs), sums)
+        first, column = first + group.slabs * width, column + group.slabs
     return sums
 
 
@@ -56,19 +66,21 @@ def _sum_blocks(
     words: NDArray[np.uint64],
     blocks: NDArray[np.int64],
     seeds: NDArray[np.uint64],
+    place: tuple[int, int],  # of a group in a block: its first word, and words of a slab
+    columns: tuple[int, int],  # of the group in `sums`
     sums: NDArray[np.uint64],
 ) -> None:
-    slabs = sums.shape[1]
-    width = words.shape[1] // slabs
+    first, width = place
     for row in range(blocks.shape[0]):
         block = words[blocks[row]]
         seed = seeds[row]
-        for slab in range(slabs):
-            part = block[slab * width : (slab + 1) * width]
+        for column in range(columns[0], columns[1]):
+            start = first + (column - columns[0]) * width
+            part = block[start : start + width]
             product = np.uint64(0)
             total = np.uint64(0)
             for i in range(width):
                 keyed = part[i] ^ (seed + np.uint64(i) * PHI)
                 product += (keyed & LOW) * (keyed >> np.uint64(32))
                 total += part[i]
-            sums[row, slab] = _mix(product ^ _mix(total + seed))
+            sums[row, column] = _mix(product ^ _mix(total + seed))

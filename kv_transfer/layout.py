@@ -1,13 +1,15 @@
 """Where the bytes of a KV block are, and which of them move between any two tensor-parallel splits.
 
-    pool of a rank   [block, kv_head, layer, k|v, token, head_dim]
-    block            = head slab 0 | head slab 1 | ...          contiguous
+    pool of a rank   [block, bytes]
+    block            = layer group of the target | layer group of its draft model   contiguous
+    layer group      = head slab 0 | head slab 1 | ...
     slab             = [layer, k|v, token, head_dim] of one KV head, and the scales of its rows
                        [layer, k|v, token] where they are kept in eight bits
 
 A rank holds a run of heads, so a move between splits is a few contiguous runs of slabs. With
 more ranks than KV heads each head is held by several ranks, alike. A model with one latent head
-(MLA) is the case of one KV head and `sides` = 1. Pure integers; Python's have no 32-bit limit.
+(MLA) is the case of one KV head and `sides` = 1. A draft model's heads that do not divide over the
+ranks are on every rank. Pure integers; Python's have no 32-bit limit.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ LAYOUT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLayout:
-    """The shape of a block on one rank; `heads` are the KV heads that the rank holds."""
+class LayerGroup:
+    """KV of some layers in a block on one rank; `heads` are the KV heads that the rank holds."""
 
     heads: int
     layers: int
@@ -35,12 +37,24 @@ class BlockLayout:
         return self.layers * self.sides * self.block_size * row_bytes
 
     @property
-    def block_bytes(self) -> int:
+    def group_bytes(self) -> int:
         return self.heads * self.slab_bytes
 
-    def offset(self, block: int, slab: int = 0) -> int:
-        """Bytes from the pool's start to a slab of a block."""
-        return block * self.block_bytes + slab * self.slab_bytes
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """The layer groups of a block on one rank, in their order: the target's, then the draft's."""
+
+    groups: tuple[LayerGroup, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(group.group_bytes for group in self.groups)
+
+    def offset(self, block: int, slab: int = 0, group: int = 0) -> int:
+        """Bytes from the pool's start to a slab of a layer group of a block."""
+        before = sum(other.group_bytes for other in self.groups[:group])
+        return block * self.block_bytes + before + slab * self.groups[group].slab_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +114,44 @@ def runs(kv_heads: int, reader_tp: int, reader_rank: int, granter_tp: int) -> tu
     return tuple(found)
 
 
+def draft_heads_of(kv_heads: int, tp_size: int, rank: int) -> range:
+    """Same as `heads_of` for a draft model: all heads where they do not divide over the ranks."""
+    divides = tp_size <= kv_heads and kv_heads % tp_size == 0
+    return heads_of(kv_heads, tp_size, rank) if divides else range(kv_heads)
+
+
+def draft_runs(kv_heads: int, reader_tp: int, reader_rank: int, granter_tp: int) -> tuple[Run, ...]:
+    """Same as `runs` for a draft model. Granter ranks that hold all heads take readers in turns."""
+    wanted = draft_heads_of(kv_heads, reader_tp, reader_rank)
+    width = len(draft_heads_of(kv_heads, granter_tp, 0))
+    if width == kv_heads:
+        rank = reader_rank % granter_tp
+        return (Run(rank, wanted.start, 0, len(wanted)),)
+    found: list[Run] = []
+    head = wanted.start
+    while head < wanted.stop:
+        rank = head // width
+        stop = min(wanted.stop, (rank + 1) * width)
+        found.append(Run(rank, head - rank * width, head - wanted.start, stop - head))
+        head = stop
+    return tuple(found)
+
+
 def region(
-    run: Run, granter: BlockLayout, granter_block: int, reader: BlockLayout, reader_block: int
+    run: Run,
+    granter: BlockLayout,
+    granter_block: int,
+    reader: BlockLayout,
+    reader_block: int,
+    group: int = 0,
 ) -> Region:
-    """The bytes of one block that a run moves. The two slabs must be of one size."""
-    if granter.slab_bytes != reader.slab_bytes:
-        raise ValueError(f"slabs of {granter.slab_bytes} and {reader.slab_bytes} bytes differ")
+    """The bytes of one block that a run of a layer group moves. The two slabs must be of one
+    size."""
+    theirs, ours = granter.groups[group].slab_bytes, reader.groups[group].slab_bytes
+    if theirs != ours:
+        raise ValueError(f"slabs of {theirs} and {ours} bytes differ")
     return Region(
-        granter.offset(granter_block, run.granter_slab),
-        reader.offset(reader_block, run.reader_slab),
-        run.slabs * reader.slab_bytes,
+        granter.offset(granter_block, run.granter_slab, group),
+        reader.offset(reader_block, run.reader_slab, group),
+        run.slabs * ours,
     )

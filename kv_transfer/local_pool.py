@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer import checksum
+from baton.kv_transfer.checksum import SlabGroup, slab_groups
 
 DRAM, VRAM = "DRAM", "VRAM"  # NIXL's names of the kinds of memory
 MEMORY_KINDS = (DRAM, VRAM)
@@ -29,7 +29,7 @@ _UCX_FOR_DEVICES = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
 
 class LocalPool(Protocol):
     """`blocks` of `block_bytes` each from `address` on, without gaps; a block has `slabs` KV head
-    slabs of equal length."""
+    slabs, equally long within a layer group."""
 
     @property
     def address(self) -> int: ...
@@ -67,18 +67,22 @@ class HostPool:
 
     memory, device_id = DRAM, 0
 
-    def __init__(self, array: NDArray[np.uint8], slabs: int) -> None:
-        """Raises ValueError if a slab is not a whole number of words."""
-        checksum.words_of(array, slabs)
+    def __init__(
+        self, array: NDArray[np.uint8], slabs: int, draft: SlabGroup | None = None
+    ) -> None:
+        """`slabs` of the target's layer group; `draft` has those of a draft model behind them.
+        Raises ValueError if a slab is not a whole number of words."""
+        groups = slab_groups(array.shape[1], slabs, draft)
         self.array = array
-        self.slabs = slabs
+        self.slabs = sum(group.slabs for group in groups)
         self.blocks, self.block_bytes = array.shape
         self.address = int(array.ctypes.data)
+        self._target_slabs, self._draft = slabs, draft
 
     def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         from baton.kv_transfer import checksum_numba  # it needs numba, which a GPU worker lacks
 
-        return checksum_numba.checksums(self.array, blocks, seeds, self.slabs)
+        return checksum_numba.checksums(self.array, blocks, seeds, self._target_slabs, self._draft)
 
     def enter_thread(self) -> None:
         return  # any thread may

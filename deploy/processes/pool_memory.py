@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.deploy.host.packages import INSTALL
 from baton.engine.memory.kv_pool import KvPool
 from baton.kv_transfer import checksum
+from baton.kv_transfer.checksum import SlabGroup
 from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool
 from baton.runtime.errors import ConfigError
 
@@ -27,7 +28,9 @@ def local_pool(pool: KvPool) -> LocalPool:
                 f"a worker on a CPU needs numba for its checksums ({error}): {INSTALL}"
             ) from error
         checksum_numba.warm_up()
-        return HostPool(pool.bytes_view(), pool.slabs)
+        (target_slabs, _), *beside = pool.slab_groups
+        draft = SlabGroup(*beside[0]) if beside else None
+        return HostPool(pool.bytes_view(), target_slabs, draft)
     return device_pool(pool.bytes_tensor(), pool.slabs)
 
 

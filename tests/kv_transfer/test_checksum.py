@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.kv_transfer.checksum import (
-    block_seed,
-    partial_tag,
-    reference,
-    words_of,
-)
+from baton.kv_transfer.checksum import SlabGroup, block_seed, partial_tag, reference
 from baton.kv_transfer.checksum_numba import checksums, warm_up
 
 SLABS = 4
@@ -79,7 +74,7 @@ def test_every_flipped_bit_of_zeros_and_ones_is_seen_too() -> None:
 def test_swapped_words_change_the_sum(first: int, second: int) -> None:
     pool = some_pool()
     before = one(pool)
-    words = words_of(pool, SLABS)
+    words = pool.view(np.uint64)
     swapped = words[0, first] != words[0, second]
     words[0, [first, second]] = words[0, [second, first]]
     assert (one(pool) != before) == swapped
@@ -139,3 +134,27 @@ def test_what_is_no_block_or_no_slab_is_refused() -> None:
         checksums(pool, [0], [0], 5)
     assert checksums(pool, [], [], SLABS).shape == (0, SLABS)
     warm_up()
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9), st.integers(1, 3))
+def test_a_draft_group_has_sums_of_its_own(seed: int, slabs: int, words: int, heads: int) -> None:
+    own, draft = slabs * words * 8, SlabGroup(heads, 8 * (words + 3))
+    pool = some_pool(seed, width=own + heads * draft.slab_bytes)
+    blocks, seeds = [3, 0, 7], [5, 6, 7]
+    sums = checksums(pool, blocks, seeds, slabs, draft)
+    assert sums.shape == (3, slabs + heads)
+    assert np.array_equal(sums, reference(pool, blocks, seeds, slabs, draft))
+    target = np.ascontiguousarray(pool[:, :own])
+    assert np.array_equal(sums[:, :slabs], checksums(target, blocks, seeds, slabs))
+    beside = np.ascontiguousarray(pool[:, own:])
+    assert np.array_equal(sums[:, slabs:], checksums(beside, blocks, seeds, heads))
+
+
+@pytest.mark.parametrize(
+    ("slabs", "draft"),
+    [(4, SlabGroup(1, 12)), (4, SlabGroup(0, 8)), (5, SlabGroup(1, 8)), (1, SlabGroup(3, 64))],
+)
+def test_groups_that_do_not_fill_a_block_are_refused(slabs: int, draft: SlabGroup) -> None:
+    with pytest.raises(ValueError, match=f"{slabs} slabs of 8-byte words and {draft.slabs} of"):
+        checksums(some_pool(), [0], [0], slabs, draft)
