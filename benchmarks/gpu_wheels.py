@@ -43,7 +43,7 @@ IMPORTS = (
     "opentelemetry.exporter.otlp.proto.grpc.trace_exporter "
     "baton.deploy.processes.admin baton.deploy.host.authority baton.deploy.cli.main "
     "baton.kv_transfer.granter "
-    "baton.kv_transfer.greeting baton.kv_transfer.nixl_mover baton.kv_transfer.reader "
+    "baton.kv_transfer.handshake baton.kv_transfer.nixl_mover baton.kv_transfer.reader "
     "baton.proto.handoff_pb2_grpc baton.proto.worker_pb2_grpc baton.runtime.grpc_links "
     "baton.runtime.metrics baton.runtime.registry_client baton.runtime.tls baton.runtime.tracing "
     "baton.runtime.worker_service"

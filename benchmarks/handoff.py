@@ -50,7 +50,7 @@ from pathlib import Path
 
 from baton.deploy.processes.worker_process import SWITCH_INTERVAL_S
 from baton.engine.spec.model_spec import ModelSpec, read_spec
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import tracing
@@ -125,7 +125,7 @@ class Bench:
 
     def _common(self, hello: worker_pb2.WorkerHello) -> handoff_pb2.Compatibility:
         spec = self._spec
-        return greeting.compatibility(
+        return handshake.compatibility(
             hello.model_fingerprint,
             hello.kv_dtype,
             hello.block_size,

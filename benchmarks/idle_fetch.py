@@ -15,7 +15,7 @@ from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 
-from baton.kv_transfer import checksum_numba, greeting
+from baton.kv_transfer import checksum_numba, handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.kv_transfer.reader import HandoffReader
@@ -72,7 +72,7 @@ class IdleFetch:
         self._channel = open_channel(candidate.address, tls)
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
         self._key = identity.cluster_key(token)
-        self._own = secrets.token_bytes(greeting.BOOT_ID_BYTES)
+        self._own = secrets.token_bytes(handshake.BOOT_ID_BYTES)
         self._config = config
 
     async def connect(
@@ -85,10 +85,10 @@ class IdleFetch:
         pool = np.frombuffer(memory, dtype=np.uint8).reshape(blocks, block_bytes)
         pool[:] = 1  # every page is there before anything is timed
         self._mover = NixlMover(HostPool(pool, common.kv_heads), self._own, READ_THREADS)
-        mine = greeting.build("idle-fetch", self._mover.describe(), common)
+        mine = handshake.build("idle-fetch", self._mover.describe(), common)
         theirs = await self._stub.Handshake(mine, metadata=self._metadata, timeout=5)
-        greeting.check(mine, theirs)
-        await self._mover.connect(greeting.peer_pool(theirs))
+        handshake.check(mine, theirs)
+        await self._mover.connect(handshake.peer_pool(theirs))
         self._root = identity.root(self._key, common.model_fingerprint, common.kv_dtype)
 
     async def seconds(self, tokens: Sequence[int], block_tokens: int) -> float:

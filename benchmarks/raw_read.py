@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import load_bindings
 from baton.kv_transfer.nixl_versions import library_versions
@@ -86,9 +86,9 @@ class RawReader:
         return (await self._greet(none_yet, other_split)).block_bytes
 
     async def _greet(self, mine: PeerPool, common: handoff_pb2.Compatibility) -> PeerPool:
-        words = greeting.build("raw-reader", mine, common)
+        words = handshake.build("raw-reader", mine, common)
         theirs = await self._stub.Handshake(words, metadata=self._metadata, timeout=5)
-        return greeting.peer_pool(theirs)
+        return handshake.peer_pool(theirs)
 
     async def times(self, tokens: Sequence[int], last_blocks: int) -> tuple[float, float]:
         """Seconds of a READ of all full blocks of a prompt, and of its last `last_blocks`;

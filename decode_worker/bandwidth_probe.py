@@ -27,10 +27,10 @@ READ_BLOCKS = 8
 class BandwidthProbe:
     """Measures peers for one decode worker; `check` runs once per peer's boot id."""
 
-    def __init__(self, mover: Mover, pool: BlockPool, floor_gbps: float) -> None:
+    def __init__(self, mover: Mover, pool: BlockPool, floor_gb_per_s: float) -> None:
         self._mover = mover
         self._pool = pool
-        self._floor_gbps = floor_gbps
+        self._floor_gb_per_s = floor_gb_per_s
         self._checks: set[asyncio.Task[None]] = set()
         self._degraded: dict[bytes, worker_pb2.DegradedPeer] = {}  # by boot id, the oldest first
 
@@ -61,7 +61,9 @@ class BandwidthProbe:
             log.info("peer measurement skipped", worker=worker_id, reason="no free block")
             return
         try:
-            report = await measure(self._mover, peer.boot_id, range(count), own, self._floor_gbps)
+            report = await measure(
+                self._mover, peer.boot_id, range(count), own, self._floor_gb_per_s
+            )
         except PreflightFailed as failed:
             if failed.settled is not None:
                 self._quarantine(own, failed.settled)
@@ -74,13 +76,13 @@ class BandwidthProbe:
             worker=worker_id,
             transport=report.transport,
             memory=report.memory,
-            gb_per_s=round(report.gbps, 2),
+            gb_per_s=round(report.gb_per_s, 2),
             degraded=report.degraded,
         )
         metrics.PEERS.labels("degraded" if report.degraded else "good").inc()
         self.forget(peer.boot_id)
         if report.degraded:
-            self._mark(worker_id, peer.boot_id, report.gbps)
+            self._mark(worker_id, peer.boot_id, report.gb_per_s)
 
     def _mark(self, worker_id: str, boot_id: bytes, gb_per_s: float) -> None:
         self._degraded[boot_id] = worker_pb2.DegradedPeer(

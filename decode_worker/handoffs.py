@@ -287,7 +287,7 @@ class Handoffs:
         for offer in report.offers:
             tracing.record(
                 tracing.FETCH,
-                offer.heard + self._wall_offset_s,
+                offer.received + self._wall_offset_s,
                 offer.verified + self._wall_offset_s,
                 parent,
                 first=offer.first,

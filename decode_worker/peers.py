@@ -19,7 +19,7 @@ from baton.decode_worker.peer_client import (
     HandoffLink,
     PeerClient,
 )
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, waits
@@ -205,7 +205,7 @@ class RegisteredPeers:
             raise Unavailable(
                 f"worker {theirs.worker_id} has restarted: its boot id is not the placed one"
             )
-        greeting.check(mine, theirs)
-        pool = greeting.peer_pool(theirs)
+        handshake.check(mine, theirs)
+        pool = handshake.peer_pool(theirs)
         await self._mover.connect(pool)
         await self._bandwidth_probe.check(theirs.worker_id, pool)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class OfferTimes:
-    """One offer, of `blocks` places from `first` on."""
+    """One offer, of `blocks` indices from `first` on."""
 
     first: int
     blocks: int
-    heard: float
+    received: float
     landed: float = 0.0  # its last READ
     verified: float = 0.0  # its last block
     _unverified: int = 0
@@ -28,7 +28,7 @@ class OfferTimes:
 
 @dataclass(slots=True)
 class FetchReport:
-    """`offers` are in order of their places, as a granter offers them."""
+    """`offers` are in order of their indices, as a granter offers them."""
 
     bytes: int = 0  # read, those read again included
     reads: int = 0
@@ -47,20 +47,20 @@ class FetchReport:
     def seconds(self) -> float:
         return self.verified - self.started
 
-    def heard(self, places: range, now: float) -> None:
-        self.offers.append(OfferTimes(places.start, len(places), now))
+    def record_offer(self, indices: range, now: float) -> None:
+        self.offers.append(OfferTimes(indices.start, len(indices), now))
         self.offers.sort(key=lambda offer: offer.first)
 
-    def landed(self, places: Sequence[int], now: float) -> None:
-        for place in places:
-            self._offer(place).landed = now
+    def record_landed(self, indices: Sequence[int], now: float) -> None:
+        for index in indices:
+            self._offer(index).landed = now
 
-    def proven(self, places: Sequence[int], now: float) -> None:
-        """These places are verified, each once."""
-        for offer in map(self._offer, places):
+    def record_verified(self, indices: Sequence[int], now: float) -> None:
+        """These indices are verified, each once."""
+        for offer in map(self._offer, indices):
             offer._unverified -= 1
             if offer._unverified == 0:
                 offer.verified = now
 
-    def _offer(self, place: int) -> OfferTimes:
-        return self.offers[bisect_right(self.offers, place, key=lambda offer: offer.first) - 1]
+    def _offer(self, index: int) -> OfferTimes:
+        return self.offers[bisect_right(self.offers, index, key=lambda offer: offer.first) - 1]

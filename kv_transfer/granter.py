@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from baton.kv_transfer.checksum import block_seed, partial_tag
+from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.lease import GranterLease
 from baton.kv_transfer.mover import Mover
-from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import waits
 from baton.runtime.config import HandoffConfig
@@ -29,9 +29,9 @@ from baton.runtime.links import Link, LinkClosed
 
 GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
-MOST_DEADLINE_MS = 86_400_000  # the longest that a request may live
+MAX_DEADLINE_MS = 86_400_000  # the longest that a request may live
 OFFER_QUEUE = 64  # computed chunks without checksums, per handoff
-LAST_WORD_S = 0.2  # to tell a reader why its handoff ends
+FAILURE_SEND_S = 0.2  # to send a reader the reason for the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Computed:
     identities: tuple[bytes, ...]
     partial_tokens: int = 0
 
-    def parts(self, most_blocks: int) -> Iterator[Computed]:
+    def parts(self, max_blocks: int) -> Iterator[Computed]:
         """The same in runs of at most so many blocks: other handoffs' checksums come between."""
-        for start in range(0, len(self.blocks), most_blocks):
-            end = start + most_blocks
+        for start in range(0, len(self.blocks), max_blocks):
+            end = start + max_blocks
             blocks, identities = self.blocks[start:end], self.identities[start:end]
             yield Computed(self.first + start, blocks, identities, self.partial_tokens)
 
@@ -56,8 +56,8 @@ class GrantedPrompt(Protocol):
     """An admitted prompt, as the prefill worker makes it known."""
 
     async def next(self) -> Computed | handoff_pb2.FirstTokens | None:
-        """What is there next; None: nothing more will come. Raises BatonError. Is cancelled
-        when the handoff ends before."""
+        """Return the next event; None after the last. Raises BatonError. Is cancelled when the
+        handoff ends before."""
         ...
 
     def end(self) -> None:
@@ -87,13 +87,13 @@ async def grant(
     mover: Mover,
     boot_id: bytes,
     config: HandoffConfig,
-    sums: SumCache | None = None,
+    sums: ChecksumCache | None = None,
 ) -> GrantReport:
     """Serve one handoff to its end; returns when nothing of it is pinned any more.
 
-    `admit` may raise (Overloaded, InvalidRequest): the reader is told. Cancelling counts as a
-    broken stream: the pins outlive it until the lease has run out, then CancelledError is
-    raised. `sums` saves summing a shared prefix again; see its contract.
+    `admit` may raise (Overloaded, InvalidRequest): the error is sent to the reader. Cancelling
+    counts as a broken stream: the pins outlive it until the lease has run out, then
+    CancelledError is raised. `sums` caches the checksums of shared prefixes; see its contract.
     """
     handoff = asyncio.create_task(_serve(link, admit, mover, boot_id, config, sums))
     cancelled = False
@@ -114,7 +114,7 @@ async def _serve(
     mover: Mover,
     boot_id: bytes,
     config: HandoffConfig,
-    sums: SumCache | None,
+    sums: ChecksumCache | None,
 ) -> GrantReport:
     started, request_id = _now(), ""
     try:
@@ -124,8 +124,8 @@ async def _serve(
         prompt = admit(opening)
     except LinkClosed as error:
         return GrantReport("refused", failure=error)
-    except Exception as error:  # ends this handoff; the reader is told
-        await _last_word(link.send, error)
+    except Exception as error:  # ends this handoff; sent to the reader
+        await _send_failure(link.send, error)
         await link.close()
         return GrantReport("refused", 0, _now() - started, error, request_id)
     mover.hold_progress()
@@ -172,14 +172,14 @@ class _Handoff:
         mover: Mover,
         boot_id: bytes,
         config: HandoffConfig,
-        sums: SumCache | None,
+        sums: ChecksumCache | None,
     ) -> None:
         self._link = link
         self._opening = opening
         self._lease_ms = min(opening.lease_ms, int(config.lease_s * 1000))
         self._lease = GranterLease(self._lease_ms / 1000, received)
         # later than the reader's own end, so that a slow clock refuses no honest renewal
-        deadline_ms = min(opening.deadline_ms or MOST_DEADLINE_MS, MOST_DEADLINE_MS)
+        deadline_ms = min(opening.deadline_ms or MAX_DEADLINE_MS, MAX_DEADLINE_MS)
         self._renewable_until = received + (deadline_ms + 2 * self._lease_ms) / 1000
         self._prompt = prompt
         self._mover = mover
@@ -200,7 +200,7 @@ class _Handoff:
             asyncio.create_task(self._offer_all()),
             asyncio.create_task(self._sum_all()),
         ]
-        while not self._lease.expired(_now()):  # it may be renewed meanwhile
+        while not self._lease.expired(_now()):  # a renewal may have come
             if await waits.over(self._closed, self._lease.remaining(_now())):
                 break
         await waits.ended(tasks[1:])
@@ -211,7 +211,7 @@ class _Handoff:
 
     async def _hang_up(self, listener: asyncio.Task[None]) -> None:
         if not self._closed.done() and not listener.done():
-            await _last_word(self._send, LeaseLost("the lease has run out"))
+            await _send_failure(self._send, LeaseLost("the lease has run out"))
         await self._link.close()
         await waits.ended([listener])
 
@@ -252,7 +252,7 @@ class _Handoff:
                     await self._send(handoff_pb2.GranterMessage(first_tokens=item))
         except LinkClosed:
             return
-        except Exception as error:  # ends this handoff; the reader is told
+        except Exception as error:  # ends this handoff; sent to the reader
             await self._fail(error)
 
     async def _offer(self, computed: Computed) -> None:
@@ -282,7 +282,7 @@ class _Handoff:
                     await self._send(handoff_pb2.GranterMessage(checksums=sums))
         except LinkClosed:
             return
-        except Exception as error:  # ends this handoff; the reader is told
+        except Exception as error:  # ends this handoff; sent to the reader
             await self._fail(error)
 
     async def _sums(self, computed: Computed) -> list[int]:
@@ -307,7 +307,8 @@ class _Handoff:
         return [value for i in range(len(tags)) for value in known[i].tolist()]
 
     async def _fail(self, error: Exception) -> None:
-        """Tell the reader; it will close. Pins stay until it does, or the lease is over."""
+        """Send the error to the reader, which will close. Pins stay until then, or until the
+        lease is over."""
         self._failure = self._failure or error
         try:
             await self._send(_failed(error))
@@ -327,10 +328,10 @@ def _failed(error: Exception) -> handoff_pb2.GranterMessage:
     return handoff_pb2.GranterMessage(failed=failure)
 
 
-async def _last_word(send: Send, error: Exception) -> None:
-    """Say why the handoff ends, if the stream takes it in time."""
+async def _send_failure(send: Send, error: Exception) -> None:
+    """Send the reason for the handoff's end, if the stream takes it in time."""
     sending = asyncio.create_task(send(_failed(error)))
-    await waits.over(sending, LAST_WORD_S)
+    await waits.over(sending, FAILURE_SEND_S)
     await waits.ended([sending])
 
 

@@ -95,7 +95,7 @@ def heads_of(kv_heads: int, tp_size: int, rank: int) -> range:
 
 
 def runs(kv_heads: int, reader_tp: int, reader_rank: int, granter_tp: int) -> tuple[Run, ...]:
-    """What a reader rank takes from which granter rank, in order of its own slabs.
+    """Return the runs that a reader rank takes from each granter rank, in order of its own slabs.
 
     Where several granter ranks hold a head alike, readers that hold it spread over them.
     """

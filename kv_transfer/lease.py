@@ -22,8 +22,8 @@ class GranterLease:
         self._until = now + lease_s
 
     def renewed(self, n: int, now: float) -> bool:
-        """A renewal has arrived. True: acknowledge it. False: the lease had run out already,
-        and stays so. A repeated or late `n` prolongs too: pinning longer harms nobody."""
+        """Take a renewal. True: acknowledge it. False: the lease had run out already, and stays
+        so. A repeated or late `n` prolongs too: longer pinning does no harm."""
         if n < 0 or self.expired(now):
             return False
         self._until = max(self._until, now + self._lease_s)
@@ -61,8 +61,8 @@ class ReaderLease:
         return n
 
     def acknowledged(self, n: int) -> bool:
-        """The granter has received renewal `n`. False for one that is unknown or of no more
-        use: acknowledged before, or older than one that was."""
+        """Take the acknowledgement of renewal `n`. Returns False for one that changes nothing:
+        unknown, acknowledged before, or older than one that was."""
         at = self._sent.get(n)
         if at is None:
             return False
@@ -72,7 +72,7 @@ class ReaderLease:
         return True
 
     def shorten(self, lease_s: float) -> None:
-        """The granter grants less than was asked; renewals keep their share of the lease."""
+        """Use the shorter lease that the granter grants; renewals keep their share of it."""
         share = min(1.0, TRUSTED_SHARE * lease_s / self._trusted_s)
         self._trusted_s *= share
         self._interval_s *= share

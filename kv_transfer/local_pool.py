@@ -1,7 +1,7 @@
-"""The local pool as a mover sees it: plain memory on some device, and who sums its blocks.
+"""The local pool as a mover sees it: plain memory on some device, with a checksum function.
 
-    HostPool      NumPy sums what the host's memory holds
-    DevicePool    memory of a GPU; whoever made it gives the sums, so that no KV leaves the device
+    HostPool      the host's memory; NumPy or numba sums its blocks
+    DevicePool    a GPU's memory; the engine sums its blocks there, so that no KV leaves it
 
 Knows no tensors and no NIXL. The memory belongs to the engine and outlives the mover.
 """
@@ -23,7 +23,7 @@ MEMORY_KINDS = (DRAM, VRAM)
 # from blocks and their seeds to uint64 [blocks, slabs], as `checksum_numba.checksums`
 Summing = Callable[[Sequence[int], Sequence[int]], NDArray[np.uint64]]
 
-# UCX reads a GPU's memory over TCP where it sees no NVLink, unless told; a user's own word stays.
+# Without this UCX reads a GPU's memory over TCP where it sees no NVLink; a user's value stays.
 _UCX_FOR_DEVICES = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
 
 
@@ -50,11 +50,12 @@ class LocalPool(Protocol):
 
     @property
     def device_id(self) -> int:
-        """Of VRAM: the device's number in this process."""
+        """The number of the VRAM's device in this process."""
         ...
 
     def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        """As `checksum_numba.checksums`; several threads may ask at once. Holds no GIL for long."""
+        """Same as `checksum_numba.checksums`. Several threads may call it at once; it does not
+        hold the GIL for long."""
         ...
 
     def enter_thread(self) -> None:
@@ -110,12 +111,12 @@ class DevicePool:
 
 
 def prepare_ucx(memory: str, environ: MutableMapping[str, str]) -> None:
-    """What UCX must find in the environment before it starts, for a pool in `memory`."""
+    """Set the environment that UCX needs for a pool in `memory`, before it starts."""
     if memory == VRAM:
         for name, value in _UCX_FOR_DEVICES.items():
             environ.setdefault(name, value)
 
 
-def place_name(memory: str, device_id: int) -> str:
-    """For people: "DRAM", "VRAM of device 1"."""
+def memory_name(memory: str, device_id: int) -> str:
+    """Return a name for operators: "DRAM", "VRAM of device 1"."""
     return memory if memory == DRAM else f"{memory} of device {device_id}"

@@ -43,11 +43,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a READ.
+    """The outcome of a READ.
 
     `failed`: nothing lands, and it says so after the delay. `stuck`: it neither lands nor fails
     until the exchange's `release_stuck`. Of one of its blocks (an index into `local`), `corrupt`:
-    bit number `bit` lands flipped; `short`: its second half does not land, and nobody is told;
+    bit number `bit` lands flipped; `short`: its second half does not land, without an error;
     `wrong`: the granter's next block lands instead. `stale`: all is read from the pool of this
     boot id. So many blocks land `early`, after half of the delay, and again with the others.
     """
@@ -76,7 +76,7 @@ class MemoryExchange:
         self.bytes_per_s: float | None = None
         self.checksum_s = 0.0
         self.later: Callable[[float, Callable[[], None]], object] = _later
-        self.landing: Callable[[Attempt], None] = lambda attempt: None  # told just before
+        self.landing: Callable[[Attempt], None] = lambda attempt: None  # called just before
         self._pools: dict[bytes, NDArray[np.uint8]] = {}
         self._stuck: list[MemoryRead] = []
         self._waiting: deque[MemoryRead] = deque()
@@ -104,7 +104,7 @@ class MemoryExchange:
         self._waiting.remove(read)
         return True
 
-    def gets_on(self, read: MemoryRead) -> bool:
+    def makes_progress(self, read: MemoryRead) -> bool:
         """Whether bytes move: its own, or those that it waits for."""
         return read is self._moving or read in self._waiting
 
@@ -159,19 +159,19 @@ class MemoryRead:
         self.attempt = attempt
         self._target = target
         self._fate = _UNDECIDED
-        self._context = copy_context()  # of who reads: his threads sum, his clock counts
+        self._context = copy_context()  # the reader's: its threads sum, its clock counts
         self._moved_at: float | None = loop.time()  # None: just now
         exchange.begin(self)
 
     @property
     def moved_at(self) -> float:
-        if self._moved_at is None or self._exchange.gets_on(self):
+        if self._moved_at is None or self._exchange.makes_progress(self):
             return asyncio.get_running_loop().time()
         return self._moved_at
 
     def abandon(self) -> None:
         if self._exchange.dropped(self):
-            self._fail(ReadFailed("nobody waited for the READ any more"))
+            self._fail(ReadFailed("the READ was abandoned"))
             self.settled.set_result(None)
 
     def post(self) -> int:
@@ -194,7 +194,7 @@ class MemoryRead:
             self._exchange.later(self._fate.delay_s / 2, self._land_early)
 
     def _note_time(self) -> None:
-        """By the clock of who reads: this may run by another's."""
+        """Return the time by the reader's clock: this may run in another process's context."""
         if self._exchange.bytes_per_s is not None:
             self._moved_at = None
             loop = asyncio.get_running_loop()
@@ -219,10 +219,10 @@ class MemoryRead:
         self.settled.set_result(None)
 
     def _fail(self, failure: ReadFailed) -> None:
-        for told in (self.landed, self.sums):
-            if told is not None:
-                told.set_exception(failure)
-                told.exception()  # it may go unwatched
+        for future in (self.landed, self.sums):
+            if future is not None:
+                future.set_exception(failure)
+                future.exception()  # it may go unwatched
 
     def _land(self, source: NDArray[np.uint8]) -> None:
         fate, local, remote = self._fate, list(self.attempt.local), list(self.attempt.remote)

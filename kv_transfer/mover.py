@@ -1,8 +1,8 @@
 """The `Mover` seam: bytes between two pools, by one-sided READ into the caller's own pool.
 
 A mover knows one local pool and its peers' pools by boot id. It never writes into a peer's
-memory (invariant I1). It measures nothing about leases: whoever reads decides whether to
-trust the bytes.
+memory (invariant I1). It knows nothing about leases: the reader decides whether to trust the
+bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class PeerPool:
-    """A peer's pool, as it describes itself in its greeting. `memory` and `device_id` are NIXL's
+    """A peer's pool, as it describes itself in its handshake. `memory` and `device_id` are NIXL's
     names of where it lies, the device as the peer counts; it need not be what the own one is.
     `versions` are those of the mover's libraries, which have to be equal."""
 
@@ -41,9 +41,9 @@ class Read(Protocol):
     its destination blocks must not be used for anything else (quarantine). A READ that landed
     has settled. `sums`, if the READ was given seeds, brings the checksums of the bytes that
     landed, [blocks, slabs], taken while they are still in the cache; it fails as `landed` does.
-    No future of these is to be cancelled. `moved_at` (the event loop's clock) is when it last got
-    on: it was made, bytes of it were posted or landed, or, while none of it is posted, what it
-    waits for got on.
+    No future of these is to be cancelled. `moved_at` (the event loop's clock) is its last
+    progress: it was made, bytes of it were posted or landed, or, while none of it is posted, the
+    READs before it made progress.
     """
 
     landed: asyncio.Future[None]
@@ -54,8 +54,8 @@ class Read(Protocol):
     def moved_at(self) -> float: ...
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: nothing of it is posted from now on. If nothing is under
-        way it has failed and settled when this returns, else what is under way settles it."""
+        """Post nothing more of this READ. If nothing is under way it has failed and settled when
+        this returns, else the bytes under way settle it."""
         ...
 
 
@@ -91,7 +91,7 @@ class Mover(Protocol):
         ...
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        """Sums of own blocks, shape [blocks, slabs], off the event loop in one call."""
+        """Return the checksums of own blocks, [blocks, slabs], computed off the event loop."""
         ...
 
     def failure_reason(self) -> str | None:
@@ -103,7 +103,7 @@ class Mover(Protocol):
         ...
 
     def hold_progress(self) -> None:
-        """A lease has begun: serve peers' READs promptly until `drop_progress`. Counted."""
+        """Serve peers' READs promptly until `drop_progress`, as while a lease exists. Counted."""
         ...
 
     def drop_progress(self) -> None: ...

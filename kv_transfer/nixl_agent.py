@@ -4,8 +4,8 @@ NIXL's calls may block (a READ over shared memory is copied inside `transfer`), 
 off the event loop. The thread posts READs, polls those under way, and polls notifications, which
 is what serves peers' READs: every millisecond while asked to, seldom otherwise. It knows no
 asyncio: results go to the callbacks that came with a command or a READ, in this thread. READs
-come in pieces (pieces.py) from a queue that it shares with the mover's other agents, and few at a
-time are under way from a peer.
+come in segments (read_segments.py) from a queue that it shares with the mover's other agents, and
+few at a time are under way from a peer.
 
 A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle stops
 nothing for certain (docs/decisions/0001-read-not-write.md), so an abandoned READ is polled on and
@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.local_pool import DRAM, LocalPool, place_name, prepare_ucx
+from baton.kv_transfer.local_pool import DRAM, LocalPool, memory_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_versions import library_versions
-from baton.kv_transfer.piece_queue import PieceQueue
-from baton.kv_transfer.pieces import Piece, blocks_enough
+from baton.kv_transfer.read_segments import ReadSegment, blocks_enough
+from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError, ReadFailed
 
@@ -42,11 +42,11 @@ log = logs.get(__name__)
 
 MAX_COMMANDS = 4096
 START_TIMEOUT_S = 30.0
-STOP_PATIENCE_S = 1.0  # for READs under way when the agent stops
+STOP_TIMEOUT_S = 1.0  # for READs under way when the agent stops
 SPIN_S = 0.0001  # between polls of READs under way
 HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
-STUMBLE_PAUSE_S = 0.2
+ERROR_PAUSE_S = 0.2
 POSTING_SPELL_S = 0.005  # of READs that are copies by this thread
 
 _BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
@@ -63,11 +63,11 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A piece of a READ that was posted."""
+    """A segment of a READ that was posted."""
 
     handle: Any
     peer: _Peer
-    piece: Piece
+    segment: ReadSegment
 
 
 def load_bindings() -> Any:
@@ -84,24 +84,24 @@ def load_bindings() -> Any:
 
 
 class NixlAgent:
-    """The agent of one pool, whose memory must outlive it. `pieces` are those that wait for any
+    """The agent of one pool, whose memory must outlive it. `segments` are those that wait for any
     agent of the mover. Raises ConfigError if NIXL does not start or takes not this memory."""
 
     def __init__(
-        self, pool: LocalPool, name: str, pieces: PieceQueue, share: tuple[int, int] = (0, 1)
+        self, pool: LocalPool, name: str, segments: SegmentQueue, share: tuple[int, int] = (0, 1)
     ) -> None:
         """`share`: which of how many agents of the mover this is."""
         self._pool = pool
         self._share = share
         self._name = name
-        self._pieces = pieces
+        self._segments = segments
         self._enough = blocks_enough(pool)
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(MAX_COMMANDS)
         self._forgets: deque[bytes] = deque()  # at most one for each connected peer
         self._peers: dict[bytes, _Peer] = {}
         self._leaving: list[_Peer] = []  # forgotten with READs under way
         self._flights: list[_Flight] = []
-        self._more = False  # pieces that wait may be posted at once
+        self._more = False  # segments that wait may be posted at once
         self._stopping = False
         self.holds = 0  # leases that ask for progress; written by the owner's thread
         self.versions: dict[str, str] = {}  # of its libraries, once it has started
@@ -145,7 +145,7 @@ class NixlAgent:
         again. READs that still have not ended then never report: their blocks stay lost."""
         self._stopping = True
         self.wake()
-        self._thread.join(2 * STOP_PATIENCE_S)
+        self._thread.join(2 * STOP_TIMEOUT_S)
 
     # What follows runs in the agent's thread.
 
@@ -177,49 +177,49 @@ class NixlAgent:
             self._leaving.append(peer)
 
     def _post_waiting(self) -> None:
-        """Post pieces while there are some of peers that are not full, for a spell at most:
+        """Post segments while there are some of peers that are not full, for a spell at most:
         commands, polls and a stop come between. Where a READ is a copy by this thread it has
         ended when it is posted, and what `landed` looks at is still in the cache."""
         until = time.monotonic() + POSTING_SPELL_S
         while not self._stopping and time.monotonic() < until:
-            piece = self._pieces.take(self._full())
-            if piece is None:
+            segment = self._segments.take(self._full())
+            if segment is None:
                 self._more = False
                 return
-            self._post(piece)
+            self._post(segment)
         self._more = not self._stopping
 
     def _full(self) -> set[bytes]:
-        """Peers with enough under way here. What nobody waits for any more does not count: it
-        may never end."""
+        """Return the peers with enough segments under way here. Those of abandoned READs do not
+        count: they may never end."""
         blocks: Counter[bytes] = Counter()
         for flight in self._flights:
-            if flight.piece.read.failure is None and not flight.peer.forgotten:
-                blocks[flight.peer.boot_id] += len(flight.piece.local)
+            if flight.segment.read.failure is None and not flight.peer.forgotten:
+                blocks[flight.peer.boot_id] += len(flight.segment.local)
         return {boot_id for boot_id, count in blocks.items() if count > self._enough}
 
-    def _post(self, piece: Piece) -> None:
-        boot_id = piece.read.boot_id
+    def _post(self, segment: ReadSegment) -> None:
+        boot_id = segment.read.boot_id
         peer = self._peers.get(boot_id)
         if peer is None:
-            self._pieces.ended(piece, ReadFailed(f"{_short(boot_id)} is not connected"))
+            self._segments.ended(segment, ReadFailed(f"{_short(boot_id)} is not connected"))
             return
         try:
             handle = self._agent.make_prepped_xfer(
-                "READ", self._blocks, piece.local, peer.blocks, piece.remote
+                "READ", self._blocks, segment.local, peer.blocks, segment.remote
             )
         except Exception as error:  # NIXL's bindings raise classes of their own
-            self._pieces.ended(piece, _failed(error))
+            self._segments.ended(segment, _failed(error))
             return
         peer.reads += 1
-        flight = _Flight(handle, peer, piece)
+        flight = _Flight(handle, peer, segment)
         if not self._ends(flight, self._agent.transfer):
             self._flights.append(flight)
 
     def _run(self, started: Future[bytes]) -> None:
         try:
             self._open()
-        except Exception as error:  # given to whoever waits for the start
+        except Exception as error:  # raised where the start is awaited
             started.set_exception(error)
             return
         started.set_result(self._agent.get_agent_metadata())
@@ -227,9 +227,9 @@ class NixlAgent:
             try:
                 self._turn()
             except Exception:  # READs under way must go on being polled
-                log.exception("the NIXL thread stumbled")
-                time.sleep(STUMBLE_PAUSE_S)
-        deadline = time.monotonic() + STOP_PATIENCE_S
+                log.exception("NIXL turn failed")
+                time.sleep(ERROR_PAUSE_S)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         while self._flights and time.monotonic() < deadline:
             self._turn()
         self._close()
@@ -250,7 +250,7 @@ class NixlAgent:
             if pool.memory == DRAM:
                 raise
             raise ConfigError(
-                f"NIXL cannot register the KV pool in {place_name(pool.memory, pool.device_id)} "
+                f"NIXL cannot register the KV pool in {memory_name(pool.memory, pool.device_id)} "
                 f"({type(error).__name__}): its UCX must have been built with CUDA, and UCX_TLS, "
                 "where it is set, must name cuda_copy and cuda_ipc; or set worker.device to cpu"
             ) from error
@@ -268,7 +268,7 @@ class NixlAgent:
         except queue.Empty:
             pass  # all have run
         except Exception:  # of one command; the others and the polls go on
-            log.exception("a command of the NIXL thread failed")
+            log.exception("NIXL command failed")
         self._post_waiting()
         before = len(self._flights)
         self._flights = [
@@ -302,32 +302,32 @@ class NixlAgent:
         if flight.peer.forgotten and flight.peer.reads == 0:
             self._leaving.remove(flight.peer)
             self._release_peer(flight.peer)
-        piece = flight.piece
-        if failure is None and piece.read.landed is not None:
+        segment = flight.segment
+        if failure is None and segment.read.landed is not None:
             try:
-                piece.read.landed(piece.first, piece.end)
+                segment.read.landed(segment.first, segment.end)
             except Exception as error:  # its owner must hear of an end in any case
-                log.exception("what a READ brought could not be looked at")
+                log.exception("READ callback failed")
                 failure = _failed(error)
-        self._pieces.ended(piece, failure)
+        self._segments.ended(segment, failure)
         return True
 
     def _release(self, handle: Any) -> None:
         try:
             handle.release()
         except Exception as error:  # the READ is over all the same
-            log.warning("NIXL did not release a handle", why=str(error))
+            log.warning("NIXL handle not released", detail=str(error))
 
     def _release_peer(self, peer: _Peer) -> None:
         self._release(peer.blocks)
         try:
             self._agent.remove_remote_agent(peer.name)
         except Exception as error:  # the peer is gone all the same
-            log.warning("NIXL did not remove a peer", why=str(error))
+            log.warning("NIXL peer not removed", detail=str(error))
 
     def _close(self) -> None:
         if self._flights:
-            log.error("the NIXL thread ends with READs under way", reads=len(self._flights))
+            log.error("NIXL thread ended with unfinished READs", reads=len(self._flights))
             return  # tearing down beneath them could be worse
         for boot_id in list(self._peers):
             self._forget(boot_id)

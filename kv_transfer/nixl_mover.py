@@ -19,24 +19,24 @@ from baton.kv_transfer.checksum_monitor import ChecksumMonitor
 from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.kv_transfer.piece_queue import PieceQueue
-from baton.kv_transfer.pieces import PiecewiseRead, blocks_each, cut
+from baton.kv_transfer.read_segments import SegmentedRead, blocks_each, cut
+from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
 CONNECT_TIMEOUT_S = 5.0
 READ_THREADS = 2  # of a decode worker, which copies and checks in them
-PIECE_QUEUE = 1 << 16  # pieces that wait for a thread
+SEGMENT_QUEUE = 1 << 16  # segments that wait for a thread
 MAX_CHECKSUM_CALLS = 64  # waiting or running; one more waits on the event loop
 
 
 class NixlRead:
-    """One READ; implements `mover.Read`. The mover gives it its `pieces`; `wake` tells the agents
+    """One READ; implements `mover.Read`. The mover gives it its `segments`; `wake` tells the agents
     that there may be room again."""
 
-    pieces: PiecewiseRead
+    segments: SegmentedRead
 
-    def __init__(self, queue: PieceQueue, wake: Callable[[], None], summed: bool) -> None:
+    def __init__(self, queue: SegmentQueue, wake: Callable[[], None], summed: bool) -> None:
         loop = asyncio.get_running_loop()
         self._queue = queue
         self._wake = wake
@@ -50,18 +50,18 @@ class NixlRead:
 
     @property
     def moved_at(self) -> float:
-        return self._queue.moved_at(self.pieces)
+        return self._queue.moved_at(self.segments)
 
     def abandon(self) -> None:
         if self.settled.done():
             return
-        if self._queue.abandon(self.pieces):
-            self.end(self.pieces.failure)
+        if self._queue.abandon(self.segments):
+            self.end(self.segments.failure)
         else:
             self._wake()
 
     def end(self, failure: ReadFailed | None, sums: NDArray[np.uint64] | None = None) -> None:
-        """No piece is left: landed or failed, and settled either way."""
+        """No segment is left: landed or failed, and settled either way."""
         if failure is None:
             self.landed.set_result(None)
             if self.sums is not None and sums is not None:
@@ -71,7 +71,7 @@ class NixlRead:
             if self.sums is not None:
                 self.sums.set_exception(failure)
         self.settled.set_result(None)
-        del self.pieces  # which hold this READ
+        del self.segments  # which hold this READ
 
 
 class NixlMover:
@@ -85,22 +85,22 @@ class NixlMover:
         pool: LocalPool,
         boot_id: bytes,
         read_threads: int = 1,
-        piece_queue: int = PIECE_QUEUE,
+        segment_queue: int = SEGMENT_QUEUE,
     ) -> None:
         """Where a READ is a copy by this host (CMA, TCP), several threads copy and sum faster
         than one. Peers read through the first agent; the others only read. Into a device's
-        memory one thread reads: it copies nothing itself. `piece_queue` pieces wait for a thread
-        at most, or those of one READ."""
+        memory one thread reads: it copies nothing itself. At most `segment_queue` segments wait
+        for a thread, or those of one READ."""
         self.slabs = pool.slabs
         self._pool = pool
         if pool.memory != DRAM:
             read_threads = 1
         self._boot_id = boot_id
-        self._most_pieces = piece_queue
+        self._max_segments = segment_queue
         names = [boot_id.hex(), *(f"{boot_id.hex()}-{n}" for n in range(1, read_threads))]
-        self._pieces = PieceQueue()
+        self._segments = SegmentQueue()
         self._agents = [
-            NixlAgent(pool, name, self._pieces, (number, len(names)))
+            NixlAgent(pool, name, self._segments, (number, len(names)))
             for number, name in enumerate(names)
         ]
         self._agent = self._agents[0]
@@ -133,7 +133,7 @@ class NixlMover:
         try:
             for agent in self._agents:
                 await self._connect(agent, peer)
-        except BaseException:  # also one who waits no longer: half a connection serves nobody
+        except BaseException:  # CancelledError too: half a connection is useless
             if peer.boot_id not in self._peers:
                 for agent in self._agents:
                     agent.forget(peer.boot_id)
@@ -145,7 +145,7 @@ class NixlMover:
         tell = _teller(done)
 
         def connect() -> None:
-            if done.cancelled():  # nobody waits: it would come after the agent was told to forget
+            if done.cancelled():  # else it would connect after the agent's `forget`
                 return
             try:
                 agent.connect(peer)
@@ -184,7 +184,7 @@ class NixlMover:
         check_blocks(remote, peer.num_blocks, local, self._pool.blocks)
         if seeds is not None and len(seeds) != len(local):
             raise ReadFailed(f"{len(seeds)} seeds do not fit {len(local)} blocks")
-        read = NixlRead(self._pieces, self._wake, summed=seeds is not None)
+        read = NixlRead(self._segments, self._wake, summed=seeds is not None)
         loop = asyncio.get_running_loop()
 
         sums = np.empty((len(local), self.slabs), dtype=np.uint64) if seeds is not None else None
@@ -198,12 +198,12 @@ class NixlMover:
             _call(loop, lambda: read.end(failure, sums))
 
         step = blocks_each(self._pool)
-        pieces = cut(boot_id, remote, local, step, None if seeds is None else landed, ended)
-        read.pieces = pieces[0].read
-        if len(self._pieces) and len(self._pieces) + len(pieces) > self._most_pieces:
+        segments = cut(boot_id, remote, local, step, None if seeds is None else landed, ended)
+        read.segments = segments[0].read
+        if len(self._segments) and len(self._segments) + len(segments) > self._max_segments:
             read.end(ReadFailed("the mover has too many READs waiting"))
             return read
-        self._pieces.add(pieces)
+        self._segments.add(segments)
         self._wake()
         return read
 
@@ -272,7 +272,7 @@ def _teller(done: asyncio.Future[None]) -> Callable[[Exception | None], None]:
 
 
 def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-    """Run an action in the loop's thread; a loop that has closed has nobody waiting."""
+    """Run an action in the loop's thread, unless the loop has closed."""
     try:
         loop.call_soon_threadsafe(action)
     except RuntimeError:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from baton.kv_transfer import tcp_bytes
-from baton.kv_transfer.local_pool import DRAM, HostPool, place_name
+from baton.kv_transfer.local_pool import DRAM, HostPool, memory_name
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime import waits
@@ -47,11 +47,12 @@ _CHOSEN = re.compile(r"\|\s*[\d.K]+\.\.inf\s*\|[^|]*\|\s*(?P<transport>\S[^|]*?)
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """`gbps` is GB/s (10**9 bytes) of the median round; `first_ms` the first READ, with its
-    wiring-up; `degraded`: slower than the configured floor; `memory` names from where to where."""
+    """The result of a measurement. `gb_per_s` (10**9 bytes) is the median round's; `first_ms` the
+    first READ, with its connection setup; `degraded`: slower than the configured floor; `memory`
+    names both ends."""
 
     transport: str
-    gbps: float
+    gb_per_s: float
     first_ms: float
     read_bytes: int
     degraded: bool
@@ -61,13 +62,13 @@ class PreflightReport:
     def line(self) -> str:
         state = "  DEGRADED: below the configured floor" if self.degraded else ""
         return (
-            f"READ {self.gbps:.2f} GB/s over {self.transport}, {self.memory}, "
+            f"READ {self.gb_per_s:.2f} GB/s over {self.transport}, {self.memory}, "
             f"first contact {self.first_ms:.1f} ms{state}"
         )
 
 
 def possible_transport(ucx_tls: str) -> str:
-    """What UCX_TLS leaves possible; an empty one leaves the choice to UCX."""
+    """Return the transport that UCX_TLS leaves possible; an empty one leaves it to UCX."""
     named = {part.strip().split("/")[0] for part in ucx_tls.split(",") if part.strip()}
     if not named or ucx_tls.startswith("^"):
         return "a transport of UCX's choice"
@@ -77,8 +78,8 @@ def possible_transport(ucx_tls: str) -> str:
 
 
 def known_transport(ucx_tls: str, over_tcp: bool | None, here: bool) -> str:
-    """What is known of a transport that UCX chose: `over_tcp` if the bytes read were seen to come
-    in over TCP, or seen not to; `here` if nothing but this host's memory is then left."""
+    """Return what is known of the transport that UCX chose. `over_tcp`: whether the bytes read
+    arrived over TCP, if known; `here`: whether only this host's memory is left then."""
     if over_tcp:
         return "tcp"
     possible = possible_transport(ucx_tls)
@@ -102,7 +103,7 @@ async def measure(
     boot_id: bytes,
     remote: Sequence[int],
     own: Sequence[int],
-    floor_gbps: float,
+    floor_gb_per_s: float,
     transport: str | None = None,
 ) -> PreflightReport:
     """Read the peer's blocks `remote` into the lent own blocks `own`, several times.
@@ -130,11 +131,13 @@ async def measure(
             over_tcp.add(None)
         else:
             over_tcp.add(arrived >= size)
-    gbps = size / statistics.median(seconds[1:]) / 1e9
+    gb_per_s = size / statistics.median(seconds[1:]) / 1e9
     name = transport or _name(mover, peer, over_tcp.pop() if len(over_tcp) == 1 else None)
-    places = (place_name(pool.memory, pool.device_id) for pool in (peer, mine))
+    places = (memory_name(pool.memory, pool.device_id) for pool in (peer, mine))
     memory = " to ".join(places)
-    return PreflightReport(name, gbps, seconds[0] * 1e3, size, gbps < floor_gbps, memory)
+    return PreflightReport(
+        name, gb_per_s, seconds[0] * 1e3, size, gb_per_s < floor_gb_per_s, memory
+    )
 
 
 def _name(mover: Mover, peer: PeerPool, over_tcp: bool | None) -> str:
@@ -164,7 +167,7 @@ class Processes:
     make: MakeMover
 
 
-async def loopback(floor_gbps: float, ends: Processes | None = None) -> PreflightReport:
+async def loopback(floor_gb_per_s: float, ends: Processes | None = None) -> PreflightReport:
     """Measure READs between two processes of this host; None: between pools in its memory.
     Raises ReadFailed."""
     ends = ends or on_host()
@@ -188,7 +191,7 @@ async def loopback(floor_gbps: float, ends: Processes | None = None) -> Prefligh
         raise ReadFailed(f"the preflight failed: {err.decode().strip()[-500:]}")
     report = PreflightReport(**json.loads(found[-1]))
     transport = chosen_transport(out.decode() + err.decode()) or report.transport
-    return replace(report, transport=transport, degraded=report.gbps < floor_gbps)
+    return replace(report, transport=transport, degraded=report.gb_per_s < floor_gb_per_s)
 
 
 def host_mover(blocks: int, block_bytes: int) -> NixlMover:
@@ -270,7 +273,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--read", action="store_true", help="measure, and print JSON")
     parser.add_argument("--blocks", type=int, default=LOOPBACK_BLOCKS)
     parser.add_argument("--block-bytes", type=int, default=LOOPBACK_BLOCK_BYTES)
-    parser.add_argument("--floor-gbps", type=float, default=0.0, help="GB/s")
+    parser.add_argument("--floor-gb-per-s", type=float, default=0.0, help="GB/s")
 
 
 def run(args: argparse.Namespace, ends: Processes) -> None:
@@ -282,7 +285,7 @@ def run(args: argparse.Namespace, ends: Processes) -> None:
             report = asyncio.run(read_from_child(args.blocks, args.block_bytes, ends))
             print(json.dumps(asdict(report)), flush=True)
         else:
-            print(asyncio.run(loopback(args.floor_gbps, ends)).line)
+            print(asyncio.run(loopback(args.floor_gb_per_s, ends)).line)
     except BatonError as error:
         sys.exit(f"{error.code}: {error}")
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.fetch_ledger import FetchLedger
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover, Read
-from baton.kv_transfer.places import Places
 from baton.kv_transfer.session import ReaderLink, ReaderSession
 from baton.kv_transfer.window import Window
 from baton.proto import handoff_pb2
@@ -43,9 +43,9 @@ Quarantine = Callable[[Sequence[int], "asyncio.Future[None]"], None]
 
 @dataclass(frozen=True, slots=True)
 class _Landed:
-    """Blocks that landed under a trusted lease, with their own sums, [places, slabs]."""
+    """Blocks that landed under a trusted lease, with their own sums, [indices, slabs]."""
 
-    places: list[int]
+    indices: list[int]
     sums: NDArray[np.uint64]
     since: float
 
@@ -72,15 +72,15 @@ class HandoffReader:
         self._own = own
         self._config = config
         self._quarantine = quarantine
-        self._session = ReaderSession(link, config, self._heard, self._fail)
+        self._session = ReaderSession(link, config, self._on_message, self._fail)
         self._window = Window(config.window_reads, config.window_bytes)
-        self._ready: deque[int] = deque()  # places offered, not yet being read
-        self._suspect: set[int] = set()  # places whose sums were wrong once
+        self._ready: deque[int] = deque()  # indices offered, not yet being read
+        self._suspect: set[int] = set()  # indices whose sums were wrong once
         self._reads: dict[Read, list[int]] = {}  # that have not landed, to own blocks
         self._tasks: set[asyncio.Task[None]] = set()  # one per READ, until its own sums are in
-        self._unproven: list[_Landed] = []  # waiting for the granter's sums
+        self._unverified: list[_Landed] = []  # waiting for the granter's sums
         self.report = FetchReport()
-        self._first_heard = False
+        self._first_received = False
         self._summed_at = 0.0  # when checksums came last
         self._answered_at = 0.0  # when an offer or the first tokens came last
         self._overdue_timer: asyncio.TimerHandle | None = None
@@ -92,7 +92,7 @@ class HandoffReader:
         identities: Sequence[bytes],
         on_first: Callable[[handoff_pb2.FirstTokens], None],
     ) -> FetchReport:
-        """Fetch places `opening.held_blocks` and on into the own `blocks`; `identities` are
+        """Fetch indices `opening.held_blocks` and on into the own `blocks`; `identities` are
         those of the full ones among them. `on_first` gets the first tokens as they come, once.
 
         Returns when every block is verified and the first tokens are here. Raises WorkerLost
@@ -110,7 +110,7 @@ class HandoffReader:
         try:
             peer = self._mover.peer(self._peer)
             self._block_bytes = peer.block_bytes
-            self._places = Places(opening, blocks, identities, peer, self._mover.slabs)
+            self._ledger = FetchLedger(opening, blocks, identities, peer, self._mover.slabs)
             self._session.start(opening)
             await self._outcome  # bounded by the lease, the answers due, and the deadline
         finally:
@@ -125,7 +125,7 @@ class HandoffReader:
 
     def unverified_s(self) -> float:
         """How long the oldest blocks have waited for the granter's checksums."""
-        return _now() - self._unproven[0].since if self._unproven else 0.0
+        return _now() - self._unverified[0].since if self._unverified else 0.0
 
     def _leave(self) -> None:
         if self._overdue_timer is not None:
@@ -144,7 +144,7 @@ class HandoffReader:
         if not outcome.done():
             outcome.set_exception(error)
 
-    def _heard(self, message: handoff_pb2.GranterMessage) -> None:
+    def _on_message(self, message: handoff_pb2.GranterMessage) -> None:
         kind = message.WhichOneof("kind")
         report, now = self.report, _now()
         if kind == "checksums":
@@ -156,26 +156,26 @@ class HandoffReader:
         if kind == "offer":
             if not report.offers:
                 report.first_offer = now
-            places = self._places.offered(message.offer)
-            report.heard(places, now)
-            self._ready.extend(places)
-            if self._places.all_offered:
+            indices = self._ledger.offered(message.offer)
+            report.record_offer(indices, now)
+            self._ready.extend(indices)
+            if self._ledger.all_offered:
                 report.last_offer = now
             self._start_reads()
         elif kind == "checksums":
-            self._places.summed(message.checksums)
-            self._prove()
+            self._ledger.summed(message.checksums)
+            self._verify_landed()
         elif kind == "first_tokens":
             self._take_first(message.first_tokens, now)
         self._watch_answers()
 
     def _take_first(self, first: handoff_pb2.FirstTokens, now: float) -> None:
         choices = [token.choice for token in first.tokens]
-        if self._first_heard or sorted(choices) != sorted(self._choices):
+        if self._first_received or sorted(choices) != sorted(self._choices):
             raise HandoffError(
                 f"the granter's first tokens are of choices {choices}, wanted {self._choices} once"
             )
-        self._first_heard = True
+        self._first_received = True
         self.report.first_tokens = now
         self._on_first(first)
         self._conclude()
@@ -187,75 +187,75 @@ class HandoffReader:
         while self._ready and not self._outcome.done():
             reads = -(-len(self._ready) // max(1, most))
             count = -(-len(self._ready) // reads)  # of even size: they run side by side
-            places = [self._ready[i] for i in range(count)]
-            size = len(places) * self._block_bytes
+            indices = [self._ready[i] for i in range(count)]
+            size = len(indices) * self._block_bytes
             if not self._window.admits(size):
                 return
             if not self._session.trusted():  # as after a pause: the granter may have unpinned
                 self._fail(LeaseLost("the lease ran out before a READ was started"))
                 return
-            own = self._places.own(places)
-            seeds = self._places.seeds(places) if self._config.verify else None
-            read = self._mover.read(self._peer, self._places.remote(places), own, seeds)
-            for _ in places:
+            own = self._ledger.own(indices)
+            seeds = self._ledger.seeds(indices) if self._config.verify else None
+            read = self._mover.read(self._peer, self._ledger.remote(indices), own, seeds)
+            for _ in indices:
                 self._ready.popleft()
             self._window.started(size)
             self._reads[read] = own
             self.report.reads += 1
             self.report.bytes += size
-            task = asyncio.create_task(self._finish_read(read, places, size))
+            task = asyncio.create_task(self._finish_read(read, indices, size))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _finish_read(self, read: Read, places: list[int], size: int) -> None:
+    async def _finish_read(self, read: Read, indices: list[int], size: int) -> None:
         try:
             await self._await_landing(read)
             if not self._session.trusted():
                 raise LeaseLost("the lease ran out before a READ was seen complete")
-            self.report.landed(places, _now())
+            self.report.record_landed(indices, _now())
             self._window.ended(size)
             self._reads.pop(read)
             self._start_reads()
             if read.sums is not None:
                 if not await waits.over(read.sums, self._config.read_timeout_s):
-                    raise ReadFailed("what a READ brought was not summed in time")
-                self._unproven.append(_Landed(places, read.sums.result(), _now()))
-                self._prove()
+                    raise ReadFailed("the checksums of a READ were not computed in time")
+                self._unverified.append(_Landed(indices, read.sums.result(), _now()))
+                self._verify_landed()
                 self._watch_answers()
             else:
-                self._verified(places)
+                self._verified(indices)
                 self._conclude()
         except Exception as error:  # every failure ends the fetch, none ends unseen
             self._fail(error)
 
     async def _await_landing(self, read: Read) -> None:
-        """Raises ReadFailed once it has not got on for `read_timeout_s`, however long it takes
-        otherwise: the lease and the request's deadline end what goes on."""
-        patience_s = self._config.read_timeout_s
+        """Wait until a READ has landed. Raises ReadFailed if it makes no progress for
+        `read_timeout_s`; the lease and the request's deadline bound a READ that does."""
+        timeout_s = self._config.read_timeout_s
         while not read.landed.done():
-            left_s = read.moved_at + patience_s - _now()
+            left_s = read.moved_at + timeout_s - _now()
             if left_s <= 0:
-                raise ReadFailed(f"a READ did not get on for {patience_s:g} s")
+                raise ReadFailed(f"a READ made no progress for {timeout_s:g} s")
             await waits.over(read.landed, left_s)
         read.landed.result()
 
-    def _prove(self) -> None:
+    def _verify_landed(self) -> None:
         """Compare own sums with the granter's where both are here; read wrong blocks again,
         once."""
-        waiting, self._unproven = self._unproven, []
+        waiting, self._unverified = self._unverified, []
         for landed in waiting:
-            if not self._places.known(landed.places):
-                self._unproven.append(landed)
+            if not self._ledger.known(landed.indices):
+                self._unverified.append(landed)
                 continue
-            wrong = self._places.wrong(landed.places, landed.sums)
-            again = [place for place in wrong if place in self._suspect]
+            wrong = self._ledger.wrong(landed.indices, landed.sums)
+            again = [index for index in wrong if index in self._suspect]
             self.report.wrong_blocks += len(wrong)
             if again:
                 raise ChecksumMismatch(
-                    f"block {self._places.remote(again)[0]} of worker {self._peer.hex()[:8]}, "
-                    f"place {again[0]}, has wrong checksums after a second READ"
+                    f"block {self._ledger.remote(again)[0]} of worker {self._peer.hex()[:8]}, "
+                    f"index {again[0]}, has wrong checksums after a second READ"
                 )
-            self._verified([p for p in landed.places if p not in set(wrong)])
+            self._verified([p for p in landed.indices if p not in set(wrong)])
             self.report.rereads += bool(wrong)
             self.report.reread_blocks += len(wrong)
             self._suspect.update(wrong)
@@ -270,9 +270,9 @@ class HandoffReader:
         offers while it computes is not owed: a prompt may wait, and the router watches its steps.
         """
         due = float("inf")
-        if self._unproven:
-            due = max(self._summed_at, self._unproven[0].since)
-        if self._places.all_offered != self._first_heard:
+        if self._unverified:
+            due = max(self._summed_at, self._unverified[0].since)
+        if self._ledger.all_offered != self._first_received:
             due = min(due, self._answered_at)
         return due + self._config.read_timeout_s
 
@@ -288,8 +288,8 @@ class HandoffReader:
         if _now() < self._answers_due():  # something has come since
             self._watch_answers()
             return
-        missing = "first tokens" if self._places.all_offered else "offers"
-        if self._places.all_offered == self._first_heard:
+        missing = "first tokens" if self._ledger.all_offered else "offers"
+        if self._ledger.all_offered == self._first_received:
             missing = "checksums"
         self._fail(
             AnswerOverdue(
@@ -298,13 +298,13 @@ class HandoffReader:
             )
         )
 
-    def _verified(self, places: Sequence[int]) -> None:
-        self._places.verified(places)
-        self.report.proven(places, _now())
+    def _verified(self, indices: Sequence[int]) -> None:
+        self._ledger.verified(indices)
+        self.report.record_verified(indices, _now())
 
     def _conclude(self) -> None:
         """The fetch is done once all blocks are verified and the first tokens are here."""
-        if self._places.complete and self._first_heard and not self._outcome.done():
+        if self._ledger.complete and self._first_received and not self._outcome.done():
             self.report.verified = _now()
             self._outcome.set_result(None)
 

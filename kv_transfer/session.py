@@ -1,8 +1,8 @@
-"""The reader's stream and lease: one task speaks, one listens, and the end is always orderly.
+"""The reader's stream and lease: one task sends, one receives, and the end is always orderly.
 
-Knows nothing of blocks: what is heard goes to the handoff's reader, which owns the session.
-Calls on the link are never cancelled while the stream is of use (gRPC would end it): leaving
-sets a flag, and a task of the session's own says `closed` after the last READ has settled.
+Knows nothing of blocks: messages go to the handoff's reader, which owns the session. Calls on the
+link are never cancelled while the stream is needed (gRPC would end it): leaving sets a flag, and
+a task of the session's own sends `closed` after the last READ has settled.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from baton.runtime.links import Link, LinkClosed
 
 ReaderLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
 
-FAREWELL_S = 0.5  # for the granter to end the stream after `closed`
+CLOSE_TIMEOUT_S = 0.5  # for the granter to end the stream after `closed`
 
 
 class ReaderSession:
-    """`heard` gets every message but `opened`, `acknowledged` and `failed`, once opened;
-    `failed` gets what ends the handoff, maybe more than once."""
+    """The stream of one handoff. `on_message` gets every message but `opened`, `acknowledged` and
+    `failed`, once opened; `on_failure` gets the errors that end the handoff, perhaps several."""
 
     def __init__(
         self,
         link: ReaderLink,
         config: HandoffConfig,
-        heard: Callable[[handoff_pb2.GranterMessage], None],
-        failed: Callable[[Exception], None],
+        on_message: Callable[[handoff_pb2.GranterMessage], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._link = link
         self._lease_s = config.lease_s
         self._lease = ReaderLease(config.lease_s)
-        self._heard = heard
-        self._failed = failed
+        self._on_message = on_message
+        self._on_failure = on_failure
         self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._speaker: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -84,20 +84,20 @@ class ReaderSession:
                 else:
                     await waits.over(self._leaving, self._lease.due_at - now)
         except LinkClosed as error:
-            self._failed(error)
+            self._on_failure(error)
 
     async def _listen(self) -> None:
         while True:
             try:
                 message = await self._link.receive()
             except LinkClosed as error:
-                self._failed(error)
+                self._on_failure(error)
                 return
             if not self._leaving.done():
                 try:
                     self._take(message)
                 except Exception as error:  # of a lying granter, or of `heard`: ends the fetch
-                    self._failed(error)
+                    self._on_failure(error)
 
     def _take(self, message: handoff_pb2.GranterMessage) -> None:
         kind = message.WhichOneof("kind")
@@ -111,7 +111,7 @@ class ReaderSession:
             if self._lease.acknowledged(message.acknowledged.n):
                 self._set_alarm()
         else:
-            self._heard(message)
+            self._on_message(message)
 
     def _take_opened(self, opened: handoff_pb2.Opened) -> None:
         if self.opened_at is not None or opened.lease_ms == 0:
@@ -135,9 +135,9 @@ class ReaderSession:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_at(self._give_up_at, self._watch_lease)
         elif self.opened_at is None:
-            self._failed(LeaseLost(f"no answer to the opening in {self._lease_s:g} s"))
+            self._on_failure(LeaseLost(f"no answer to the opening in {self._lease_s:g} s"))
         else:
-            self._failed(LeaseLost("the lease ran out: the granter is dead, paused or cut off"))
+            self._on_failure(LeaseLost("the lease ran out: the granter is dead, paused or cut off"))
 
     async def _close(self, unsettled: list[asyncio.Future[None]]) -> None:
         """Say `closed` if it is true in time, wait for the granter to hang up, hang up."""
@@ -146,21 +146,21 @@ class ReaderSession:
         try:
             if self._speaker is not None and self._listener is not None:
                 waited: list[asyncio.Future[None]] = [self._speaker, *unsettled]
-                until = until if until > _now() else _now() + FAREWELL_S
+                until = until if until > _now() else _now() + CLOSE_TIMEOUT_S
                 for future in waited:
                     await waits.over(future, until - _now())
                 if all(future.done() for future in waited) and not self._listener.done():
-                    await self._say_closed()
-                    await waits.over(self._listener, FAREWELL_S)
+                    await self._send_closed()
+                    await waits.over(self._listener, CLOSE_TIMEOUT_S)
         finally:
             await waits.ended(tasks)
             await self._link.close()
-            del self._heard, self._failed  # the owner's: they hold who holds this session
+            del self._on_message, self._on_failure  # bound methods of the session's owner
 
-    async def _say_closed(self) -> None:
+    async def _send_closed(self) -> None:
         """If it cannot be said in time, the granter's lease ends the handoff."""
         with contextlib.suppress(LinkClosed, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._link.send(handoff_pb2.ReaderMessage(closed=handoff_pb2.Closed()))
 
 

@@ -1,4 +1,4 @@
-"""What came in over TCP: the kernel's count of bytes for each TCP socket of this process.
+"""Bytes received over TCP: the kernel's count for each TCP socket of this process.
 
 UCX does not tell which transport it chose for a READ, and over the wrong one it is a hundred
 times slower. But the bytes of a READ over TCP arrive at a socket of the process that reads:
@@ -28,7 +28,7 @@ def received() -> dict[str, int] | None:
             name = os.readlink(f"{_SOCKETS}/{descriptor}")
             info = _tcp_info(int(descriptor)) if name.startswith("socket:") else b""
         except OSError:
-            continue  # closed meanwhile, or of another family
+            continue  # closed by now, or of another family
         if info:
             if len(info) < _RECEIVED_AT + 8:
                 return None

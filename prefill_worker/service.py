@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.runtime import logs
@@ -33,7 +33,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServicer):
     ) -> handoff_pb2.HandshakeMessage:
         mine = self._mine()
         try:
-            greeting.check(mine, theirs)
+            handshake.check(mine, theirs)
         except BatonError as error:
             await abort(context, error)
         self._worker.expect_reads()

@@ -19,9 +19,9 @@ from baton.engine.scheduling.chunks import Chunk
 from baton.engine.scheduling.draw_costs import ZERO_COSTS
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
+from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.granter import GrantReport, grant
 from baton.kv_transfer.mover import Mover
-from baton.kv_transfer.sum_cache import SumCache
 from baton.prefill_worker.opening_parser import parse_opening
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
@@ -84,7 +84,7 @@ class PrefillWorker:
         self._limits = limits
         self._config = config
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
-        self._sums = SumCache(pool.total)
+        self._sums = ChecksumCache(pool.total)
         costs = getattr(engine, "draw_costs", ZERO_COSTS)
         self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget, costs)
         self._open_handoffs = 0

@@ -73,7 +73,7 @@ def test_checks_hold_without_asserts() -> None:
     """`-O` reaches the code under test; these tests themselves use `pytest.raises`."""
     tests = (
         "kv_transfer/test_lying_granters.py::test_what_cannot_be_true_ends_the_handoff",
-        "kv_transfer/test_greeting.py::test_what_cannot_be_a_pool_is_refused",
+        "kv_transfer/test_handshake.py::test_what_cannot_be_a_pool_is_refused",
         "runtime/test_wire.py::test_what_is_out_of_range_is_named",
     )
     command = [sys.executable, "-O", "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -65,10 +65,10 @@ def _gpus(device: str) -> list[str]:
     return [device] if ":" in device else [f"cuda:{number}" for number in range(count)]
 
 
-def _measure_gpu(device: str, floor_gbps: float) -> Finding:
+def _measure_gpu(device: str, floor_gb_per_s: float) -> Finding:
     name = f"nixl on {device}"
     try:
-        report = asyncio.run(preflight.loopback(floor_gbps, gpu_preflight.on_gpu(device)))
+        report = asyncio.run(preflight.loopback(floor_gb_per_s, gpu_preflight.on_gpu(device)))
     except BatonError as error:
         return Finding(name, "fail", str(error), BROKEN_GPU)
     if report.degraded:
@@ -76,12 +76,12 @@ def _measure_gpu(device: str, floor_gbps: float) -> Finding:
     return Finding(name, "ok", report.line)
 
 
-def _measure(name: str, transports: str | None, floor_gbps: float) -> Finding:
+def _measure(name: str, transports: str | None, floor_gb_per_s: float) -> Finding:
     before = os.environ.get(TRANSPORTS_KEY)
     if transports is not None:
         os.environ[TRANSPORTS_KEY] = transports
     try:
-        report = asyncio.run(preflight.loopback(floor_gbps))
+        report = asyncio.run(preflight.loopback(floor_gb_per_s))
     except BatonError as error:
         return Finding(name, "fail", str(error), BROKEN)
     finally:

@@ -37,7 +37,7 @@ from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.batch import Engine
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.step_health import StepHealth, probe_batch, probe_failure
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import control_pb2_grpc
@@ -89,7 +89,7 @@ def run_worker(
             config=config,
             role=role,
             worker_id=worker_id,
-            boot_id=os.urandom(greeting.BOOT_ID_BYTES),
+            boot_id=os.urandom(handshake.BOOT_ID_BYTES),
             model_folder=model_folder,
             registry=registry,
             token=token,
@@ -165,7 +165,7 @@ class WorkerProcess:
             while (role := self._course.begin()) is not None:
                 self._boot = replace(self._boot, role=role)
                 await self._serve(self._boot, admin_address, patience_s)
-                self._boot = replace(self._boot, boot_id=os.urandom(greeting.BOOT_ID_BYTES))
+                self._boot = replace(self._boot, boot_id=os.urandom(handshake.BOOT_ID_BYTES))
                 patience_s = PORT_S
         finally:
             await self._admin.stop()

@@ -25,7 +25,7 @@ from baton.decode_worker.worker import DecodeWorker
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.service import HandoffService
 from baton.prefill_worker.worker import PrefillWorker
@@ -64,9 +64,9 @@ class Below:
     mover: NixlMover
     limits: ModelLimits
 
-    def greeting(self) -> handoff_pb2.HandshakeMessage:
+    def handshake(self) -> handoff_pb2.HandshakeMessage:
         spec = self.engine.spec
-        common = greeting.compatibility(
+        common = handshake.compatibility(
             self.limits.fingerprint,
             self.limits.kv_dtype,
             self.pool.block_size,
@@ -75,7 +75,7 @@ class Below:
             spec.head_dim,
             verify=self.boot.config.handoff.verify,
         )
-        return greeting.build(self.boot.worker_id, self.mover.describe(), common)
+        return handshake.build(self.boot.worker_id, self.mover.describe(), common)
 
     def wall_offset_s(self) -> float:
         return time.time() - asyncio.get_running_loop().time()
@@ -96,7 +96,7 @@ def decode_role(below: Below) -> Served:
     bandwidth_probe = BandwidthProbe(below.mover, below.pool, handoff.preflight_floor_gb_per_s)
     dial = grpc_dial(boot.token, boot.tls)
     peers = RegisteredPeers(
-        below.greeting, below.mover, dial, bandwidth_probe, boot.registry, handoff.lease_s
+        below.handshake, below.mover, dial, bandwidth_probe, boot.registry, handoff.lease_s
     )
     worker = DecodeWorker(
         worker_id=boot.worker_id,
@@ -108,7 +108,7 @@ def decode_role(below: Below) -> Served:
         limits=below.limits,
         config=boot.config,
         wall_offset_s=below.wall_offset_s(),
-        new_id=partial(os.urandom, greeting.BOOT_ID_BYTES),
+        new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),
     )
     return Served(worker, _server(boot, worker), peers.close)
 
@@ -126,7 +126,7 @@ def prefill_role(below: Below) -> Served:
         wall_offset_s=below.wall_offset_s(),
     )
     server = _server(boot, worker)
-    handoffs = HandoffService(worker, below.greeting)
+    handoffs = HandoffService(worker, below.handshake)
     handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
     leases_s = 2 * boot.config.handoff.lease_s
     return Served(worker, server, lambda: handoffs.finished(leases_s))

@@ -28,7 +28,7 @@ from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover, MemoryRead
 from baton.prefill_worker.worker import PrefillWorker
@@ -293,7 +293,7 @@ def _hello(
     name: str, mover: MemoryMover, kind: EngineKind, block_size: int
 ) -> handoff_pb2.HandshakeMessage:
     limits = kind.limits(KEY)
-    common = greeting.compatibility(
+    common = handshake.compatibility(
         limits.fingerprint,
         limits.kv_dtype,
         block_size,
@@ -301,7 +301,7 @@ def _hello(
         kv_heads=kind.slabs,
         head_dim=mover.describe().block_bytes // kind.slabs,
     )
-    return greeting.build(name, mover.describe(), common)
+    return handshake.build(name, mover.describe(), common)
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:

@@ -22,8 +22,8 @@ from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Sequence
 from baton.decode_worker.sessions import RouterSessions, _OutputLog
 from baton.kv_transfer import granter
+from baton.kv_transfer.fetch_ledger import FetchLedger
 from baton.kv_transfer.lease import GranterLease, ReaderLease
-from baton.kv_transfer.places import Places
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.session import ReaderSession
 from baton.prefill_worker.prompts import Prompt
@@ -192,7 +192,7 @@ def _freed_under_a_step(_: Any) -> Any:
 
 def _without_the_blocks(_: Any) -> Any:
     def conclude(self: HandoffReader) -> None:
-        if self._first_heard and not self._outcome.done():
+        if self._first_received and not self._outcome.done():
             self._outcome.set_result(None)
 
     return conclude
@@ -301,7 +301,7 @@ def _heard_while_away(before: Any) -> Any:
 
 
 MUTATIONS: dict[str, Break] = {
-    "skip-checksums": Break("what lands is never compared", Places, "wrong", always([])),
+    "skip-checksums": Break("what lands is never compared", FetchLedger, "wrong", always([])),
     "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", always(None)),
     "unpin-with-the-stream": Break(
         "a broken stream unpins at once", granter._Handoff, "_listen", _unpinned_with_the_stream

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2, worker_pb2
 from benchmarks import raw_read
@@ -15,17 +15,17 @@ THEIRS = b"the granter's id"
 
 
 class Granter:
-    """Answers a greeting as a granter does: only what fits is told anything."""
+    """Answers a handshake as a granter does: only what fits is told anything."""
 
     def __init__(self, kv_dtype: str, block_bytes: int) -> None:
-        self.common = greeting.compatibility("model", kv_dtype, 16, 4, 2, 64)
+        self.common = handshake.compatibility("model", kv_dtype, 16, 4, 2, 64)
         self._pool = PeerPool(THEIRS, "nixl", b"metadata", 4096, block_bytes, 8)
 
     async def Handshake(
         self, theirs: handoff_pb2.HandshakeMessage, **_: Any
     ) -> handoff_pb2.HandshakeMessage:
-        mine = greeting.build("granter", self._pool, self.common)
-        greeting.check(mine, theirs)
+        mine = handshake.build("granter", self._pool, self.common)
+        handshake.check(mine, theirs)
         return mine
 
 

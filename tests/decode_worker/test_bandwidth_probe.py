@@ -22,13 +22,13 @@ OWN, PEER = b"o" * 16, b"p" * 16
 
 
 class Bench:
-    def __init__(self, floor_gbps: float = 0.0, blocks: int = 16) -> None:
+    def __init__(self, floor_gb_per_s: float = 0.0, blocks: int = 16) -> None:
         self.exchange = MemoryExchange()
         self.pool = BlockPool(blocks, 4)
         own = MemoryMover(HostPool(np.zeros((blocks, 64), np.uint8), 2), OWN, self.exchange)
         peer = MemoryMover(HostPool(np.ones((4, 64), np.uint8), 2), PEER, self.exchange)
         self.mover, self.peer = own, peer.describe()
-        self.contact = BandwidthProbe(own, self.pool, floor_gbps)
+        self.contact = BandwidthProbe(own, self.pool, floor_gb_per_s)
 
     async def check(self) -> None:
         await self.mover.connect(self.peer)
@@ -47,7 +47,7 @@ async def test_a_good_peer_is_measured_and_every_block_given_back() -> None:
 
 
 async def test_a_peer_below_the_floor_is_marked() -> None:
-    bench, before = Bench(floor_gbps=1e9), met("degraded")
+    bench, before = Bench(floor_gb_per_s=1e9), met("degraded")
     await bench.check()
     assert met("degraded") == before + 1
     (mark,) = bench.contact.degraded()
@@ -55,12 +55,12 @@ async def test_a_peer_below_the_floor_is_marked() -> None:
 
 
 async def test_a_mark_ends_when_measured_as_good_or_forgotten() -> None:
-    bench = Bench(floor_gbps=1e9)
+    bench = Bench(floor_gb_per_s=1e9)
     await bench.check()
-    bench.contact._floor_gbps = 0.0  # the pair has become fast enough
+    bench.contact._floor_gb_per_s = 0.0  # the pair has become fast enough
     await bench.check()
     assert bench.contact.degraded() == []
-    bench.contact._floor_gbps = 1e9
+    bench.contact._floor_gb_per_s = 1e9
     await bench.check()
     bench.contact.forget(PEER)
     assert bench.contact.degraded() == []
@@ -68,7 +68,7 @@ async def test_a_mark_ends_when_measured_as_good_or_forgotten() -> None:
 
 async def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth_probe, "MAX_DEGRADED_PEERS", 1)
-    bench = Bench(floor_gbps=1e9)
+    bench = Bench(floor_gb_per_s=1e9)
     await bench.check()
     other = MemoryMover(HostPool(np.ones((4, 64), np.uint8), 2), b"q" * 16, bench.exchange)
     await bench.mover.connect(other.describe())

@@ -17,7 +17,7 @@ from baton.decode_worker.bandwidth_probe import BandwidthProbe
 from baton.decode_worker.peer_client import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
 from baton.engine.scheduling.blocks import BlockPool
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.mover import PeerPool
@@ -51,27 +51,27 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
         self.boot_id = boot_id
         self.pool = self.mover(boot_id).describe()
 
-    def greeting(self, worker_id: str, pool: Any) -> handoff_pb2.HandshakeMessage:
-        common = greeting.compatibility(
+    def handshake(self, worker_id: str, pool: Any) -> handoff_pb2.HandshakeMessage:
+        common = handshake.compatibility(
             "model", self.kv_dtype, block_size=4, layers=1, kv_heads=2, head_dim=4
         )
-        return greeting.build(worker_id, pool, common)
+        return handshake.build(worker_id, pool, common)
 
     async def Handshake(self, theirs: Any, context: Any) -> handoff_pb2.HandshakeMessage:
         self.greetings += 1
         await self.gate.wait()
-        return self.greeting("prefill-0", self.pool)
+        return self.handshake("prefill-0", self.pool)
 
     async def Open(self, _: Any, context: Any) -> None:
         await context.read()
 
 
 class Scene:
-    def __init__(self, peer: Peer, address: str, floor_gbps: float = 0.0) -> None:
+    def __init__(self, peer: Peer, address: str, floor_gb_per_s: float = 0.0) -> None:
         self.peer, self.address = peer, address
         self.mover = peer.mover(OWN)
-        contact = BandwidthProbe(self.mover, BlockPool(8, 4), floor_gbps)
-        own = peer.greeting("decode-0", self.mover.describe())
+        contact = BandwidthProbe(self.mover, BlockPool(8, 4), floor_gb_per_s)
+        own = peer.handshake("decode-0", self.mover.describe())
         self.registry = MemoryRegistry()
         self.peers = RegisteredPeers(
             lambda: own,
@@ -116,7 +116,7 @@ async def test_a_peer_is_greeted_once_for_many_handoffs(scene: Scene) -> None:
 
 
 async def test_nothing_is_sent_to_a_peer_that_is_not_registered(scene: Scene) -> None:
-    """Neither a greeting nor the token goes to an address that only a message has named."""
+    """Neither a handshake nor the token goes to an address that only a message has named."""
     scene.registry.withdraw("prefill-0", (b"1" * 16).hex())
     with pytest.raises(Unavailable, match="not registered"):
         await scene.open(b"1" * 16)
@@ -268,7 +268,7 @@ async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_
 
     monkeypatch.setattr(peer_client, "open_channel", noted)
     first, second = await greeting_begun(scene, "", "127.0.0.1:1")
-    scene.peer.restart(b"2" * 16)  # so that the greeting fails
+    scene.peer.restart(b"2" * 16)  # so that the handshake fails
     scene.peer.gate.set()
     with pytest.raises(Unavailable, match="has restarted"):
         await first
@@ -405,7 +405,7 @@ async def test_who_was_not_reached_is_remembered_within_bounds(
     monkeypatch.setattr(peers, "MAX_TIMED_OUT_PEERS", 2)
     for life in (b"1" * 16, b"2" * 16, b"3" * 16):
         scene.register(life)
-        scene.peer.restart(b"x" * 16)  # so that each greeting fails
+        scene.peer.restart(b"x" * 16)  # so that each handshake fails
         with pytest.raises(Unavailable, match="has restarted"):
             await scene.open(life)
     assert list(scene.peers._timed_out) == [b"2" * 16, b"3" * 16]
@@ -428,7 +428,7 @@ async def test_who_leaves_while_it_greets_takes_nobodys_channel_along(scene: Sce
 
 
 async def test_a_slow_peer_is_reported_until_its_boot_is_forgotten(scene: Scene) -> None:
-    slow = Scene(scene.peer, scene.address, floor_gbps=1e9)
+    slow = Scene(scene.peer, scene.address, floor_gb_per_s=1e9)
     slow.register(slow.peer.boot_id)
     await slow.open(slow.peer.boot_id)
     assert [mark.boot_id for mark in slow.peers.degraded()] == [slow.peer.boot_id]

@@ -15,17 +15,17 @@ from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import ConfigError, ReadFailed
 
 
-def script(monkeypatch: pytest.MonkeyPatch, gbps: dict[str | None, float]) -> list[str | None]:
+def script(monkeypatch: pytest.MonkeyPatch, gb_per_s: dict[str | None, float]) -> list[str | None]:
     """Reports by the UCX_TLS that the measurement sees; answers the list of those seen."""
     seen: list[str | None] = []
 
-    async def loopback(floor_gbps: float, ends: Any = None) -> PreflightReport:
+    async def loopback(floor_gb_per_s: float, ends: Any = None) -> PreflightReport:
         chosen = os.environ.get("UCX_TLS") if ends is None else ends.arguments[-1]
         seen.append(chosen)
-        if chosen not in gbps:
+        if chosen not in gb_per_s:
             raise ReadFailed("no such transport")
-        rate = gbps[chosen]
-        return PreflightReport(chosen or "cma", rate, 5.0, 1 << 20, rate < floor_gbps)
+        rate = gb_per_s[chosen]
+        return PreflightReport(chosen or "cma", rate, 5.0, 1 << 20, rate < floor_gb_per_s)
 
     monkeypatch.setattr(preflight, "loopback", loopback)
     return seen

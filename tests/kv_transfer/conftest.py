@@ -22,8 +22,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedAgent:
         nixl_agent_config=lambda **options: options,
     )
     monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
-    monkeypatch.setattr(nixl_agent, "STOP_PATIENCE_S", 0.2)
-    monkeypatch.setattr(nixl_agent, "STUMBLE_PAUSE_S", 0.001)
+    monkeypatch.setattr(nixl_agent, "STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(nixl_agent, "ERROR_PAUSE_S", 0.001)
     return fake
 
 

@@ -7,22 +7,22 @@ from baton.kv_transfer.fetch_report import FetchReport
 
 def test_an_offer_is_verified_with_its_last_block() -> None:
     report = FetchReport()
-    report.heard(range(3, 7), 1.0)
-    report.proven([3, 4, 5], 2.0)
+    report.record_offer(range(3, 7), 1.0)
+    report.record_verified([3, 4, 5], 2.0)
     assert report.offers[0].verified == 0.0
-    report.proven([6], 3.0)
-    assert (report.offers[0].heard, report.offers[0].verified) == (1.0, 3.0)
+    report.record_verified([6], 3.0)
+    assert (report.offers[0].received, report.offers[0].verified) == (1.0, 3.0)
 
 
 def test_blocks_are_told_apart_by_their_offer() -> None:
     report = FetchReport()
-    report.heard(range(16, 32), 5.0)
-    report.heard(range(16), 6.0)
-    report.landed([15, 16], 7.0)  # one READ over two offers
-    report.landed([17], 8.0)
-    report.proven(range(16, 32), 9.0)
+    report.record_offer(range(16, 32), 5.0)
+    report.record_offer(range(16), 6.0)
+    report.record_landed([15, 16], 7.0)  # one READ over two offers
+    report.record_landed([17], 8.0)
+    report.record_verified(range(16, 32), 9.0)
     first, second = report.offers
-    assert (first.first, first.blocks, first.heard) == (0, 16, 6.0)
+    assert (first.first, first.blocks, first.received) == (0, 16, 6.0)
     assert (first.landed, first.verified) == (7.0, 0.0)
     assert (second.landed, second.verified) == (8.0, 9.0)
 

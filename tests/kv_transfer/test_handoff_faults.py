@@ -60,7 +60,7 @@ def test_a_stuck_read_is_quarantined_until_it_lands_late() -> None:
     prompt = handoff_stage.chunked()
 
     async def main() -> None:
-        with pytest.raises(ReadFailed, match="did not get on for 0.5 s"):
+        with pytest.raises(ReadFailed, match="made no progress for 0.5 s"):
             await handoff_stage.play(stage, prompt)
         (blocks, settled), *others = stage.quarantined
         assert not others and blocks == handoff_stage.OWN[2:4] and not settled.done()
@@ -204,7 +204,7 @@ def test_a_worker_that_restarted_refuses_by_name() -> None:
 def test_who_renews_for_ever_pins_no_longer_than_its_request_lives(
     deadline_ms: int, most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.kv_transfer.granter.MOST_DEADLINE_MS", 900)
+    monkeypatch.setattr("baton.kv_transfer.granter.MAX_DEADLINE_MS", 900)
     stage, prompt = handoff_stage.Stage(), handoff_stage.chunked(pause=50.0)
     acknowledged: list[int] = []
     failures: list[str] = []

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.memory_mover import Attempt, Fate
-from baton.kv_transfer.sum_cache import SumCache
 from baton.runtime.errors import (
     ChecksumMismatch,
 )
@@ -110,7 +110,7 @@ def test_reads_stay_inside_the_window() -> None:
 
 def test_two_readers_share_a_prefix_and_its_sums() -> None:
     stage = handoff_stage.Stage()
-    stage.sums = SumCache()
+    stage.sums = ChecksumCache()
     summed: list[int] = []
     plain = stage.granter.checksums
 
@@ -160,7 +160,7 @@ def test_a_block_corrupted_twice_ends_the_handoff() -> None:
     stage, prompt = handoff_stage.Stage(decide), handoff_stage.chunked()
 
     async def main() -> None:
-        with pytest.raises(ChecksumMismatch, match="block 7 .* place 3"):
+        with pytest.raises(ChecksumMismatch, match="block 7 .* index 3"):
             await handoff_stage.play(stage, prompt)
 
     handoff_stage.on_virtual_time(main)

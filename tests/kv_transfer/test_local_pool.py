@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from baton.kv_transfer.checksum import reference
-from baton.kv_transfer.local_pool import DevicePool, HostPool, place_name, prepare_ucx
+from baton.kv_transfer.local_pool import DevicePool, HostPool, memory_name, prepare_ucx
 from baton.kv_transfer.nixl_mover import NixlMover
-from baton.kv_transfer.piece_queue import PieceQueue
+from baton.kv_transfer.segment_queue import SegmentQueue
 
 ZCOPY = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
@@ -50,8 +50,8 @@ def test_ucx_is_told_only_what_a_device_needs_and_nobody_has_said(
 
 
 def test_places_are_named_for_people() -> None:
-    assert place_name("DRAM", 0) == "DRAM"
-    assert place_name("VRAM", 3) == "VRAM of device 3"
+    assert memory_name("DRAM", 0) == "DRAM"
+    assert memory_name("VRAM", 3) == "VRAM of device 3"
 
 
 class Counting:
@@ -104,7 +104,7 @@ async def test_a_devices_pool_is_described_as_such(monkeypatch: pytest.MonkeyPat
         versions = {"nixl": "1.5.1"}
 
         def __init__(
-            self, pool: DevicePool, name: str, pieces: PieceQueue, share: tuple[int, int]
+            self, pool: DevicePool, name: str, segments: SegmentQueue, share: tuple[int, int]
         ) -> None:
             self.names.append(name)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from baton.kv_transfer.checksum import block_seed
+from baton.kv_transfer.checksum_cache import ChecksumCache
+from baton.kv_transfer.fetch_ledger import FetchLedger
 from baton.kv_transfer.granter import grant
-from baton.kv_transfer.places import Places
-from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2 as pb
 from baton.proto import worker_pb2
 from baton.runtime.errors import (
@@ -48,28 +48,28 @@ LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
     "opens twice": ([OPENED, OPENED], "twice"),
     "opens for no time": ([pb.GranterMessage(opened=pb.Opened())], "no time"),
     "offers a block outside its pool": ([OPENED, offer(1, [32])], "block 32 of a pool of 32"),
-    "offers a place before": ([OPENED, offer(0, [1])], "places 0 to 1; wanted are 1 to 6"),
-    "offers a place beyond": ([OPENED, offer(5, [1, 2])], "places 5 to 7"),
+    "offers a place before": ([OPENED, offer(0, [1])], "indices 0 to 1; wanted are 1 to 6"),
+    "offers a place beyond": ([OPENED, offer(5, [1, 2])], "indices 5 to 7"),
     "offers a huge place": ([OPENED, offer(2**32 - 1, [1])], "wanted are 1 to 6"),
-    "offers a place twice": ([OPENED, offer(1, [1, 2]), offer(2, [4])], "place 2 twice"),
+    "offers a place twice": ([OPENED, offer(1, [1, 2]), offer(2, [4])], "index 2 twice"),
     "offers nothing": ([OPENED, offer(1, [])], "empty offer"),
-    "offers the partial block as full": ([OPENED, offer(4, [1, 2])], "place 5 as a full"),
+    "offers the partial block as full": ([OPENED, offer(4, [1, 2])], "index 5 as a full"),
     "offers a full block as partial": ([OPENED, offer(1, [1], 3)], "no partial last block"),
     "offers a partial block in company": ([OPENED, offer(4, [1, 2], 3)], "no partial last block"),
     "offers the wrong count of tokens": ([OPENED, offer(5, [1], 2)], "no partial last block"),
     "offers the partial block twice": ([OPENED, offer(5, [1], 3), offer(5, [1], 3)], "5 twice"),
-    "sums what was not offered": ([OPENED, sums(1, 4)], "place 1 are out of order"),
+    "sums what was not offered": ([OPENED, sums(1, 4)], "index 1 are out of order"),
     "sums twice": ([OPENED, offer(1, [1]), sums(1, 4), sums(1, 4)], "out of order"),
     "sums part of a block": ([OPENED, offer(1, [1]), sums(1, 3)], "3 sums are not 4"),
     "sums nothing": ([OPENED, offer(1, [1]), sums(1, 0)], "0 sums"),
-    "sums beyond": ([OPENED, offer(1, [1]), sums(1, 40)], "places 1 to 11"),
+    "sums beyond": ([OPENED, offer(1, [1]), sums(1, 40)], "indices 1 to 11"),
     "samples another choice": ([OPENED, first_tokens(1)], r"choices \[1\], wanted \[0\]"),
     "samples too often": ([OPENED, first_tokens(0), first_tokens(0)], "once"),
 }
 
 
 async def against(stage: handoff_stage.Stage, messages: list[pb.GranterMessage]) -> list[str]:
-    """Fetch places 1 to 5 (the last with 3 tokens) from a granter that plays `messages`."""
+    """Fetch indices 1 to 5 (the last with 3 tokens) from a granter that plays `messages`."""
     near, far = memory_link()
     heard: list[str] = []
 
@@ -151,8 +151,8 @@ def test_identities_must_fit_the_blocks() -> None:
     stage = handoff_stage.Stage()
     pool = stage.granter.describe()
     with pytest.raises(ValueError, match="do not fit"):
-        Places(stage.opening(), OWN, [b"x"] * 4, pool, handoff_stage.SLABS)
-    places = Places(stage.opening(), OWN, [b"x"] * 6, pool, handoff_stage.SLABS)
+        FetchLedger(stage.opening(), OWN, [b"x"] * 4, pool, handoff_stage.SLABS)
+    places = FetchLedger(stage.opening(), OWN, [b"x"] * 6, pool, handoff_stage.SLABS)
     assert list(places.offered(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
     assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
     assert places.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
@@ -162,7 +162,7 @@ def test_identities_must_fit_the_blocks() -> None:
 def test_a_prompt_shorter_than_a_block() -> None:
     stage = handoff_stage.Stage()
     opening = pb.OpenHandoff(handoff_id=b"h" * 16, tokens=[1, 2, 3])
-    places = Places(opening, [7], [], stage.granter.describe(), handoff_stage.SLABS)
+    places = FetchLedger(opening, [7], [], stage.granter.describe(), handoff_stage.SLABS)
     with pytest.raises(HandoffError):
         places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=2))
     assert list(places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=3))) == [0]
@@ -282,7 +282,7 @@ def test_a_cancelled_granter_keeps_its_pins_until_the_lease_is_over() -> None:
 
 
 def test_the_cache_of_sums_is_bounded_and_forgets() -> None:
-    cache = SumCache(max_blocks=2)
+    cache = ChecksumCache(max_blocks=2)
     rows: Any = [object(), object(), object()]
     for block, row in enumerate(rows):
         cache.put(block, b"id", row)
@@ -292,4 +292,4 @@ def test_the_cache_of_sums_is_bounded_and_forgets() -> None:
     cache.forget([2, 5])
     assert cache.get(2, b"id") is None and len(cache) == 1
     with pytest.raises(ValueError, match="room"):
-        SumCache(0)
+        ChecksumCache(0)

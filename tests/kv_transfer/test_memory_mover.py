@@ -318,7 +318,7 @@ def test_a_read_that_waits_for_a_shared_link_settles_as_it_is_abandoned() -> Non
             read.abandon()
             read.abandon()
         assert [read.settled.done() for read in reads] == [False, True, False]
-        with pytest.raises(ReadFailed, match="nobody waited"):
+        with pytest.raises(ReadFailed, match="abandoned"):
             await reads[1].sums
         await reads[2].landed
         assert asyncio.get_running_loop().time() == 2.0

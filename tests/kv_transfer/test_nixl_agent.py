@@ -13,7 +13,7 @@ import pytest
 from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.local_pool import DevicePool
 from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
-from baton.kv_transfer.piece_queue import PieceQueue
+from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ConfigError, ReadFailed
 from tests.support import handoff_stage, nixl_agents
 from tests.support.scripted_nixl import ScriptedAgent
@@ -59,7 +59,7 @@ def test_a_devices_pool_is_registered_and_described_as_what_it_is(
 ) -> None:
     monkeypatch.delenv("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", raising=False)
     entered: list[str] = []
-    agent = NixlAgent(device_pool(entered), "name", PieceQueue())
+    agent = NixlAgent(device_pool(entered), "name", SegmentQueue())
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     agent.stop()
     assert entered == ["nixl-name"]  # where NIXL is called, once
@@ -86,7 +86,7 @@ def test_a_host_reads_a_devices_pool(made: Made) -> None:
 def test_memory_that_nixl_cannot_register_is_named_with_a_remedy(scripted: ScriptedAgent) -> None:
     scripted.fail.add("register_memory")
     with pytest.raises(ConfigError, match="VRAM of device 2.*UCX_TLS.*worker.device to cpu"):
-        NixlAgent(device_pool(), "name", PieceQueue())
+        NixlAgent(device_pool(), "name", SegmentQueue())
 
 
 def test_nixl_itself_takes_no_hosts_memory_for_a_devices() -> None:
@@ -94,7 +94,7 @@ def test_nixl_itself_takes_no_hosts_memory_for_a_devices() -> None:
     host = nixl_agents.nixl_pool()
     lying = dataclasses.replace(device_pool(), address=host.address, device_id=0)
     with pytest.raises(ConfigError, match="VRAM of device 0"):
-        NixlAgent(lying, "name", PieceQueue())
+        NixlAgent(lying, "name", SegmentQueue())
 
 
 def test_forgetting_an_idle_peer_releases_it(made: Made) -> None:
@@ -239,7 +239,8 @@ def test_missing_bindings_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU alone")
 def test_agents_of_a_mover_never_share_a_cpu_and_use_all(scripted: ScriptedAgent) -> None:
     agents = [
-        NixlAgent(nixl_agents.nixl_pool(), "name", PieceQueue(), (number, 2)) for number in range(2)
+        NixlAgent(nixl_agents.nixl_pool(), "name", SegmentQueue(), (number, 2))
+        for number in range(2)
     ]
     seen: list[set[int]] = []
     for agent in agents:
@@ -250,7 +251,7 @@ def test_agents_of_a_mover_never_share_a_cpu_and_use_all(scripted: ScriptedAgent
 
 def test_more_agents_than_cpus_are_bound_to_none(scripted: ScriptedAgent) -> None:
     cpus = os.sched_getaffinity(0)
-    agent = NixlAgent(nixl_agents.nixl_pool(), "name", PieceQueue(), (0, len(cpus) + 1))
+    agent = NixlAgent(nixl_agents.nixl_pool(), "name", SegmentQueue(), (0, len(cpus) + 1))
     seen: list[set[int]] = []
     nixl_agents.there(agent, lambda: seen.append(os.sched_getaffinity(0)))
     agent.stop()

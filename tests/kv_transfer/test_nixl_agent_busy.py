@@ -1,4 +1,4 @@
-"""An agent with more pieces to copy than it can: commands, polls and a stop have their turn."""
+"""An agent with more segments to copy than it can: commands, polls and a stop have their turn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.kv_transfer.piece_queue import PieceQueue
-from baton.kv_transfer.pieces import cut
+from baton.kv_transfer.read_segments import cut
+from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ReadFailed
 from tests.support.scripted_nixl import Handle, ScriptedAgent
 
@@ -39,25 +39,25 @@ def peer(boot_id: bytes) -> PeerPool:
 
 
 @pytest.fixture
-def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NixlAgent, CopyingAgent, PieceQueue]]:
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NixlAgent, CopyingAgent, SegmentQueue]]:
     """An agent whose queue never empties: what ends is followed by as much again."""
-    fake, pieces = CopyingAgent(), PieceQueue()
+    fake, segments = CopyingAgent(), SegmentQueue()
     bindings = SimpleNamespace(
         __name__="scripted",
         nixl_agent=lambda name, config: fake,
         nixl_agent_config=lambda **options: options,
     )
     monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
-    agent = NixlAgent(HostPool(np.zeros((BLOCKS, 64), dtype=np.uint8), 1), "busy", pieces)
+    agent = NixlAgent(HostPool(np.zeros((BLOCKS, 64), dtype=np.uint8), 1), "busy", segments)
     assert done(agent, lambda: agent.connect(peer(BUSY)))
 
     def more(failure: ReadFailed | None) -> None:
-        pieces.add(cut(BUSY, range(BLOCKS), range(BLOCKS), 1, None, more))
+        segments.add(cut(BUSY, range(BLOCKS), range(BLOCKS), 1, None, more))
 
     for _ in range(50):
         more(None)
     agent.wake()
-    yield agent, fake, pieces
+    yield agent, fake, segments
     agent.stop()
 
 
@@ -72,21 +72,21 @@ def done(agent: NixlAgent, action: Callable[[], None]) -> bool:
     return agent.do(command) and had.wait(DEADLINE_S)
 
 
-def test_commands_have_their_turn(busy: tuple[NixlAgent, CopyingAgent, PieceQueue]) -> None:
-    agent, fake, pieces = busy
+def test_commands_have_their_turn(busy: tuple[NixlAgent, CopyingAgent, SegmentQueue]) -> None:
+    agent, fake, segments = busy
     before = len(fake.posted)
     assert done(agent, lambda: agent.connect(peer(OTHER)))
     agent.forget(OTHER)
     assert done(agent, lambda: None)
     assert "remove O" in fake.log
     fake.wait_polls(3)  # of notifications: what serves peers' READs
-    assert pieces and len(fake.posted) > before  # the READs went on
+    assert segments and len(fake.posted) > before  # the READs went on
 
 
-def test_a_stop_ends_the_copying(busy: tuple[NixlAgent, CopyingAgent, PieceQueue]) -> None:
-    agent, fake, pieces = busy
+def test_a_stop_ends_the_copying(busy: tuple[NixlAgent, CopyingAgent, SegmentQueue]) -> None:
+    agent, fake, segments = busy
     agent.stop()
     posted = len(fake.posted)
     assert not agent._thread.is_alive() and fake.log[-1] == "deregister"
     time.sleep(0.02)
-    assert len(fake.posted) == posted and pieces
+    assert len(fake.posted) == posted and segments

@@ -1,4 +1,4 @@
-"""READs of an agent against scripted bindings: posted, polled, in pieces, and how each may end."""
+"""READs of an agent against scripted bindings: posted, polled, in segments, and their ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.kv_transfer.pieces import Landed
+from baton.kv_transfer.read_segments import Landed
 from baton.runtime.errors import ReadFailed
 from tests.support import nixl_agents
 from tests.support.scripted_nixl import Ended, ScriptedAgent
@@ -58,10 +58,10 @@ def test_posting_that_raises_ends_the_read(made: Made) -> None:
 
 
 @pytest.fixture
-def in_pieces(
+def in_segments(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[Ended, list[tuple[int, int]]]]:
-    """Starts a READ of five blocks, two to a piece; returns its end and what was told before."""
+    """Starts a READ of five blocks, two to a segment; returns its end and what was told before."""
     agent, _ = made
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
 
@@ -73,9 +73,9 @@ def in_pieces(
     return start
 
 
-def test_pieces_are_told_of_as_they_land_and_the_end_comes_last(made: Made, in_pieces: Any) -> None:
+def test_segments_are_reported_as_they_land_and_the_end_last(made: Made, in_segments: Any) -> None:
     _, fake = made
-    ended, told = in_pieces()
+    ended, told = in_segments()
     assert fake.indices == [([7, 2], [4, 0]), ([6, 5], [1, 2]), ([0], [3])]
     for number in (1, 0):
         fake.posted[number].state = "DONE"
@@ -87,10 +87,10 @@ def test_pieces_are_told_of_as_they_land_and_the_end_comes_last(made: Made, in_p
 
 
 def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
-    made: Made, in_pieces: Any
+    made: Made, in_segments: Any
 ) -> None:
     _, fake = made
-    ended, told = in_pieces()
+    ended, told = in_segments()
     fake.posted[0].state = "ERR"
     fake.wait_polls(3)
     assert not ended.told  # bytes of the others may still land
@@ -99,24 +99,24 @@ def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
     assert len(told) == 2
 
 
-def test_after_a_piece_that_cannot_be_posted_no_other_is(made: Made, in_pieces: Any) -> None:
+def test_no_segment_is_posted_after_one_that_cannot_be(made: Made, in_segments: Any) -> None:
     _, fake = made
     fake.fail.add("make_prepped_xfer")
-    ended, told = in_pieces()
+    ended, told = in_segments()
     assert "scripted to fail" in str(ended.wait())
     assert not fake.posted and not told
 
 
-def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, in_pieces: Any) -> None:
+def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, in_segments: Any) -> None:
     _, fake = made
     fake.first_state = "DONE"
 
     def look(first: int, end: int) -> None:
         raise IndexError("no such block")
 
-    ended, _ = in_pieces(look)
+    ended, _ = in_segments(look)
     assert "no such block" in str(ended.wait())
-    assert in_pieces()[0].wait() is None
+    assert in_segments()[0].wait() is None
 
 
 def test_an_unknown_peer_is_no_read(made: Made) -> None:

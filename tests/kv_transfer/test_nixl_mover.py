@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.kv_transfer import checksum_numba, nixl_agent, nixl_mover, pieces
+from baton.kv_transfer import checksum_numba, nixl_agent, nixl_mover, read_segments
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.checksum_numba import checksums
 from baton.kv_transfer.local_pool import HostPool
@@ -118,7 +118,7 @@ async def test_a_read_that_has_ended_holds_nothing_in_a_circle() -> None:
 
 
 async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(read_segments, "SEGMENT_BYTES", BLOCK_BYTES)
     summing: set[int] = set()
     both = threading.Event()
 
@@ -142,11 +142,11 @@ async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.Monke
 async def test_more_waiting_pieces_than_the_bound_are_refused_and_one_read_never_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", BLOCK_BYTES)
-    async with pool_server() as (_, peer), own_mover(piece_queue=4) as (mover, _):
+    monkeypatch.setattr(read_segments, "SEGMENT_BYTES", BLOCK_BYTES)
+    async with pool_server() as (_, peer), own_mover(segment_queue=4) as (mover, _):
         await mover.connect(peer)
         with monkeypatch.context() as held:
-            held.setattr(mover._pieces, "take", lambda full=(): None)  # no thread takes any
+            held.setattr(mover._segments, "take", lambda full=(): None)  # no thread takes any
             alone = mover.read(peer.boot_id, range(5), range(5))
             another = mover.read(peer.boot_id, range(5, 6), range(5, 6))
             await ended(another)
@@ -163,8 +163,8 @@ async def test_more_waiting_pieces_than_the_bound_are_refused_and_one_read_never
 async def test_the_preflight_measures_a_peer() -> None:
     async with pool_server() as (_, peer), own_mover() as (mover, _):
         await mover.connect(peer)
-        report = await measure(mover, peer.boot_id, range(4), range(4), floor_gbps=1e6)
-        assert report.gbps > 0 and report.degraded and report.read_bytes == 4 * BLOCK_BYTES
+        report = await measure(mover, peer.boot_id, range(4), range(4), floor_gb_per_s=1e6)
+        assert report.gb_per_s > 0 and report.degraded and report.read_bytes == 4 * BLOCK_BYTES
         assert "DEGRADED" in report.line
 
 

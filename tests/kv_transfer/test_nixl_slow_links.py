@@ -1,5 +1,5 @@
 """NIXL's READs over slow links, with scripted bindings: little is posted at a time, a READ's time
-counts from its posting and from each piece, and what nobody waits for is never posted."""
+counts from its posting and from each segment, and what nobody waits for is never posted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.kv_transfer import nixl_agent, pieces
+from baton.kv_transfer import nixl_agent, read_segments
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
@@ -26,15 +26,15 @@ BLOCKS = 32
 BLOCK_BYTES = 256
 ONE, OTHER = b"1" * 16, b"2" * 16
 DEADLINE_S = 30.0
-ENOUGH = 2  # pieces of a peer under way, here of a block each
+ENOUGH = 2  # segments of a peer under way, here of a block each
 
 
 class Link(ScriptedAgent):
-    """A link that moves a piece in `piece_s`, in the order of posting; of peers in `cut`, none."""
+    """A link that moves a segment in `segment_s`, in order; of peers in `cut`, none."""
 
-    def __init__(self, piece_s: float = 0.0) -> None:
+    def __init__(self, segment_s: float = 0.0) -> None:
         super().__init__()
-        self.piece_s = piece_s
+        self.segment_s = segment_s
         self.cut: set[str] = set()
         self.ends: dict[int, float] = {}
         self._free_at = 0.0
@@ -47,12 +47,12 @@ class Link(ScriptedAgent):
 
     def transfer(self, handle: Handle) -> str:
         if handle.state != "stuck":
-            self._free_at = max(self._free_at, time.monotonic()) + self.piece_s
+            self._free_at = max(self._free_at, time.monotonic()) + self.segment_s
             self.ends[id(handle)] = self._free_at
         return "PROC"
 
     def check_xfer_state(self, handle: Handle) -> str:
-        if self.piece_s == 0.0:  # the test says
+        if self.segment_s == 0.0:  # the test says
             return handle.state
         landed = time.monotonic() >= self.ends.get(id(handle), np.inf)
         return "DONE" if landed else "PROC"
@@ -72,8 +72,8 @@ async def mover_on(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[L
             nixl_agent_config=lambda **options: options,
         )
         monkeypatch.setattr(nixl_agent, "load_bindings", lambda: bindings)
-        monkeypatch.setattr(nixl_agent, "STOP_PATIENCE_S", 0.1)
-        monkeypatch.setattr(pieces, "PIECE_BYTES", BLOCK_BYTES)
+        monkeypatch.setattr(nixl_agent, "STOP_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(read_segments, "SEGMENT_BYTES", BLOCK_BYTES)
         pool = HostPool(np.zeros((BLOCKS, BLOCK_BYTES), np.uint8), 4)
         movers.append(NixlMover(pool, b"R" * 16))
         return movers[-1]
@@ -130,11 +130,11 @@ async def test_a_read_that_waits_settles_as_it_is_abandoned_and_is_never_posted(
     first, second = mover.read(ONE, range(3), range(3)), mover.read(ONE, range(3), range(3, 6))
     await turns(link)
     second.abandon()
-    assert second.settled.done() and "nobody waited" in str(second.landed.exception())
+    assert second.settled.done() and "abandoned" in str(second.landed.exception())
     second.abandon()  # once more does no harm
     first.abandon()
     await turns(link)
-    assert not first.settled.done()  # two pieces are under way: only NIXL ends them
+    assert not first.settled.done()  # two segments are under way: only NIXL ends them
     for handle in link.posted:
         handle.state = "DONE"
     await ended(first.settled)
@@ -151,7 +151,7 @@ async def test_sums_of_an_abandoned_read_fail_with_it(made: Made) -> None:
 
 
 async def test_what_may_never_end_makes_room_when_nobody_waits_for_it(made: Made) -> None:
-    """The posted pieces of a READ that was given up count no longer: the next one is tried."""
+    """The posted segments of a READ that was given up count no longer: the next one is tried."""
     mover, link = made
     stuck = mover.read(ONE, range(2), range(2))
     waiting = mover.read(ONE, range(2), range(2, 4))
@@ -227,7 +227,7 @@ def slow_stage(mover: NixlMover, **config: Any) -> Any:
 
 async def test_many_handoffs_over_a_slow_link_all_come_through(mover_on: Any) -> None:
     """It takes three times as long as a READ may stand still."""
-    link = Link(piece_s=0.08)
+    link = Link(segment_s=0.08)
     stage = slow_stage(mover_on(link), read_timeout_s=0.8)
     begun = time.monotonic()
     ends = await handoffs(stage, 5)
@@ -239,14 +239,14 @@ async def test_many_handoffs_over_a_slow_link_all_come_through(mover_on: Any) ->
 async def test_reads_that_stand_still_fail_in_time_and_only_what_was_posted_is_kept(
     mover_on: Any,
 ) -> None:
-    link = Link(piece_s=0.001)
+    link = Link(segment_s=0.001)
     link.cut.add("")  # the memory mover's metadata: the name of the granter
     mover = mover_on(link)
     stage = slow_stage(mover, lease_s=1.0)
     begun = time.monotonic()
     ends = await handoffs(stage, 5)
     for end in ends:
-        assert isinstance(end, ReadFailed) and "did not get on for 0.4 s" in str(end)
+        assert isinstance(end, ReadFailed) and "made no progress for 0.4 s" in str(end)
     assert 0.4 <= time.monotonic() - begun < 10
     assert len(link.posted) < 30  # nothing more is posted for those who have left
     kept = {block for blocks, _ in stage.quarantined for block in blocks}

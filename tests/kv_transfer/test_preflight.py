@@ -142,7 +142,7 @@ def test_a_slow_pair_is_called_degraded() -> None:
         )
 
     report, _ = handoff_stage.on_virtual_time(main)
-    assert report.gbps == pytest.approx(4 * handoff_stage.BLOCK_BYTES / 1e-6 / 1e9, rel=1e-3)
+    assert report.gb_per_s == pytest.approx(4 * handoff_stage.BLOCK_BYTES / 1e-6 / 1e9, rel=1e-3)
     assert report.degraded and report.read_bytes == 4 * handoff_stage.BLOCK_BYTES
     assert "over a wire" in report.line and "DEGRADED" in report.line
     assert "DRAM to DRAM" in report.line
@@ -240,5 +240,5 @@ async def test_this_host_is_measured_over_the_named_transport(
     pytest.importorskip("nixl")
     monkeypatch.setenv("UCX_TLS", "tcp")
     async with asyncio.timeout(60):
-        report = await preflight.loopback(floor_gbps=1e6)
-    assert report.transport.startswith("tcp") and report.gbps > 0 and report.degraded
+        report = await preflight.loopback(floor_gb_per_s=1e6)
+    assert report.transport.startswith("tcp") and report.gb_per_s > 0 and report.degraded

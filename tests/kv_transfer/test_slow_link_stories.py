@@ -73,7 +73,7 @@ def test_one_that_is_stuck_fails_in_its_time_and_the_others_come_through() -> No
         try:
             await fetch
         except ReadFailed as error:
-            assert "did not get on for 0.5 s" in str(error)
+            assert "made no progress for 0.5 s" in str(error)
             failed_at.append(asyncio.get_running_loop().time())
 
     async def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.prefill_worker.service import HandoffService
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
@@ -69,8 +69,8 @@ async def served() -> AsyncIterator[Served]:
     )
     cluster = Cluster(config)
     node = cluster.add_prefill("prefill-0", 32)
-    common = greeting.compatibility("hash-engine", "uint8", 4, 1, SLABS, 8)
-    mine = greeting.build("prefill-0", node.mover.describe(), common)
+    common = handshake.compatibility("hash-engine", "uint8", 4, 1, SLABS, 8)
+    mine = handshake.build("prefill-0", node.mover.describe(), common)
     service = HandoffService(node.worker, lambda: mine)
     server = open_server("token")
     handoff_pb2_grpc.add_HandoffServicer_to_server(service, server)  # type: ignore[no-untyped-call]

@@ -40,8 +40,8 @@ class Scene:
         router = replace(config.router, max_requests=64, placement="disaggregated")
         self.world = World(loop, config, random.Random(1))
         size = READ_BLOCKS * self.world.kind.block_bytes(config.pool.block_size)
-        floor_gbps = size / FLOOR_READ_S / 1e9
-        handoff = replace(config.handoff, preflight_floor_gb_per_s=floor_gbps)
+        floor_gb_per_s = size / FLOOR_READ_S / 1e9
+        handoff = replace(config.handoff, preflight_floor_gb_per_s=floor_gb_per_s)
         self.world.config = replace(config, router=router, handoff=handoff)
         self.world.start_worker("p0", "prefill", 80)
         self.world.start_worker("p1", "prefill", 80)

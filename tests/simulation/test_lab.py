@@ -18,7 +18,7 @@ from baton.decode_worker.requests import Requests
 from baton.decode_worker.sequences import Sequence
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.step_pipeline import StepPipeline
-from baton.kv_transfer.places import Places
+from baton.kv_transfer.fetch_ledger import FetchLedger
 from baton.runtime import logs
 from baton.simulation import fault_report, lab
 from baton.simulation.fleet.draw_scenario import draw
@@ -168,10 +168,10 @@ def replaced(owner: type, name: str, by: object) -> Iterator[None]:
 @contextmanager
 def trusting() -> Iterator[None]:
     """Whatever lands is taken for good."""
-    wrong = Places.wrong
-    Places.wrong = lambda self, places, sums: []  # type: ignore[method-assign]
+    wrong = FetchLedger.wrong
+    FetchLedger.wrong = lambda self, places, sums: []  # type: ignore[method-assign]
     yield
-    Places.wrong = wrong  # type: ignore[method-assign]
+    FetchLedger.wrong = wrong  # type: ignore[method-assign]
 
 
 @contextmanager

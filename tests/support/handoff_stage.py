@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.granter import Computed, GrantReport, grant
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.reader import HandoffReader
-from baton.kv_transfer.sum_cache import SumCache
 from baton.proto import handoff_pb2
 from baton.runtime.config import HandoffConfig
 from baton.runtime.links import Link, MemoryLink, memory_link
@@ -118,7 +118,7 @@ class Stage:
         self.first: list[handoff_pb2.FirstTokens] = []
         self.grants: list[asyncio.Task[GrantReport]] = []
         self.readers: list[HandoffReader] = []
-        self.sums: SumCache | None = None
+        self.sums: ChecksumCache | None = None
         self.sent: list[str] = []
         self.reports: list[GrantReport] = []
 

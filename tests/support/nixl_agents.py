@@ -11,8 +11,8 @@ import numpy as np
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.kv_transfer.piece_queue import PieceQueue
-from baton.kv_transfer.pieces import Landed, cut
+from baton.kv_transfer.read_segments import Landed, cut
+from baton.kv_transfer.segment_queue import SegmentQueue
 from tests.support.handoff_stage import BLOCK_BYTES
 from tests.support.scripted_nixl import Ended
 
@@ -22,7 +22,7 @@ AGENT_S = 30.0  # for an agent's thread to do something
 
 
 def opened_agent() -> NixlAgent:
-    return NixlAgent(nixl_pool(), "name", PieceQueue())
+    return NixlAgent(nixl_pool(), "name", SegmentQueue())
 
 
 def nixl_pool() -> HostPool:
@@ -59,7 +59,7 @@ def start_read(
 ) -> Ended:
     """Queue a READ and wait until the agent's thread has posted it."""
     ended = Ended()
-    agent._pieces.add(cut(PEER, remote, local, step, landed, ended))
+    agent._segments.add(cut(PEER, remote, local, step, landed, ended))
     agent.wake()
     assert [there(agent, lambda: None) for _ in range(2)]  # a turn later
     return ended

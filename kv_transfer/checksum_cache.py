@@ -1,7 +1,7 @@
-"""Sums of full blocks that were offered before, so that a shared prefix is summed once.
+"""The cache of checksums of offered full blocks: a shared prefix is summed once.
 
-Bounded; the least recently used goes first. A granter owns one and shares it between its
-handoffs. It cannot see the pool: whoever gives a block new content calls `forget` first.
+Bounded; the least recently used entry goes first. A granter owns one and shares it between its
+handoffs. It cannot see the pool: a caller that gives a block new content calls `forget` first.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 DEFAULT_BLOCKS = 16384
 
 
-class SumCache:
-    """From (block, identity) to the block's sums, uint64 [slabs]."""
+class ChecksumCache:
+    """Maps (block, identity) to the block's checksums, uint64 [slabs]."""
 
     def __init__(self, max_blocks: int = DEFAULT_BLOCKS) -> None:
         if max_blocks < 1:
-            raise ValueError("a cache of sums needs room for a block")
+            raise ValueError("a checksum cache needs room for at least 1 block")
         self._max_blocks = max_blocks
         self._sums: OrderedDict[int, tuple[bytes, NDArray[np.uint64]]] = OrderedDict()
 
@@ -41,7 +41,7 @@ class SumCache:
             self._sums.popitem(last=False)
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """These blocks are about to be written: the same tokens computed again may differ in
+        """Drop blocks that are about to be written: the same tokens computed again may differ in
         their last bits."""
         for block in blocks:
             self._sums.pop(block, None)

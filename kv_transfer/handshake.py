@@ -1,4 +1,4 @@
-"""The greeting of two workers: who they are, whether their pools fit, where the bytes are.
+"""The handshake of two workers: their identities, whether their pools fit, where the bytes are.
 
 Pure. `check` names everything that differs at once, so that an operator repairs it in one go.
 A tensor-parallel size or rank may differ, and the kind of memory; nothing else may.
@@ -33,7 +33,7 @@ def compatibility(
     *,
     verify: bool = True,
 ) -> handoff_pb2.Compatibility:
-    """What a pool must have in common with its peers; versions are this package's own."""
+    """Return what a pool must share with its peers; versions are this package's own."""
     return handoff_pb2.Compatibility(
         protocol_version=PROTOCOL_VERSION,
         model_fingerprint=model_fingerprint,
@@ -53,7 +53,7 @@ def compatibility(
 def build(
     worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility
 ) -> handoff_pb2.HandshakeMessage:
-    """A worker's greeting; `pool` is what its mover describes."""
+    """Return a worker's handshake message; `pool` is its mover's description."""
     return handoff_pb2.HandshakeMessage(
         worker_id=worker_id,
         boot_id=pool.boot_id,
@@ -95,7 +95,7 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
 
 
 def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
-    """The peer's pool, for `Mover.connect`. Raises Incompatible if it cannot be one."""
+    """Return the peer's pool, for `Mover.connect`. Raises Incompatible if it cannot be one."""
     pool = theirs.pool
     if len(theirs.boot_id) != BOOT_ID_BYTES:
         raise Incompatible(

@@ -6,8 +6,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from baton.kv_transfer.piece_queue import PieceQueue
-from baton.kv_transfer.pieces import Piece, PiecewiseRead, cut
+from baton.kv_transfer.read_segments import ReadSegment, SegmentedRead, cut
+from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ReadFailed
 
 ONE, OTHER = b"1" * 16, b"2" * 16
@@ -15,24 +15,24 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 Ends = list[ReadFailed | None]
 
 
-def added(queue: PieceQueue, peer: bytes = ONE, pieces: int = 3) -> tuple[PiecewiseRead, Ends]:
-    """A READ of so many pieces that waits, and where its end is told."""
+def added(queue: SegmentQueue, peer: bytes = ONE, segments: int = 3) -> tuple[SegmentedRead, Ends]:
+    """A READ of so many segments that waits, and where its end is told."""
     ends: Ends = []
-    made = cut(peer, range(pieces), range(pieces), 1, None, ends.append)
+    made = cut(peer, range(segments), range(segments), 1, None, ends.append)
     queue.add(made)
     return made[0].read, ends
 
 
-def taken(queue: PieceQueue, full: set[bytes] | None = None) -> Piece:
-    piece = queue.take(full or set())
-    assert piece is not None
-    return piece
+def taken(queue: SegmentQueue, full: set[bytes] | None = None) -> ReadSegment:
+    segment = queue.take(full or set())
+    assert segment is not None
+    return segment
 
 
 def test_pieces_of_a_peer_go_in_order_and_peers_take_turns() -> None:
-    queue = PieceQueue()
-    first, second, other = added(queue)[0], added(queue, pieces=1)[0], added(queue, OTHER)[0]
-    order = [(piece.read, piece.first) for piece in (taken(queue) for _ in range(7))]
+    queue = SegmentQueue()
+    first, second, other = added(queue)[0], added(queue, segments=1)[0], added(queue, OTHER)[0]
+    order = [(segment.read, segment.first) for segment in (taken(queue) for _ in range(7))]
     assert order == [
         (first, 0),
         (other, 0),
@@ -46,7 +46,7 @@ def test_pieces_of_a_peer_go_in_order_and_peers_take_turns() -> None:
 
 
 def test_a_full_peer_holds_up_nobody_else() -> None:
-    queue = PieceQueue()
+    queue = SegmentQueue()
     added(queue)
     other, _ = added(queue, OTHER)
     assert [taken(queue, {ONE}).read for _ in range(3)] == [other] * 3
@@ -54,8 +54,8 @@ def test_a_full_peer_holds_up_nobody_else() -> None:
 
 
 def test_after_a_failure_no_other_piece_waits_and_the_end_comes_with_the_last_under_way() -> None:
-    queue = PieceQueue()
-    read, ends = added(queue, pieces=4)
+    queue = SegmentQueue()
+    read, ends = added(queue, segments=4)
     failed, other = taken(queue), taken(queue)
     failure = ReadFailed("gone")
     queue.ended(failed, failure)
@@ -65,7 +65,7 @@ def test_after_a_failure_no_other_piece_waits_and_the_end_comes_with_the_last_un
 
 
 def test_an_abandoned_read_that_waits_has_ended_at_once() -> None:
-    queue = PieceQueue()
+    queue = SegmentQueue()
     (read, ends), (next_one, _) = added(queue), added(queue)
     assert queue.abandon(read) and not queue.abandon(read)
     assert not ends  # who abandoned it knows
@@ -74,34 +74,34 @@ def test_an_abandoned_read_that_waits_has_ended_at_once() -> None:
 
 
 def test_an_abandoned_read_ends_with_what_is_under_way_of_it() -> None:
-    queue = PieceQueue()
+    queue = SegmentQueue()
     read, ends = added(queue)
     under_way = [taken(queue), taken(queue)]
     assert not queue.abandon(read) and queue.take() is None
-    for piece in under_way:
+    for segment in under_way:
         assert not ends
-        queue.ended(piece, None)
-    assert ends == [read.failure] and "nobody waited" in str(read.failure)
+        queue.ended(segment, None)
+    assert ends == [read.failure] and "abandoned" in str(read.failure)
 
 
 def test_abandoning_what_has_ended_changes_nothing() -> None:
-    queue = PieceQueue()
-    read, ends = added(queue, pieces=1)
+    queue = SegmentQueue()
+    read, ends = added(queue, segments=1)
     queue.ended(taken(queue), None)
     assert not queue.abandon(read) and ends == [None]
 
 
 def test_a_read_gets_on_with_its_own_pieces_and_while_it_waits_with_what_is_before_it() -> None:
-    queue = PieceQueue()
+    queue = SegmentQueue()
     (first, _), (second, _), (other, _) = added(queue), added(queue), added(queue, OTHER)
     made = queue.moved_at(second)
     time.sleep(0.01)
-    piece = taken(queue)
+    segment = taken(queue)
     assert queue.moved_at(first) > made  # it was posted
     assert queue.moved_at(second) == made  # which is no room for the next
     assert queue.moved_at(other) == other.moved_at  # another peer's link
     time.sleep(0.01)
-    queue.ended(piece, None)
+    queue.ended(segment, None)
     ended = queue.moved_at(first)
     assert queue.moved_at(second) == ended > made  # room for one
     assert queue.moved_at(other) == other.moved_at < ended
@@ -114,8 +114,8 @@ def test_a_read_gets_on_with_its_own_pieces_and_while_it_waits_with_what_is_befo
 
 
 def test_what_ends_before_it_is_no_progress_of_a_read_under_way() -> None:
-    queue = PieceQueue()
-    (first, _), (second, _) = added(queue, pieces=2), added(queue, pieces=2)
+    queue = SegmentQueue()
+    (first, _), (second, _) = added(queue, segments=2), added(queue, segments=2)
     one, _, _ = (taken(queue) for _ in range(3))
     posted = queue.moved_at(second)
     time.sleep(0.01)
@@ -124,14 +124,14 @@ def test_what_ends_before_it_is_no_progress_of_a_read_under_way() -> None:
 
 
 def test_threads_that_take_end_and_abandon_at_once_tell_each_end_once() -> None:
-    queue, reads, threads = PieceQueue(), 300, 4
-    made = [added(queue, pieces=5) for _ in range(reads)]
+    queue, reads, threads = SegmentQueue(), 300, 4
+    made = [added(queue, segments=5) for _ in range(reads)]
     together = threading.Barrier(threads + 1)
 
     def copy() -> None:
         together.wait(30)
-        while (piece := queue.take()) is not None:
-            queue.ended(piece, None)
+        while (segment := queue.take()) is not None:
+            queue.ended(segment, None)
 
     def leave() -> list[bool]:
         together.wait(30)

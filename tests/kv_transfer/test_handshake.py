@@ -1,4 +1,4 @@
-"""The greeting names every difference, and describes a pool without loss."""
+"""The handshake names every difference, and describes a pool without loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.kv_transfer import greeting
+from baton.kv_transfer import handshake
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible
@@ -18,16 +18,16 @@ POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSI
 
 def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.HandshakeMessage:
     shape: dict[str, Any] = {"block_size": 16, "layers": 4, "kv_heads": 8, "head_dim": 64}
-    common = greeting.compatibility("model-a", "bfloat16", **shape)
+    common = handshake.compatibility("model-a", "bfloat16", **shape)
     for name, value in changes.items():
         setattr(common, name, value)
-    return greeting.build("worker-1", pool, common)
+    return handshake.build("worker-1", pool, common)
 
 
 def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
     theirs = handoff_pb2.HandshakeMessage.FromString(hello().SerializeToString())
-    greeting.check(hello(), theirs)
-    assert greeting.peer_pool(theirs) == POOL
+    handshake.check(hello(), theirs)
+    assert handshake.peer_pool(theirs) == POOL
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
 def test_each_difference_is_named_with_both_values(field: str, value: Any) -> None:
     mine, theirs = hello(), hello(**{field: value})
     with pytest.raises(Incompatible) as caught:
-        greeting.check(mine, theirs)
+        handshake.check(mine, theirs)
     here, there = getattr(mine.compatibility, field), getattr(theirs.compatibility, field)
     assert f"{field} {here!r} here, {there!r} there" in str(caught.value)
 
@@ -58,39 +58,39 @@ def test_each_difference_is_named_with_both_values(field: str, value: Any) -> No
 def test_greeting_names_another_version_of_a_library(library: str) -> None:
     other = hello(dataclasses.replace(POOL, versions=VERSIONS | {library: "0.9"}))
     with pytest.raises(Incompatible) as caught:
-        greeting.check(hello(), other)
+        handshake.check(hello(), other)
     expected = f"{library} version {VERSIONS[library]!r} here, '0.9' there"
     assert expected in str(caught.value)
 
 
 def test_memory_of_another_kind_fits() -> None:
     host = dataclasses.replace(POOL, memory="DRAM", device_id=0)
-    greeting.check(hello(), hello(host))
-    greeting.check(hello(host), hello())
+    handshake.check(hello(), hello(host))
+    handshake.check(hello(host), hello())
 
 
 def test_an_unknown_kind_of_memory_is_refused() -> None:
     with pytest.raises(Incompatible, match="'TAPE': known are DRAM and VRAM"):
-        greeting.peer_pool(hello(dataclasses.replace(POOL, memory="TAPE")))
+        handshake.peer_pool(hello(dataclasses.replace(POOL, memory="TAPE")))
 
 
 def test_all_differences_are_named_at_once() -> None:
     other = hello(dataclasses.replace(POOL, mover="memory"), kv_dtype="float32", layers=9)
     with pytest.raises(Incompatible, match="kv_dtype.*layers.*mover"):
-        greeting.check(hello(), other)
+        handshake.check(hello(), other)
 
 
 def test_every_field_of_the_contract_is_compared_but_the_split() -> None:
     fields = {field.name for field in handoff_pb2.Compatibility.DESCRIPTOR.fields}
     assert fields >= {"tp_size", "tp_rank"}
-    greeting.check(hello(), hello(tp_rank=3))
+    handshake.check(hello(), hello(tp_rank=3))
     wider = hello(dataclasses.replace(POOL, block_bytes=2048), tp_size=2)
-    greeting.check(hello(), wider)  # half the heads, half the bytes
+    handshake.check(hello(), wider)  # half the heads, half the bytes
 
 
 def test_equal_splits_need_equal_blocks() -> None:
     with pytest.raises(Incompatible, match="block_bytes 4096 here, 2048 there"):
-        greeting.check(hello(), hello(dataclasses.replace(POOL, block_bytes=2048)))
+        handshake.check(hello(), hello(dataclasses.replace(POOL, block_bytes=2048)))
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_equal_splits_need_equal_blocks() -> None:
 def test_what_cannot_be_a_pool_is_refused(changes: dict[str, Any], says: str) -> None:
     theirs = hello(dataclasses.replace(POOL, **changes))
     with pytest.raises(Incompatible, match=says):
-        greeting.peer_pool(theirs)
+        handshake.peer_pool(theirs)

@@ -1,4 +1,4 @@
-"""READs in pieces: how they are cut, and that several threads count their ends rightly."""
+"""READs in segments: how they are cut, and that several threads count their ends rightly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from baton.kv_transfer.local_pool import DevicePool, HostPool
-from baton.kv_transfer.pieces import PIECE_BYTES, PiecewiseRead, blocks_each, cut
+from baton.kv_transfer.read_segments import SEGMENT_BYTES, SegmentedRead, blocks_each, cut
 from baton.runtime.errors import ReadFailed
 
 PEER = b"P" * 16
@@ -21,27 +21,27 @@ def _no_sums(blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
     raise AssertionError("no sums were asked for")
 
 
-def told() -> tuple[list[ReadFailed | None], PiecewiseRead]:
+def told() -> tuple[list[ReadFailed | None], SegmentedRead]:
     ends: list[ReadFailed | None] = []
-    return ends, PiecewiseRead(PEER, 3, None, ends.append)
+    return ends, SegmentedRead(PEER, 3, None, ends.append)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 7])
 def test_the_pieces_of_a_read_are_its_blocks_in_order(blocks: int) -> None:
     remote, local = list(range(100, 100 + blocks)), list(range(blocks))[::-1]
     made = cut(PEER, remote, local, 2, None, lambda failure: None)
-    assert [int(block) for piece in made for block in piece.remote] == remote
-    assert [int(block) for piece in made for block in piece.local] == local
+    assert [int(block) for segment in made for block in segment.remote] == remote
+    assert [int(block) for segment in made for block in segment.local] == local
     assert [(p.first, p.end) for p in made] == [
         (first, min(first + 2, blocks)) for first in range(0, blocks, 2)
     ]
-    assert len({id(piece.read) for piece in made}) == 1
+    assert len({id(segment.read) for segment in made}) == 1
 
 
 def test_a_piece_holds_a_block_at_least_and_a_device_takes_a_read_whole() -> None:
     wide = HostPool(np.zeros((2, 64), dtype=np.uint8), 1)
-    assert blocks_each(wide) == PIECE_BYTES // 64
-    wide.block_bytes = 3 * PIECE_BYTES
+    assert blocks_each(wide) == SEGMENT_BYTES // 64
+    wide.block_bytes = 3 * SEGMENT_BYTES
     assert blocks_each(wide) == 1
     device = DevicePool(1 << 40, 9, 64, 1, 0, _no_sums, lambda: None)
     assert blocks_each(device) == 9
@@ -49,10 +49,10 @@ def test_a_piece_holds_a_block_at_least_and_a_device_takes_a_read_whole() -> Non
 
 def test_a_read_ends_with_its_last_piece() -> None:
     ends, read = told()
-    read.pieces_ended(1, None)
-    read.pieces_ended(1, None)
+    read.segments_ended(1, None)
+    read.segments_ended(1, None)
     assert not ends
-    read.pieces_ended(1, None)
+    read.segments_ended(1, None)
     assert ends == [None]
 
 
@@ -60,20 +60,20 @@ def test_the_first_failure_is_the_one_told() -> None:
     ends, read = told()
     first, second = ReadFailed("first"), ReadFailed("second")
     for failure in (None, first, second):
-        read.pieces_ended(1, failure)
+        read.segments_ended(1, failure)
     assert ends == [first] and read.failure is first
 
 
 def test_threads_that_end_pieces_at_once_tell_one_end() -> None:
     count, threads = 4000, 8
     ends: list[ReadFailed | None] = []
-    read = PiecewiseRead(PEER, count, None, ends.append)
+    read = SegmentedRead(PEER, count, None, ends.append)
     together = threading.Barrier(threads)
 
     def end_some() -> None:
         together.wait(30)
         for _ in range(count // threads):
-            read.pieces_ended(1, None)
+            read.segments_ended(1, None)
 
     with ThreadPoolExecutor(threads) as pool:
         for running in [pool.submit(end_some) for _ in range(threads)]:
