@@ -264,8 +264,8 @@ def decode_bytes(spec: ModelSpec, sequences: int, tokens: int) -> float:
 def least_step_s(
     spec: ModelSpec, sequences: int, tokens: int, flops_s: float, bytes_s: float
 ) -> float:
-    """The time of a decode step at these ceilings and with nothing but products and the reading of
-    KV."""
+    """Return the least time of a decode step at these ceilings: only products and reads of weights
+    and KV."""
     weights = matrix_elements(spec) + spec.vocab_size * spec.hidden_size
     kv = decode_bytes(spec, sequences, tokens) - 2.0 * weights
     return weights * max(2.0 / bytes_s, 2.0 * sequences / flops_s) + kv / bytes_s

@@ -39,7 +39,7 @@ class Engine(Protocol):
 
 
 def options(arguments: list[str] | None = None) -> Namespace:
-    """The options of a peer: model folder, threads, GiB of KV, tokens a step."""
+    """Parse the options of a peer: model folder, threads, GiB of KV, tokens a step."""
     made = ArgumentParser()
     made.add_argument("model")
     made.add_argument("--threads", type=int, required=True)

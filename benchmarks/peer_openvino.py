@@ -69,7 +69,8 @@ class OpenVino:
             self._pipeline.step()
 
     def _ask_precision(self) -> dict[str, str]:
-        """The model as the pipeline compiles it: the same file, transformation and properties.
+        """Return the precisions of the model, compiled here with the pipeline's file and
+        properties.
 
         The pipeline does not hand out its compiled model.
         """

@@ -75,7 +75,7 @@ class Vllm:
         self._held.clear()
 
     def _kv_dtype(self) -> str:
-        """The bytes of the caches that the layers hold."""
+        """Return the dtypes of the caches that the layers hold."""
         layers = self._engine.vllm_config.compilation_config.static_forward_context.values()
         caches = {str(layer.kv_cache.dtype).removeprefix("torch.") for layer in layers}
         return " ".join(sorted(caches))

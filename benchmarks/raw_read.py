@@ -77,8 +77,8 @@ class RawReader:
         self._remote = self._prepare(name, theirs)
 
     async def _their_block_bytes(self, common: handoff_pb2.Compatibility) -> int:
-        """The regions of a block in the granter's pool: asked by one of another split, whose blocks
-        may be of another size, since the own pool is not made yet."""
+        """Ask the granter for the bytes of its block, as a reader of another split: its blocks may
+        have another size, and this reader has no pool yet."""
         other_split = handoff_pb2.Compatibility()
         other_split.CopyFrom(common)
         other_split.tp_size += 1

@@ -62,7 +62,7 @@ class RoutedWorkers:
         return grpc_address_file(self._base / "address").read_text().strip()
 
     def kill_router(self) -> None:
-        """End without notice to any peer."""
+        """Kill the router without notice to any peer."""
         router = self._processes.pop()
         router.kill()
         router.wait(10)

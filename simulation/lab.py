@@ -177,7 +177,7 @@ class Run:
     # -- checks -----------------------------------------------------------------------------------
 
     def _note_load(self) -> None:
-        """The time of the first fault, or at the end of the load where none does."""
+        """Record the load as the first fault strikes, or at the end of the load without faults."""
         if self.outcome.void or self.outcome.requests:
             return
         self.outcome.requests = len(self.histories)
@@ -303,7 +303,7 @@ def _unlabelled(metric: object, *_: str) -> object:
 
 
 def _take_apart(world: World) -> None:
-    """Collect reference cycles now; left to the collector they cost more."""
+    """Break reference cycles: memory is then freed without the collector, which costs more."""
     world.reads.clear()
     for process in world.boots.values():
         vars(process.worker).clear()

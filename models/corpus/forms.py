@@ -73,7 +73,7 @@ def _record(scene: Scene) -> tuple[str, str]:
 
 
 def _values(scene: Scene) -> dict[str, object]:
-    """The values that each key may take."""
+    """Draw a value for each key."""
     choose = scene.choose
     return {
         "name": choose.choice(NAMES),

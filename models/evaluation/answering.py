@@ -113,7 +113,7 @@ class ModelAnswers:
 
 
 def _groups(answers: list[_Open]) -> list[list[_Open]]:
-    """The token bound of prompts that are computed in one step."""
+    """Divide answers into groups whose prompts are computed in one step."""
     groups: list[list[_Open]] = [[]]
     tokens = 0
     for answer in answers:

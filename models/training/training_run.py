@@ -136,7 +136,7 @@ class TrainingRun:
 
 
 def height(step: int, done: float) -> float:
-    """Return the share of the learning rate, 0 to 1."""
+    """Return the height that scales the learning rates, 0 to 1."""
     warm = min(1.0, (step + 1) / _WARM_UP_STEPS)
     return warm * min(1.0, max(0.0, (1.0 - done) / (1.0 - _DECAY_FROM)))
 

@@ -20,7 +20,7 @@ class ProtocolBroken(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request as its router sees it. `asked`: the prefill workers that it was given."""
+    """One request as its router sees it. `asked`: the reported switches of prefill workers."""
 
     submit: worker_pb2.Submit
     outputs: list[worker_pb2.Output] = field(default_factory=list)

@@ -80,7 +80,7 @@ class _HashDevice:
                 at += width
 
     def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
-        """Return the bytes that the pool holds of `tokens`, slab after slab."""
+        """Return the digest of the first `length` tokens in `blocks`, slab after slab."""
         table = blocks[: -(-length // self._block_size)]
         width, content, size = self._width, self._bytes, length * RECORD_BYTES
         starts = [block * self._slabs * width for block in table]
@@ -93,7 +93,7 @@ class _HashDevice:
 
 @lru_cache(maxsize=1 << 16)
 def record(token: int, position: int, slab: int) -> bytes:
-    """Return the content of one slab for a token."""
+    """Return the record of a token in one slab."""
     return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
 
 

@@ -161,7 +161,7 @@ async def _serve(router: RouterProcess, history: History) -> None:
 def _take(
     router: RouterProcess, generation: ActiveRequest, history: History, output: OutputToken
 ) -> None:
-    """Drop the text after a stop string, as the router's text does."""
+    """Record an output, except after a stop string: the router drops those too."""
     choice, enough = output.choice, history.ask.enough
     tokens = history.tokens[choice]
     if enough is not None and len(tokens) >= enough:

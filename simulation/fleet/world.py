@@ -218,7 +218,7 @@ class World:
         return process
 
     def machine(self, name: str) -> Machine:
-        """The last process of that name."""
+        """Return the machine of the last process of that name."""
         return (self.workers.get(name) or self.routers[name]).machine
 
     def kill(self, name: str, *, silent: bool) -> None:
@@ -305,7 +305,7 @@ def _hello(
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:
-    """Same as gRPC: the handler is cancelled when its caller leaves."""
+    """Send block events until the caller leaves, which cancels the handler as gRPC does."""
     sending = asyncio.current_task()
     assert sending is not None
     events = worker.feed.watch()

@@ -63,7 +63,7 @@ class Watch:
         world.exchange.landing = self._landing
 
     def strikes(self, fault: Fault) -> None:
-        """Record each fault, at its time."""
+        """Record that a fault strikes now."""
         self.struck = True
         self._drains.struck(fault)
         self._readiness.struck(fault)
@@ -121,7 +121,7 @@ class Watch:
         dispatcher.take = watched  # type: ignore[method-assign]
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
-        """Record each READ as it starts."""
+        """Record a READ as it starts."""
         self._leases.posted(attempt, fate)
         if fate.failed or fate.stuck or fate.stale:  # its source may go
             self._spoiled.add((attempt.reader, attempt.granter))
@@ -293,8 +293,8 @@ def _of_usage(history: History) -> Iterable[str]:
 
 
 def _allowed(end: str, ask: Ask, excuse: Excuse) -> bool:
-    """The error that a client may get instead of an answer: nothing that its own wishes, or a full
-    fleet, do not explain. A fleet's failures are the fleet's to mend."""
+    """Whether a client may get this end: only its own request or a full fleet may explain an error.
+    The fleet must recover from its own failures."""
     if end == "Overloaded":
         return excuse.full
     if end == "DeadlineExceeded":
@@ -374,7 +374,7 @@ def _borne(router: RouterProcess) -> Iterable[str]:
 
 
 def _reported(router: RouterProcess, world: World) -> Iterable[str]:
-    """Return its stale view of empty queues: it would refuse the next request for them."""
+    """Yield workers whose queue the router believes not to be empty: it would refuse a request."""
     for name in world.workers:
         link = router.fleet.link(name)
         if link is not None and link.up and link.load.waiting:

@@ -59,7 +59,7 @@ class Leases:
         self._sessions: WeakKeyDictionary[ReaderSession, bytes] = WeakKeyDictionary()
 
     def posted(self, attempt: Attempt, fate: Fate) -> None:
-        """Record each READ as it starts: a handoff's own, or a measurement (not summed)."""
+        """Record a READ as it starts: a handoff's own, or a measurement (not summed)."""
         if attempt.summed:
             self._reads[attempt.number] = self._wanted[attempt.reader, attempt.local[0]]
         if fate.stale:

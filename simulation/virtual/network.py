@@ -45,7 +45,7 @@ class Network:
         self.services[machine.address] = (machine, services)
 
     def connect(self, source: Machine, address: str, service: str) -> SimLink:
-        """The near end of a new stream. The process at the other end, and whether, shows later."""
+        """The near end of a new stream. Whether a process answers at the other end shows later."""
         target, services = self.services[address]
         stream = Stream(self, source, target)
         self._streams[stream] = None

@@ -83,7 +83,7 @@ class _Soon:
 
 
 class _Timer(_Soon):
-    """Same as above, for timers."""
+    """Same as `_Soon`, for a timer."""
 
     __slots__ = ("_when",)
     _when: float

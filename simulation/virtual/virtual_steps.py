@@ -126,7 +126,8 @@ class VirtualSteps:
 
 
 class VirtualStep:
-    """The handle of one step. Cancelling what `result` returns gives up the result alone."""
+    """The handle of one step. Cancelling what `result` returns drops the result and not the
+    step."""
 
     def __init__(self, result: asyncio.Future[StepResult]) -> None:
         self._result = result

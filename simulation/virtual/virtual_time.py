@@ -40,8 +40,8 @@ def on_virtual_time(
 
 
 def at_the_end(end: Callable[[], Awaitable[None]]) -> None:
-    """Run callbacks at the end of the running story, the last one first. Raises LookupError
-    outside."""
+    """Run `end` at the end of the running story, however it ends; the last one first. Raises
+    LookupError outside."""
     _ENDS.get().push_async_callback(end)
 
 

@@ -160,7 +160,8 @@ class DispatchScene:
         return self.dispatcher.take(self.link(number), worker_pb2.StepOutputs(outputs=outputs))
 
     def tell(self, *outputs: worker_pb2.Output, number: int = 0, **asked: Any) -> None:
-        """The worker that a request asks now; `outputs` travel in the same message."""
+        """Report the prefill worker that a request asks now; `outputs` travel in the same
+        message."""
         word = worker_pb2.PrefillSwitch(**{"request_id": "r", "attempt": 1, **asked})
         message = worker_pb2.StepOutputs(outputs=outputs, prefill_switches=[word])
         self.dispatcher.take(self.link(number), message)

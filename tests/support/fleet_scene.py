@@ -97,7 +97,7 @@ class FleetScene:
         self.begin()
 
     def begin(self) -> None:
-        """A fleet that knows no worker yet."""
+        """Start a fleet that knows no worker yet."""
         self.fleet = Fleet(
             InlineRegistry(self.registry), self.dialer, CONFIG, KEY, ContextLimits(1000, 300)
         )

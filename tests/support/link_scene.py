@@ -112,7 +112,7 @@ class LinkScene:
 
     @staticmethod
     def hello(**fields: Any) -> worker_pb2.WorkerMessage:
-        """The handshake of `decode-0`, with these fields changed."""
+        """Return the handshake of `decode-0` with these fields changed."""
         made = worker_pb2.WorkerMessage()
         made.CopyFrom(HELLO)
         for name, value in fields.items():

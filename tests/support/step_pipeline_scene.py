@@ -63,7 +63,7 @@ class CompilingDevice(Device):
 
 
 def chunk(tokens: int = 1, start: int = 0) -> Plan:
-    """A batch of slices; with one token each it is a decode step."""
+    """Plan one slice; with one token it is a decode step."""
     return Plan(StepBatch((Slice([1] * tokens, start, [0]),)))
 
 
