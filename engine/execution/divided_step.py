@@ -61,4 +61,6 @@ def _joined(first: StepResult, count: int, second: StepResult) -> StepResult:
         {**first.failed, **{count + index: error for index, error in second.failed.items()}},
         1 + first.shortages + second.shortages,
         {**first.scores, **{count + index: scores for index, scores in second.scores.items()}},
+        {**first.proposed, **{count + index: found for index, found in second.proposed.items()}},
+        first.draft_s + second.draft_s,
     )

@@ -41,6 +41,7 @@ from baton.engine.scheduling.batch import (
     resolve_feeds,
 )
 from baton.engine.scheduling.draw_costs import DrawCosts, measure_draws
+from baton.engine.scheduling.verification import with_drafts
 from baton.engine.spec.model_spec import ModelSpec
 from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import ConfigError
@@ -97,12 +98,24 @@ class ModelRunner:
 
     def _compute(self, batch: StepBatch) -> StepResult:
         started = time.perf_counter()
+        proposed: dict[int, tuple[int, ...]] = {}
+        if self.draft is not None:
+            proposed = self.draft.run(batch.slices)
+            batch = with_drafts(batch, proposed)
+        drafted = time.perf_counter()
         layout, plan = prepare(batch, self._bounds)
         hidden = self.decoder.hidden(self._on_device(layout))
         broken = plan.refused | _broken_slices(hidden, layout, batch)
         scores = self._score(batch, layout, hidden, broken)
         drawn = self._draw(plan, hidden, broken)
-        return StepResult(drawn, time.perf_counter() - started, frozenset(broken), scores=scores)
+        return StepResult(
+            drawn,
+            time.perf_counter() - started,
+            frozenset(broken),
+            scores=scores,
+            proposed=proposed,
+            draft_s=drafted - started if proposed else 0.0,
+        )
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> list[Tensor]:

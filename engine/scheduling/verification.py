@@ -9,7 +9,7 @@ a token, and no random number decides on one. Pure; knows no proposer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, extended
@@ -29,6 +29,18 @@ def with_proposals(item: Slice, proposals: Sequence[int]) -> Slice:
     )
 
 
+def with_drafts(batch: StepBatch, proposed: Mapping[int, Sequence[int]]) -> StepBatch:
+    """Return `batch` with the proposals of a draft model, by slice, in the slices that asked for
+    some: they verify these."""
+    slices = tuple(
+        replace(with_proposals(item, proposed.get(index, ())), draft=None)
+        if item.draft is not None and item.draft.tokens
+        else item
+        for index, item in enumerate(batch.slices)
+    )
+    return StepBatch(slices, batch.copies)
+
+
 def accepted(item: Slice, drawn: Sequence[Drawn]) -> tuple[Drawn, ...]:
     """Return the draws of a slice up to the first that differs from its proposal: all where it
     verifies none."""
@@ -41,8 +53,10 @@ def accepted(item: Slice, drawn: Sequence[Drawn]) -> tuple[Drawn, ...]:
 
 def check_proposals(batch: StepBatch) -> None:
     """Raise EngineError naming a slice that verifies and has not one draw for each token, or
-    whose token is not known yet."""
+    whose token is not known yet, or one whose proposals no draft model has made."""
     for index, item in enumerate(batch.slices):
+        if item.draft is not None and item.draft.tokens:
+            raise EngineError(f"slice {index} asks for proposals, and no draft model is loaded")
         if not item.proposed:
             continue
         if len(item.tokens) != item.proposed + 1 or len(item.draws) != item.proposed + 1:

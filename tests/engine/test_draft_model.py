@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from baton.engine.scheduling.batch import DraftWork, Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
@@ -26,13 +29,14 @@ PENALIZED = SamplingParams(
     logit_bias=((5, 2.0), (9, -4.0)),
     top_logprobs=2,
 )
+EARLY = SamplingParams(temperature=0.7, seed=5, min_tokens=20, barred=tuple(range(0, 60, 3)))
 
 
 class Pair(ModelStory):
     """A target and its draft model, and one sequence after another on both."""
 
-    def __init__(self, target: Path, draft: Path) -> None:
-        super().__init__(target, draft_folder=draft, backend="torch")
+    def __init__(self, target: Path, draft: Path, **how: Any) -> None:
+        super().__init__(target, draft_folder=draft, backend="torch", **how)
         assert self.runner.draft is not None and self.runner.pool.draft is not None
         self.draft = self.runner.draft
         self.runner.pool.draft.tensor.fill_(float("nan"))  # what nobody computed shows itself
@@ -45,7 +49,9 @@ class Pair(ModelStory):
         if rule.needs_history:
             history = Text(PromptTokens(prompt), self.output).until(known)
         first = len(prompt) + known
-        return tuple(Draw(0, first + place, rule, history) for place in range(count))
+        return tuple(
+            Draw(0, first + place, rule.at(known + place), history) for place in range(count)
+        )
 
     def decode(self, prompt: list[int], steps: int, rule: SamplingParams) -> list[int]:
         """The target's own output, one token a step; the draft sees the prompt alone."""
@@ -76,6 +82,38 @@ class Pair(ModelStory):
         return list(found)
 
 
+def speculate(
+    pair: Pair, prompt: list[int], steps: int, rule: SamplingParams, most: int = 4
+) -> tuple[list[int], int, int]:
+    """Decode with drafts of unlike lengths, some steps without any. Returns the output, and how
+    many proposals were accepted of how many."""
+    pair.output = []
+    blocks = pair.blocks(len(prompt) + steps + 2 * most)
+    text = Text(PromptTokens(prompt), pair.output)
+    todo, start, kept_up, lengths = prompt, 0, 0, random.Random(1)
+    accepted = proposed = 0
+    while len(pair.output) < steps:
+        count = lengths.randrange(most + 1) if start else 0
+        end = start + len(todo)
+        history = text.until(len(pair.output)) if rule.needs_history else None
+        made = len(pair.output)
+        draws = tuple(Draw(0, end + row, rule.at(made + row), history) for row in range(count + 1))
+        work = None
+        if not start or count:
+            whole = [*prompt, *pair.output]
+            work = DraftWork(whole[kept_up:start], count)
+        item = Slice(todo, start, blocks, draws, draft=work)
+        result = pair.runner.run(StepBatch((item,)))
+        drawn = [each.token for each in result.drawn[0]]
+        if work is not None:
+            kept_up = start + len(todo) + max(0, min(len(drawn), count) - 1)
+            assert len(result.proposed.get(0, ())) == count
+        proposed, accepted = proposed + count, accepted + len(drawn) - 1
+        pair.output += drawn
+        todo, start = drawn[-1:], start + len(todo) + len(drawn) - 1
+    return pair.output[:steps], accepted, proposed
+
+
 @pytest.fixture
 def twins(qwen3) -> Pair:
     """The draft is the target, so all that it proposes is right."""
@@ -94,6 +132,71 @@ def test_a_draft_that_is_its_target_proposes_its_tokens(twins, rule):
     for known in (1, 2, 5, 9):
         missing = known - 1  # the prompt was computed, no token of output was
         assert twins.propose(prompt, known, 5, missing, rule) == output[known : known + 5]
+
+
+@pytest.mark.parametrize("rule", [GREEDY, SEEDED, PENALIZED, EARLY])
+def test_a_draft_changes_no_token(unlike, rule):
+    prompt = random_prompt(19)
+    plain = list(unlike.decode(prompt, 40, rule))
+    output, accepted, proposed = speculate(unlike, prompt, 40, rule)
+    assert output == plain
+    assert 0 <= accepted < proposed  # of random models: some are wrong
+
+
+@pytest.mark.parametrize("rule", [GREEDY, SEEDED, PENALIZED, EARLY])
+def test_all_proposals_of_a_twin_are_accepted(twins, rule):
+    prompt = random_prompt(23)
+    plain = list(twins.decode(prompt, 40, rule))
+    output, accepted, proposed = speculate(twins, prompt, 40, rule)
+    assert output == plain
+    assert accepted == proposed > 20
+
+
+def test_a_step_in_parts_keeps_its_proposals(twins, monkeypatch):
+    """Memory runs out once: the halves propose and verify for themselves."""
+    prompts = [random_prompt(length, seed=length) for length in (9, 14)]
+    stories = []
+    for prompt in prompts:
+        output = list(twins.decode(prompt, 6, SEEDED))
+        draws = twins.draws(prompt, 1, 4, SEEDED)
+        work = DraftWork((), 3)
+        stories.append(
+            (Slice(output[:1], len(prompt), twins.blocks_held, draws, draft=work), output)
+        )
+    whole, failures = twins.draft.run, iter([MemoryError("no room")])
+
+    def run(slices):
+        for error in failures:
+            raise error
+        return whole(slices)
+
+    monkeypatch.setattr(twins.draft, "run", run)
+    result = twins.runner.run(StepBatch(tuple(item for item, _ in stories)))
+    assert result.shortages == 1
+    for index, (_, output) in enumerate(stories):
+        assert list(result.proposed[index]) == output[1:4]
+        assert [each.token for each in result.drawn[index]] == output[1:5]
+
+
+def test_proposals_without_a_draft_model_are_refused(qwen3):
+    alone = ModelStory(qwen3.folder, backend="torch")
+    draws = tuple(Draw(0, 1 + row, GREEDY) for row in range(3))
+    item = Slice([4], 0, alone.blocks(8), draws, draft=DraftWork((), 2))
+    with pytest.raises(EngineError, match="no draft model is loaded"):
+        alone.runner.run(StepBatch((item,)))
+
+
+def test_the_shipped_draft_model_fits_its_target():
+    """Greedy, of a prompt in the form that the pair was trained on."""
+    models = Path(__file__).parents[2] / "models"
+    pair = Pair(models / "baton-tiny", models / "baton-tiny-draft", dtype="bfloat16")
+    tokenizer = Tokenizer.from_file(str(models / "baton-tiny" / "tokenizer.json"))
+    text = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    prompt = tokenizer.encode(text).ids
+    plain = list(pair.decode(prompt, 24, GREEDY))
+    output, accepted, proposed = speculate(pair, prompt, 24, GREEDY)
+    assert len(output) == len(plain) == 24
+    assert accepted > 0.3 * proposed
 
 
 def test_the_kv_of_accepted_proposals_needs_no_second_pass(twins):
