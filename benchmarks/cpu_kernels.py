@@ -34,6 +34,7 @@ from baton.engine.cpu.linear_numba import Panels
 from baton.engine.cpu.linear_quantized import QuantizedMatrix
 from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate
 from baton.engine.cpu.sampling_numba import compiled_draw
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import INT8
@@ -240,7 +241,9 @@ def quantised() -> Iterator[Case]:
 def whole_steps() -> Iterator[Case]:
     """A decode step as one compiled call beside the same kernels layer by layer."""
     blocks = 32 * 33
-    runner = build_runner(cached_model(), blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16")
+    runner = build_runner(
+        cached_model(), EngineOptions(blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16")
+    )
     runner.pool.tensor.normal_()
     decoder, fused_pass = runner.decoder, runner.decoder._fused_pass
     if fused_pass is None:

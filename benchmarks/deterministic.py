@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
@@ -116,10 +117,12 @@ def load(folder: Path) -> tuple[list[ModelRunner], float]:
         start = time.perf_counter()
         runner = build_runner(
             folder,
-            blocks=BLOCKS,
-            block_size=BLOCK_TOKENS,
-            dtype="bfloat16",
-            deterministic=deterministic,
+            EngineOptions(
+                blocks=BLOCKS,
+                block_size=BLOCK_TOKENS,
+                dtype="bfloat16",
+                deterministic=deterministic,
+            ),
         )
         seconds.append(time.perf_counter() - start)
         runner.pool.tensor.normal_()

@@ -57,6 +57,7 @@ from pathlib import Path
 import torch
 
 from baton.deploy.serve.plan import SHORT_SPIN
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch, StepResult
@@ -115,7 +116,7 @@ class Bench:
     def __init__(self, folder: Path, peers: Sequence[Peer]) -> None:
         blocks = BATCH * (CONTEXT_TOKENS // BLOCK_TOKENS + 1)
         self._runner = build_runner(
-            folder, blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16"
+            folder, EngineOptions(blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16")
         )
         few = blocks * STRICT_BATCH // BATCH
         self._strict, self.notes = deterministic_runner(folder, few)
@@ -234,7 +235,10 @@ def deterministic_runner(folder: Path, blocks: int) -> tuple[ModelRunner | None,
     None and a note that says why: the other figures do not need it."""
     try:
         made = build_runner(
-            folder, blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16", deterministic=True
+            folder,
+            EngineOptions(
+                blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16", deterministic=True
+            ),
         )
     except ConfigError as error:
         return None, [f"deterministic_cost left out: {error}"]

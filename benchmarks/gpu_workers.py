@@ -7,6 +7,7 @@ that prefilled for itself would give the same tokens and prove nothing.
 
 from __future__ import annotations
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
 
 # isort: split
@@ -127,7 +128,7 @@ def _completed(address: str) -> int:
 
 async def _alone(model: Path, device: str, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The answers of one process, one after another."""
-    engine = build_engine(model, blocks=64, block_size=BLOCK_TOKENS, device=device)
+    engine = build_engine(model, EngineOptions(blocks=64, block_size=BLOCK_TOKENS, device=device))
     answers = []
     try:
         for prompt in prompts:

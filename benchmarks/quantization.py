@@ -27,6 +27,7 @@ from torch import Tensor
 
 from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.cpu.linear_quantized import QuantizedMatrix
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 from baton.engine.scheduling.batch import Slice, StepBatch
@@ -129,7 +130,7 @@ def logits_figures(folder: Path) -> list[Figure]:
 
 
 def _logits(folder: Path, dtype: str = "bfloat16", quantization: str = "none") -> Tensor:
-    runner = build_runner(folder, blocks=17, dtype=dtype, quantization=quantization)
+    runner = build_runner(folder, EngineOptions(blocks=17, dtype=dtype, quantization=quantization))
     tokens = [(7919 * place + 13) % 4000 for place in range(TOKENS)]
     return runner.all_logits(StepBatch((Slice(tokens, 0, list(range(16))),)))[0]
 

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from baton.engine.cpu.attention_kv_quant import CodesAttention
 from baton.engine.cpu.attention_numba import NumbaAttention
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
@@ -99,7 +100,7 @@ def exactness_figures(folder: Path) -> list[Figure]:
     logits, drawn = {}, {}
     for kind, (dtype, kv_dtype) in kinds.items():
         runner = build_runner(
-            model, blocks=blocks, block_size=BLOCK, dtype=dtype, kv_dtype=kv_dtype
+            model, EngineOptions(blocks=blocks, block_size=BLOCK, dtype=dtype, kv_dtype=kv_dtype)
         )
         logits[kind], drawn[kind] = runner.all_logits(whole)[0], _greedy(runner)
     made = []
@@ -147,7 +148,10 @@ class Bench:
         self._blocks = BATCH * (CONTEXT // BLOCK + 1)
         self.runners = {
             kind: build_runner(
-                folder, blocks=self._blocks, block_size=BLOCK, dtype="bfloat16", kv_dtype=kind
+                folder,
+                EngineOptions(
+                    blocks=self._blocks, block_size=BLOCK, dtype="bfloat16", kv_dtype=kind
+                ),
             )
             for kind in KINDS
         }

@@ -32,6 +32,7 @@ from baton.decode_worker.scheduler import StepPlan
 from baton.decode_worker.sequences import RequestUpdate
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.serve.plan import SHORT_SPIN
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling import step_pipeline
@@ -229,10 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.execve(sys.executable, [sys.executable, *module, *sys.argv[1:]], os.environ | SPIN)
     engine = build_engine(
         embedded_model() if options.quick else cached_model(),
-        blocks=640,
-        block_size=BLOCK_TOKENS,
-        dtype="bfloat16",
-        threads=options.threads,
+        EngineOptions(
+            blocks=640, block_size=BLOCK_TOKENS, dtype="bfloat16", threads=options.threads
+        ),
     )
     report(figures(asyncio.run(run(engine, options))), options.json)
 

@@ -22,9 +22,9 @@ from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
 from baton.decode_worker.sequences import Group, Phase, Request, RequestUpdate
 from baton.decode_worker.sessions import RouterSessions
 from baton.decode_worker.submit_parser import parse_submit
-from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
+from baton.engine.scheduling.batch import StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
-from baton.engine.scheduling.draw_costs import ZERO_COSTS
+from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.mover import Mover
@@ -82,8 +82,7 @@ class DecodeWorker:
         self._peers = peers
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
-        costs = getattr(engine, "draw_costs", ZERO_COSTS)
-        self._scheduler = DecodeScheduler(pool, config.step, limits.key, costs)
+        self._scheduler = DecodeScheduler(pool, config.step, limits.key, engine.draw_costs)
         self._handoffs = Handoffs(
             peers,
             mover,

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
+from baton.engine.scheduling.batch import StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk
-from baton.engine.scheduling.draw_costs import ZERO_COSTS
+from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.checksum_cache import ChecksumCache
@@ -85,8 +85,7 @@ class PrefillWorker:
         self._config = config
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         self._sums = ChecksumCache(pool.total)
-        costs = getattr(engine, "draw_costs", ZERO_COSTS)
-        self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget, costs)
+        self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget, engine.draw_costs)
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()

@@ -32,10 +32,11 @@ from baton.deploy.processes.pool_memory import local_pool
 from baton.deploy.processes.worker_control import WorkerControl
 from baton.deploy.processes.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
 from baton.engine.execution.device_choice import device_label
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
-from baton.engine.scheduling.batch import Engine
 from baton.engine.scheduling.blocks import BlockPool, Hold
+from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_health import StepHealth, probe_batch, probe_failure
 from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
@@ -107,19 +108,21 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
     settings = config.worker
     engine = build_engine(
         model_folder,
-        blocks=config.pool.blocks,
-        block_size=config.pool.block_size,
-        dtype=settings.dtype,
-        threads=settings.threads,
-        max_context=settings.max_context,
-        memory_fraction=config.pool.memory_fraction,
-        deterministic=settings.deterministic,
-        quantization=settings.quantization,
-        kv_dtype=config.pool.kv_dtype,
+        EngineOptions(
+            blocks=config.pool.blocks,
+            block_size=config.pool.block_size,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            max_context=settings.max_context,
+            memory_fraction=config.pool.memory_fraction,
+            deterministic=settings.deterministic,
+            quantization=settings.quantization,
+            kv_dtype=config.pool.kv_dtype,
+            device=settings.device,
+            max_rows=config.step.max_sequences if role == "decode" else 1,
+            step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
+        ),
         progress=LoadProgress(),
-        device=settings.device,
-        max_rows=config.step.max_sequences if role == "decode" else 1,  # prompts are no graphs
-        step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
     )
     log.info(
         "model loaded",

@@ -37,6 +37,8 @@ class CodesAttention(TorchAttention):
         if self._fast is not None:
             self._fast.warm_up()
 
+    bfloat_pool: Tensor | None = None  # the decode pass reads no quantised pool
+
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
         kv = torch.stack((keys, values), dim=2)  # [rows, kv_heads, 2, head_dim]
         self._slabs.write(layer, layout.write_blocks, layout.write_slots, kv)

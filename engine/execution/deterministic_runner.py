@@ -21,6 +21,7 @@ from baton.engine.cpu.sampling_numba import compiled_sampler
 from baton.engine.cpu.strict_kernels import strict_gate
 from baton.engine.deterministic.linear_invariant import with_invariant_linears
 from baton.engine.deterministic.mla_invariant import InvariantLatentAttention
+from baton.engine.execution.decoder_kernels import DecoderKernels
 from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
@@ -39,16 +40,10 @@ def deterministic_runner(
     """
     linears, gating = with_invariant_linears(weights), partial(_gate, activation=spec.activation)
     warm_up()
-    runner = ModelRunner(
-        spec,
-        linears,
-        pool,
-        _attention(spec, pool),
-        max_context,
-        gating,
-        NumbaNorms(),
-        sampler=compiled_sampler(),
+    kernels = DecoderKernels(
+        _attention(spec, pool), gating, NumbaNorms(), sampler=compiled_sampler()
     )
+    runner = ModelRunner(spec, linears, pool, kernels, max_context)
     runner.numerics = prove(runner)
     return runner
 

@@ -14,6 +14,7 @@ import torch
 from baton.engine.deterministic.batch_invariant_weights import with_fixed_products
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs, DrawKernels
+from baton.engine.execution.decoder_kernels import DecoderKernels
 from baton.engine.execution.device_draws import sample_on_device
 from baton.engine.execution.graph_device import CudaDevice, GraphDevice, HostDevice
 from baton.engine.execution.runner import ModelRunner
@@ -62,16 +63,9 @@ def device_runner(
         )
     if deterministic:
         weights = with_fixed_products(weights)
-    eager = ModelRunner(
-        spec,
-        weights,
-        pool,
-        attention,
-        max_context,
-        gating=partial(gated, activation=spec.activation),
-        norms=TritonNorms(),
-        sampler=sample_on_device,
-    )
+    gating = partial(gated, activation=spec.activation)
+    kernels = DecoderKernels(attention, gating, TritonNorms(), sampler=sample_on_device)
+    eager = ModelRunner(spec, weights, pool, kernels, max_context)
     graphs = DecodeGraphs(
         eager.decoder,
         _graph_device(pool.tensor.device),

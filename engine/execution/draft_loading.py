@@ -13,11 +13,10 @@ import torch
 
 from baton.engine.checkpoint.weights import load_weights
 from baton.engine.cpu.matrices import CpuMatrices
-from baton.engine.execution.cpu_parts import cpu_parts
+from baton.engine.execution.cpu_kernels import cpu_kernels
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.decoder import Decoder
 from baton.engine.model.weights import Weights
-from baton.engine.sampling.draw_plan import sample_on_host
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.speculation.draft_model import DraftModel
 from baton.engine.speculation.draft_pair import check_pair
@@ -33,12 +32,16 @@ class DraftWeights:
     def model(self, pool: KvPool, max_context: int, backend: str) -> DraftModel:
         """Make it compute in the draft group of its target's pool."""
         assert pool.draft is not None
-        parts = cpu_parts(self.spec, self.weights, pool.draft, backend)
+        kernels = cpu_kernels(backend, self.spec, self.weights, pool.draft)
         decoder = Decoder(
-            self.spec, self.weights, parts.attention, parts.gating, parts.norms, parts.fused_pass
+            self.spec,
+            self.weights,
+            kernels.attention,
+            kernels.gating,
+            kernels.norms,
+            kernels.fused_pass,
         )
-        sampler = parts.sampler or sample_on_host
-        return DraftModel(self.spec, decoder, pool.draft, max_context, sampler)
+        return DraftModel(self.spec, decoder, pool.draft, max_context, kernels.sampler)
 
 
 def draft_spec_for(

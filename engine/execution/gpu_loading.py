@@ -6,7 +6,7 @@
 
 The pool is sized last, from what the rest really took: the runner is built once over a small
 pool, runs its largest step, and is built again over the pool that then fits. What it took is
-this process's own: other workers of the GPU take memory meanwhile. Keeps no state.
+measured in this process: other workers of the GPU take memory at the same time. Keeps no state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -26,12 +25,11 @@ from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.divided_step import is_out_of_memory
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
-from baton.engine.memory.kv_quant import KvCodes
 from baton.engine.memory.memory_plan import MemoryPlan
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
-from baton.engine.spec.quantization_config import Made
 from baton.runtime.errors import ConfigError, OutOfMemory
 
 # Of the device's memory, beside what torch's allocator took: graphs (up to 64 KiB for each of
@@ -42,33 +40,19 @@ MakePool = Callable[[int], KvPool]
 Build = Callable[[KvPool], CudaRunner]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuOptions:
-    """As in `build_engine`; 0 blocks are as many as fit."""
-
-    blocks: int
-    block_size: int
-    max_context: int
-    memory_fraction: float
-    max_rows: int
-    step_tokens: int
-    codes: KvCodes | None = None  # what the pool holds, None: plain numbers
-    deterministic: bool = False
-
-
-class Memory(Protocol):
-    """A device's memory, in bytes."""
+class DeviceMemory(Protocol):
+    """The memory of a device, in bytes."""
 
     def free(self) -> int:
-        """Of the device, whoever holds the rest, once its work is done."""
+        """Wait for the device's work, then return its free memory."""
         ...
 
     def held(self) -> int:
-        """By this process, in torch's allocator: tensors, graphs' tensors, and what they left."""
+        """Return the memory that torch's allocator in this process has reserved."""
         ...
 
     def release(self) -> None:
-        """Give back what no tensor uses any more."""
+        """Return unused memory of the allocator to the device."""
         ...
 
 
@@ -92,11 +76,10 @@ def gpu_runner(
     folder: Path,
     device: torch.device,
     dtype: torch.dtype,
-    options: GpuOptions,
-    made: Made,
+    options: EngineOptions,
     progress: Progress | None,
 ) -> CudaRunner:
-    """Everything of the model on `device`. Raises ModelError and ConfigError."""
+    """Load the model of `folder` onto `device`. Raises ModelError and ConfigError."""
     try:
         from baton.engine.execution.device_runner import device_runner
         from baton.engine.triton.matrices import TritonMatrices
@@ -106,16 +89,16 @@ def gpu_runner(
             "(requirements/cuda.txt), or set worker.device to cpu"
         ) from error
     spec = read_spec(folder, options.max_context)
-    block_bytes(spec, options.block_size, dtype, options.codes)  # raises before weights are read
-    with _room_for_weights(device), torch.cuda.device(device):
+    block_bytes(spec, options.block_size, dtype, options.kv_quant)  # raises before weights are read
+    with _memory_errors_as_config_errors(device), torch.cuda.device(device):
         memory = CudaMemory(device)
-        before = memory.held()
-        weights = load_weights(folder, spec, dtype, TritonMatrices(device), progress, made)
+        before, quantization = memory.held(), options.weight_quantization
+        weights = load_weights(folder, spec, dtype, TritonMatrices(device), progress, quantization)
         memory.release()
         weights_bytes = memory.held() - before
 
         def make_pool(blocks: int) -> KvPool:
-            return KvPool(spec, blocks, options.block_size, dtype, device, options.codes)
+            return KvPool(spec, blocks, options.block_size, dtype, device, options.kv_quant)
 
         build = partial(
             device_runner,
@@ -129,8 +112,8 @@ def gpu_runner(
 
 
 @contextmanager
-def _room_for_weights(device: torch.device) -> Iterator[None]:
-    """Also for what does not find room later, unless it says so itself."""
+def _memory_errors_as_config_errors(device: torch.device) -> Iterator[None]:
+    """Translate an out-of-memory error while loading or later into a ConfigError."""
     try:
         yield
     except Exception as error:
@@ -147,25 +130,25 @@ def _room_for_weights(device: torch.device) -> Iterator[None]:
 def sized_runner(
     spec: ModelSpec,
     dtype: torch.dtype,
-    options: GpuOptions,
+    options: EngineOptions,
     make_pool: MakePool,
     build: Build,
-    memory: Memory,
+    memory: DeviceMemory,
     weights_bytes: int,
 ) -> CudaRunner:
-    """A runner over the largest pool that `options` allow. Raises ConfigError where the device
-    has no memory for it, or is not `deterministic`."""
+    """Build a runner over the largest pool that `options` allow. Raises ConfigError if the device
+    has no memory for it or `deterministic` does not hold on it."""
     size, blocks, fraction, beside = options.block_size, options.blocks, 0.0, 0
     free = memory.free()
     try:
         if not blocks:
             fraction = options.memory_fraction
             beside = memory_beside_pool(spec, options, make_pool, build, memory)
-            free = memory.free()  # kernels that were loaded meanwhile stay
+            free = memory.free()  # loaded kernels stay
             budget = int(fraction * (free - beside))
-            blocks = blocks_for(spec, size, dtype, budget, options.codes)
+            blocks = blocks_for(spec, size, dtype, budget, options.kv_quant)
         runner = build(make_pool(blocks))
-        if options.blocks:  # else it has run: no client waits for what it compiles
+        if options.blocks:  # else it has run; compile before serving
             _run_largest_step(runner, spec, options)
         if options.deterministic:
             runner.eager.numerics = prove_graphs(runner)
@@ -184,11 +167,11 @@ def sized_runner(
 
 
 def memory_beside_pool(
-    spec: ModelSpec, options: GpuOptions, make_pool: MakePool, build: Build, memory: Memory
+    spec: ModelSpec, options: EngineOptions, make_pool: MakePool, build: Build, memory: DeviceMemory
 ) -> int:
-    """Bytes that a runner takes beside its pool: decode buffers, graphs, and the numbers of a
-    step of `step_tokens`, which this runs. Of what another process takes or gives back meanwhile
-    at most MAX_UNTRACKED_BYTES are counted."""
+    """Measure the bytes that a runner takes beside its pool: decode buffers, graphs, and the
+    activations of a step of `step_tokens`, which this runs. Of memory that other processes take or
+    free during the measurement at most MAX_UNTRACKED_BYTES are counted."""
     memory.release()
     free, held = memory.free(), memory.held()
     pool = make_pool(-(-_step_tokens(spec, options) // options.block_size))
@@ -202,17 +185,17 @@ def memory_beside_pool(
     return max(taken, 0)
 
 
-def _step_tokens(spec: ModelSpec, options: GpuOptions) -> int:
+def _step_tokens(spec: ModelSpec, options: EngineOptions) -> int:
     return min(options.step_tokens, options.max_context or spec.max_context)
 
 
-def _run_largest_step(runner: CudaRunner, spec: ModelSpec, options: GpuOptions) -> None:
-    """One prompt as long as a step and the pool allow, and its first draw: into blocks that
-    nobody owns yet. Raises OutOfMemory where it does not fit."""
+def _run_largest_step(runner: CudaRunner, spec: ModelSpec, options: EngineOptions) -> None:
+    """Run one prompt as long as a step and the pool allow, with a draw, in blocks that no sequence
+    uses yet. Raises OutOfMemory if it does not fit."""
     size = options.block_size
     tokens = min(_step_tokens(spec, options), runner.pool.blocks * size)
-    prompt = [(7919 * place + 13) % spec.vocab_size for place in range(tokens)]
+    prompt = [(7919 * at + 13) % spec.vocab_size for at in range(tokens)]
     draw = Draw(0, tokens, SamplingParams(temperature=0.0))
     step = StepBatch((Slice(prompt, 0, range(-(-tokens // size)), (draw,)),))
-    for lack in runner.run(step).failed.values():
-        raise lack
+    for error in runner.run(step).failed.values():
+        raise error

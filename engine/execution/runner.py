@@ -12,22 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from baton.engine.execution.decoder_kernels import DecoderKernels
 from baton.engine.execution.divided_step import run_divided
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.memory_plan import MemoryPlan
-from baton.engine.model.attention import Attention
-from baton.engine.model.decoder import Decoder, FusedPass
-from baton.engine.model.mla import LatentAttention
-from baton.engine.model.row_ops import Gating, Norms
+from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.model.weights import Weights
-from baton.engine.sampling.draw_plan import (
-    DrawPlan,
-    Sampler,
-    one_draw_each,
-    plan_draws,
-    sample_on_host,
-)
+from baton.engine.sampling.draw_plan import DrawPlan, one_draw_each, plan_draws
 from baton.engine.sampling.prompt_scoring import score
 from baton.engine.scheduling.batch import (
     Draw,
@@ -57,15 +49,10 @@ class ModelRunner:
         spec: ModelSpec,
         weights: Weights,
         pool: KvPool,
-        attention: Attention | LatentAttention,
+        kernels: DecoderKernels,
         max_context: int = 0,
-        gating: Gating | None = None,
-        norms: Norms | None = None,
-        fused_pass: FusedPass | None = None,
-        sampler: Sampler | None = None,
     ) -> None:
-        """`sampler` None: torch on the CPU. Raises ConfigError if the model has less context
-        than `max_context`."""
+        """Raises ConfigError if the model has less context than `max_context`."""
         if not 0 <= max_context <= spec.max_context:
             raise ConfigError(
                 f"worker.max_context is {max_context}: the model has {spec.max_context} tokens "
@@ -77,8 +64,10 @@ class ModelRunner:
         self.memory: MemoryPlan | None = None  # set by the loader
         self.draft: DraftModel | None = None  # set by the loader, before the first step
         self.numerics = ""  # identifies the bits of a deterministic runner
-        self.decoder = Decoder(spec, weights, attention, gating, norms, fused_pass)
-        self._sampler = sampler or sample_on_host
+        self.decoder = Decoder(
+            spec, weights, kernels.attention, kernels.gating, kernels.norms, kernels.fused_pass
+        )
+        self._sampler = kernels.sampler
         self._last: StepResult | None = None  # feeds the next step
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
 

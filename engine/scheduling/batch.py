@@ -1,4 +1,4 @@
-"""The `Engine` interface: the batch of a step, its result, and the protocol of an engine.
+"""The steps of an engine: batches of slices, and their results.
 
 A step is a list of slices. A prefill chunk, a decode token and a speculative run are all
 slices: tokens of one sequence whose KV is to be computed. The engine knows no requests, no
@@ -22,7 +22,6 @@ __all__ = [
     "DraftWork",
     "Draw",
     "Drawn",
-    "Engine",
     "EMPTY_BATCH",
     "Scores",
     "Scoring",
@@ -218,11 +217,3 @@ class StepHandle(Protocol):
     def abandon(self) -> None:
         """Discard the step's outcome, errors included."""
         ...
-
-
-class Engine(Protocol):
-    """Device work. Steps run in the order of submission; `submit` never blocks."""
-
-    def submit(self, batch: StepBatch) -> StepHandle: ...
-
-    async def close(self) -> None: ...

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from baton.engine.scheduling.batch import Engine, Slice, StepBatch, StepHandle, StepResult, abandon
-from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
+from baton.engine.scheduling.batch import Slice, StepBatch, StepHandle, StepResult, abandon
+from baton.engine.scheduling.draw_costs import DrawCosts
+from baton.engine.scheduling.engine import Engine
 from baton.runtime import waits
 from baton.runtime.errors import EngineError
 
@@ -124,9 +124,9 @@ class StepPipeline(Generic[Plan]):
         self._asked = False  # whether the step after the oldest was requested
         self._last_end_s = 0.0
         # an engine that may compile during a step reports the seconds so far
-        self._compiled_s: Callable[[], float] = getattr(engine, "compiled_s", _no_compile_time)
+        self._compiled_s = engine.compiled_s
         self._compiled_before_s = 0.0  # at the end of the last step
-        self._costs: DrawCosts = getattr(engine, "draw_costs", ZERO_COSTS)
+        self._costs = engine.draw_costs
         self._stalled_s = 0.0  # time this process stood still during the oldest step
         # the last steps without chunks, and with
         self._last: dict[bool, deque[_StepTime]] = {
@@ -247,7 +247,3 @@ class StepPipeline(Generic[Plan]):
         self._last_end_s = now
         self._compiled_before_s = self._compiled_s()
         return CompletedStep(step.plan, outcome, started, now)
-
-
-def _no_compile_time() -> float:
-    return 0.0

@@ -14,8 +14,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from baton.engine.scheduling.batch import Engine, StepBatch, StepResult
+from baton.engine.scheduling.batch import StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_health import StepHealth
 from baton.engine.scheduling.step_pipeline import CompletedStep, Planned, StepPipeline
 from baton.runtime.errors import EngineError

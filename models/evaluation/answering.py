@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime.errors import EngineError
@@ -55,11 +56,13 @@ class ModelAnswers:
         self._each = -(-context // _BLOCK_TOKENS)
         self._runner = build_runner(
             folder,
-            blocks=self._each * _AT_ONCE,
-            block_size=_BLOCK_TOKENS,
-            dtype=dtype,
-            quantization=quantization,
-            kv_dtype=kv_dtype,
+            EngineOptions(
+                blocks=self._each * _AT_ONCE,
+                block_size=_BLOCK_TOKENS,
+                dtype=dtype,
+                quantization=quantization,
+                kv_dtype=kv_dtype,
+            ),
         )
         self._ends = frozenset(self._runner.spec.eos_ids)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool
@@ -66,12 +67,14 @@ class ModelCluster(Cluster):
     def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
         engine = build_engine(
             self._folder,
-            blocks=blocks,
-            block_size=self._block_size,
-            dtype="bfloat16",
-            threads=1,
-            deterministic=True,
-            kv_dtype=self._kv_dtype,
+            EngineOptions(
+                blocks=blocks,
+                block_size=self._block_size,
+                dtype="bfloat16",
+                threads=1,
+                deterministic=True,
+                kv_dtype=self._kv_dtype,
+            ),
         )
         self.engines.append(engine)
         array, boot_id = engine.pool.bytes_view(), self.new_id()

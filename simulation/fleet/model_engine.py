@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
@@ -75,10 +76,12 @@ class ModelKind:
     def _runner(self, blocks: int) -> ModelRunner:
         return build_runner(
             self._folder,
-            blocks=max(blocks, SMALLEST),
-            block_size=self._block_size,
-            dtype="bfloat16",
-            deterministic=True,
+            EngineOptions(
+                blocks=max(blocks, SMALLEST),
+                block_size=self._block_size,
+                dtype="bfloat16",
+                deterministic=True,
+            ),
         )
 
     def _draw_all(

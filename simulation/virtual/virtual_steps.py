@@ -24,6 +24,7 @@ from baton.engine.scheduling.batch import (
     failed_result,
     resolve_feeds,
 )
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.runtime.errors import EngineError, OutOfMemory
 
 
@@ -36,9 +37,10 @@ class Device(Protocol):
 
 
 class VirtualSteps:
-    """Implements `engine.batch.Engine`; a step takes `step_s(batch)` of the loop's time."""
+    """Implements `Engine`; a step takes `step_s(batch)` of the loop's time."""
 
     def __init__(self, device: Device, step_s: Callable[[StepBatch], float]) -> None:
+        self.draw_costs: DrawCosts = ZERO_COSTS  # `step_s` has all of a step's time
         self._device = device
         self._step_s = step_s
         self.fail_steps = 0  # the next steps that fail, as a device would
@@ -51,6 +53,9 @@ class VirtualSteps:
         self._stalled = False
         self._held_s: float | None = None  # of the step that would be over
         self._idle: asyncio.Future[None] | None = None  # somebody waits for it
+
+    def compiled_s(self) -> float:
+        return 0.0  # nothing is compiled
 
     def submit(self, batch: StepBatch) -> VirtualStep:
         result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from benchmarks import gpu, gpu_draws, gpu_handoff, gpu_models, gpu_small_model, gpu_speed, report
 
@@ -300,7 +301,7 @@ def test_steps_name_the_rows_that_feed_them():
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_the_small_model_loads(tmp_path, qk_norm):
     gpu_small_model.write_small_model(tmp_path / "model", qk_norm)
-    runner = build_runner(tmp_path / "model", blocks=8)
+    runner = build_runner(tmp_path / "model", EngineOptions(blocks=8))
     assert runner.spec.qk_norm is qk_norm
 
 

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from baton.deploy.host import packages
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime import metrics
@@ -94,7 +95,7 @@ async def test_one_process_answers_greedily_by_its_own_runner(tmp_path):
     gpu_small_model.write_small_model(model, True)
     prompts = [[5, 9, 100, 7] * 5, [3]]
     found = await workers._alone(model, "cpu", prompts)
-    runner = build_runner(model, blocks=8)
+    runner = build_runner(model, EngineOptions(blocks=8))
     for prompt, answer in zip(prompts, found, strict=True):
         assert len(answer) == workers.OUTPUT_TOKENS
         whole = [*prompt, *answer]

@@ -15,6 +15,7 @@ import pytest
 from baton.deploy.serve import hub
 from baton.deploy.serve.model_source import check_model, find_model
 from baton.engine.checkpoint.shard_headers import read_header
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.runtime.errors import ModelError
 
@@ -85,7 +86,7 @@ def test_what_a_worker_would_refuse_is_refused_alike_without_torch(
     else:
         (tmp_path / broken).unlink()
     with pytest.raises(ModelError) as refused:
-        build_runner(tmp_path, blocks=64)
+        build_runner(tmp_path, EngineOptions(blocks=64))
     assert broken in str(refused.value)
     code = (
         "import sys; sys.modules['torch'] = None\n"

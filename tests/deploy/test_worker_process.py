@@ -27,6 +27,7 @@ from baton.deploy.processes.worker_process import (
     run_worker,
 )
 from baton.deploy.processes.worker_roles import Boot
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool, Hold
@@ -233,7 +234,9 @@ def started(
 ) -> tuple[WorkerProcess, asyncio.Task[None], MemoryRegistry]:
     """A whole worker process but for its loading, in this one: pool, NIXL, gRPC, admin port."""
     folder, registry = embedded_model(), registry or MemoryRegistry()
-    engine = build_engine(folder, blocks=blocks, block_size=16, dtype="float32", threads=1)
+    engine = build_engine(
+        folder, EngineOptions(blocks=blocks, block_size=16, dtype="float32", threads=1)
+    )
     config = Config(worker=WorkerConfig(host="127.0.0.1", **settings))
     made = Boot(
         config, role, f"{role}-0", os.urandom(16), folder, InlineRegistry(registry), token="secret"

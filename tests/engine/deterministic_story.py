@@ -22,6 +22,7 @@ from baton.engine.execution import determinism_proof
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.device_runner import device_runner
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import CODES
@@ -90,12 +91,14 @@ def main() -> int:
     found, held["from a shared prefix"] = shared_prefix(ours, tokens, *cuts)
     plain = build_runner(
         given.folder,
-        blocks=BLOCKS,
-        block_size=SIZE,
-        dtype="float32",
-        backend="torch",
-        quantization=given.quantization,
-        kv_dtype=given.kv_dtype,
+        EngineOptions(
+            blocks=BLOCKS,
+            block_size=SIZE,
+            dtype="float32",
+            backend="torch",
+            quantization=given.quantization,
+            kv_dtype=given.kv_dtype,
+        ),
     )
     (wanted,) = plain.all_logits(StepBatch((Slice(tokens, 0, range(BLOCKS // 2)),)))
     apart = ((found - wanted).norm() / wanted.norm()).item()

@@ -20,7 +20,8 @@ import torch
 from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.device_runner import device_runner
-from baton.engine.execution.gpu_loading import Build, CudaMemory, GpuOptions, sized_runner
+from baton.engine.execution.engine_options import EngineOptions
+from baton.engine.execution.gpu_loading import Build, CudaMemory, sized_runner
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
@@ -123,7 +124,14 @@ def sized(spec: ModelSpec, build: Build, device: torch.device, kv_dtype: str) ->
     """A runner whose pool is sized as `build_engine` sizes it, from memory for `BLOCKS` or so."""
     memory = CudaMemory(device) if device.type == "cuda" else Counted()
     codes = CODES.get(kv_dtype)
-    options = GpuOptions(0, SIZE, 128, 0.01, 8, 4, codes)
+    options = EngineOptions(
+        block_size=SIZE,
+        max_context=128,
+        memory_fraction=0.01,
+        max_rows=8,
+        step_tokens=4,
+        kv_dtype=kv_dtype,
+    )
     size = partial(KvPool, spec, block_size=SIZE, dtype=torch.float32, device=device, codes=codes)
     runner = sized_runner(spec, torch.float32, options, lambda n: size(n), build, memory, 1)
     assert runner.memory is not None and runner.memory.beside_bytes > 0
@@ -154,11 +162,13 @@ def main() -> int:
     unwritten.fill_(float("nan"))
     plain: ModelRunner = build_runner(
         given.folder,
-        blocks=BLOCKS,
-        block_size=SIZE,
-        dtype="float32",
-        backend="torch",
-        kv_dtype=given.kv_dtype,
+        EngineOptions(
+            blocks=BLOCKS,
+            block_size=SIZE,
+            dtype="float32",
+            backend="torch",
+            kv_dtype=given.kv_dtype,
+        ),
     )
     lengths = [9, 20, 2] if given.device == "cpu" else [9, 30, 2, 77, 16]
     found = tokens(ours, lengths, given.steps, spec.vocab_size)

@@ -15,6 +15,8 @@ import torch
 
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import DecodeGraphs, DrawKernels
+from baton.engine.execution.decoder_kernels import DecoderKernels
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
@@ -76,7 +78,7 @@ def step(number):
 
 def steps(folder, deterministic):
     runner = build_runner(
-        folder, blocks=BATCH * TABLE, block_size=BLOCK, deterministic=deterministic
+        folder, EngineOptions(blocks=BATCH * TABLE, block_size=BLOCK, deterministic=deterministic)
     )
     runner.pool.tensor.zero_()
 
@@ -117,11 +119,11 @@ def nothing(*_):
 
 def gpu(folder):
     """A GPU's runner over a device that captures nothing: stagings, tables, steps under way."""
-    plain = build_runner(folder, blocks=1, block_size=BLOCK, backend="torch")
+    plain = build_runner(folder, EngineOptions(blocks=1, block_size=BLOCK, backend="torch"))
     pool = KvPool(plain.spec, BATCH * TABLE, BLOCK, torch.float32, torch.device("cpu"))
     pool.tensor.zero_()
     attention = TorchAttention(pool, plain.spec.attention)
-    eager = ModelRunner(plain.spec, plain.decoder._weights, pool, attention)
+    eager = ModelRunner(plain.spec, plain.decoder._weights, pool, DecoderKernels(attention))
     kernels = DrawKernels(nothing, greedy, nothing)
     rows = {"max_rows": BATCH, "table_width": TABLE}
     graphs = DecodeGraphs(

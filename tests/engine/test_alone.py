@@ -21,11 +21,12 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.checkpoint.fingerprint import model_fingerprint
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 
 folder = Path(sys.argv[1])
 assert len(model_fingerprint(folder)) == 32
-runner = build_runner(folder, blocks=4, block_size=8, backend="torch")
+runner = build_runner(folder, EngineOptions(blocks=4, block_size=8, backend="torch"))
 out = []
 tokens, start = [5, 6, 7], 0
 while len(out) < 5:

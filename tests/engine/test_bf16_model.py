@@ -11,6 +11,7 @@ from baton.engine.cpu.decode_pass import DecodePass
 from baton.engine.cpu.dot_bf16 import has_matrix_unit, supported
 from baton.engine.cpu.linear_numba import Panels
 from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
@@ -37,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def runner(folder, **how):
-    made = build_runner(folder, blocks=BLOCKS, block_size=SIZE, **how)
+    made = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE, **how))
     made.pool.tensor.fill_(float("nan"))
     return made
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoint.checkpoint_formats import read_quantized
 from baton.engine.checkpoint.shards import Shards
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.quantization_config import StoredForm
@@ -376,4 +377,4 @@ def test_a_folder_with_a_wrong_scale_is_refused_at_load(qwen3, tmp_path):
     name = "model.layers.1.mlp.down_proj.scales"
     save_file(tensors | {name: torch.ones(1, 64)}, quantized / "model.safetensors")
     with pytest.raises(ModelError, match=r"down_proj\.scales has shape \[1, 64\].*\[3, 64\]"):
-        build_runner(quantized, blocks=2)
+        build_runner(quantized, EngineOptions(blocks=2))

@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
-import baton.engine.execution.cpu_parts as cpu_parts
+import baton.engine.execution.cpu_kernels as cpu_kernels
 from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.model.attention import TorchAttention
 from baton.engine.scheduling.batch import Slice, StepBatch
@@ -113,7 +114,9 @@ def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
     tokens, table = random.Random(5).choices(range(4000), k=50), list(range(4))
     found, codes = [], []
     for backend, kind in (("auto", CodesAttention), ("torch", TorchAttention)):
-        runner = build_runner(folder, blocks=8, dtype="float32", backend=backend, kv_dtype=kv_dtype)
+        runner = build_runner(
+            folder, EngineOptions(blocks=8, dtype="float32", backend=backend, kv_dtype=kv_dtype)
+        )
         assert type(runner.decoder._attention) is kind
         found.append(runner.all_logits(StepBatch((Slice(tokens, 0, table),)))[0])
         codes.append(runner.pool.tensor.view(torch.uint8))
@@ -125,15 +128,15 @@ def test_float16_takes_torch(folder, kv_dtype):
     """The compiled kernels write no codes of float16 rows."""
     tokens, found = random.Random(5).choices(range(4000), k=40), []
     for dtype in ("float16", "float32"):
-        runner = build_runner(folder, blocks=8, dtype=dtype, kv_dtype=kv_dtype)
+        runner = build_runner(folder, EngineOptions(blocks=8, dtype=dtype, kv_dtype=kv_dtype))
         found.append(runner.all_logits(StepBatch((Slice(tokens, 0, [4, 1, 6]),)))[0])
         assert (type(runner.decoder._attention) is TorchAttention) == (dtype == "float16")
     assert error(*found) < 0.02
 
 
 def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
-    monkeypatch.setattr(cpu_parts, "find_spec", lambda name: None)
-    runner = build_runner(folder, blocks=8, kv_dtype=kv_dtype)
+    monkeypatch.setattr(cpu_kernels, "find_spec", lambda name: None)
+    runner = build_runner(folder, EngineOptions(blocks=8, kv_dtype=kv_dtype))
     assert type(runner.decoder._attention) is TorchAttention
     assert runner.all_logits(StepBatch((Slice([1, 2, 3], 0, [0]),)))[0].isfinite().all()
 
@@ -152,23 +155,24 @@ def test_kv_that_is_no_number_breaks_its_sequence_alone(folder, kv_dtype):
 
 def test_memory_is_shown_with_what_the_pool_holds(folder, kv_dtype):
     plain, small = (
-        build_runner(folder, blocks=8, kv_dtype=kind).memory for kind in ("auto", kv_dtype)
+        build_runner(folder, EngineOptions(blocks=8, kv_dtype=kind)).memory
+        for kind in ("auto", kv_dtype)
     )
     assert small.block_bytes == plain.block_bytes * (64 + 4) // 128
     assert f"({kv_dtype} of bfloat16) = 8 blocks" in small.line()
-    sized = build_runner(folder, kv_dtype=kv_dtype, memory_fraction=0.01).memory
+    sized = build_runner(folder, EngineOptions(kv_dtype=kv_dtype, memory_fraction=0.01)).memory
     assert sized.blocks * sized.block_bytes <= 0.01 * sized.free_bytes
 
 
 async def test_an_engine_names_its_kind(folder, kv_dtype):
-    engine = build_engine(folder, blocks=8, kv_dtype=kv_dtype)
+    engine = build_engine(folder, EngineOptions(blocks=8, kv_dtype=kv_dtype))
     assert engine.dtype_name == f"{kv_dtype} of bfloat16"
     await engine.close()
 
 
 def test_what_is_refused(folder, references):
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int4': give auto or one of int8"):
-        build_runner(folder, blocks=8, kv_dtype="int4")
+        build_runner(folder, EngineOptions(blocks=8, kv_dtype="int4"))
     latent = references("deepseek-v2").folder
     with pytest.raises(ConfigError, match=r"worker\.deterministic: on a CPU not with latent.*int8"):
-        build_runner(latent, blocks=8, kv_dtype="int8", deterministic=True)
+        build_runner(latent, EngineOptions(blocks=8, kv_dtype="int8", deterministic=True))

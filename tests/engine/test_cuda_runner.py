@@ -5,6 +5,8 @@ import torch
 
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs
+from baton.engine.execution.decoder_kernels import DecoderKernels
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
@@ -80,14 +82,18 @@ class Told:
     """A graph runner and a plain one over pools of their own, and the same blocks in both."""
 
     def __init__(self, folder, torch_kernels, buckets=BUCKETS, max_rows=12):
-        self.plain = build_runner(folder, blocks=BLOCKS, block_size=SIZE, backend="torch")
+        self.plain = build_runner(
+            folder, EngineOptions(blocks=BLOCKS, block_size=SIZE, backend="torch")
+        )
         spec, weights = self.plain.spec, self.plain.decoder._weights
         pool = KvPool(spec, BLOCKS, SIZE, torch.float32, torch.device("cpu"))
         pool.tensor.fill_(float("nan"))
         self.plain.pool.tensor.fill_(float("nan"))
         from baton.engine.model.attention import TorchAttention
 
-        eager = ModelRunner(spec, weights, pool, TorchAttention(pool, spec.attention))
+        eager = ModelRunner(
+            spec, weights, pool, DecoderKernels(TorchAttention(pool, spec.attention))
+        )
         self.device = Recorder()
         self.graphs = DecodeGraphs(
             eager.decoder,

@@ -14,6 +14,7 @@ from baton.engine.cpu.decode_pass import DecodePass, decode_pass
 from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.cpu.linear_numba import can_pack
 from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
@@ -55,7 +56,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runner(folder):
-    made = build_runner(folder, blocks=BLOCKS, block_size=SIZE)
+    made = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
     generator = torch.Generator().manual_seed(2)
     made.pool.tensor.copy_(torch.randn(made.pool.tensor.shape, generator=generator))
     return made
@@ -174,7 +175,7 @@ def test_layers_that_it_does_not_know_are_left_to_the_decoder(loaded, runner):
 )
 def test_other_ways_to_serve_go_layer_by_layer(folder, monkeypatch, how):
     monkeypatch.setattr(DecodePass, "__call__", None)  # whoever calls it fails
-    runner = build_runner(folder, **{"blocks": BLOCKS, "block_size": SIZE, **how})
+    runner = build_runner(folder, EngineOptions(**{"blocks": BLOCKS, "block_size": SIZE, **how}))
     assert runner.decoder._fused_pass is None
     given = [Slice([3 + n], 0, [n]) for n in range(3)]
     assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
@@ -187,7 +188,7 @@ def test_other_models_go_layer_by_layer(references, monkeypatch, name):
     """Output norms and a GELU, experts, a latent pool, an MLP of 96 numbers, heads of 16."""
     monkeypatch.setattr(DecodePass, "__call__", None)
     folder = references(name).folder
-    runner = build_runner(folder, blocks=BLOCKS, block_size=SIZE, dtype="bfloat16")
+    runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE, dtype="bfloat16"))
     assert runner.decoder._fused_pass is None
     given = [Slice([3 + n], 0, [n]) for n in range(3)]
     assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
@@ -242,7 +243,7 @@ def use(runner, spec, weights):
     ],
 )
 def test_other_shapes_of_a_layer(folder, monkeypatch, change):
-    runner = build_runner(folder, blocks=BLOCKS, block_size=SIZE)
+    runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
     runner.pool.tensor.normal_()
     decoder = runner.decoder
     plain = both_ways(runner, monkeypatch, slices())[0][0]
@@ -253,7 +254,7 @@ def test_other_shapes_of_a_layer(folder, monkeypatch, change):
 
 
 def test_steps_that_it_does_not_know_go_layer_by_layer(folder, monkeypatch):
-    runner = build_runner(folder, blocks=BLOCKS, block_size=SIZE)
+    runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
     decoder = runner.decoder
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
     monkeypatch.setattr(DecodePass, "__call__", None)

@@ -11,6 +11,7 @@ from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.execution import determinism_proof, deterministic_runner
 from baton.engine.execution.determinism_proof import prove
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime.errors import ConfigError
@@ -186,9 +187,11 @@ def test_the_numbers_are_those_of_transformers(references, name):
 
 def test_workers_are_named_by_their_bits(qwen3):
     def numerics(**how):
-        return build_runner(qwen3.folder, blocks=40, deterministic=True, **how).numerics
+        return build_runner(
+            qwen3.folder, EngineOptions(blocks=40, deterministic=True, **how)
+        ).numerics
 
-    plain = build_runner(qwen3.folder, blocks=4)
+    plain = build_runner(qwen3.folder, EngineOptions(blocks=4))
     assert plain.numerics == ""
     first = numerics()
     assert len(first) == 32
@@ -203,14 +206,16 @@ def test_workers_are_named_by_their_bits(qwen3):
 
 
 def test_the_proof_leaves_the_pool_as_it_was(qwen3):
-    runner = build_runner(qwen3.folder, blocks=40, deterministic=True)
+    runner = build_runner(qwen3.folder, EngineOptions(blocks=40, deterministic=True))
     assert not runner.pool.bytes_view().any()
 
 
 def test_a_small_pool_is_enough_for_the_proof(qwen3):
-    assert build_runner(qwen3.folder, blocks=2, block_size=4, deterministic=True).numerics
+    assert build_runner(
+        qwen3.folder, EngineOptions(blocks=2, block_size=4, deterministic=True)
+    ).numerics
     with pytest.raises(ConfigError, match=r"pool\.blocks is 1: worker\.deterministic needs two"):
-        build_runner(qwen3.folder, blocks=1, block_size=4, deterministic=True)
+        build_runner(qwen3.folder, EngineOptions(blocks=1, block_size=4, deterministic=True))
 
 
 @pytest.mark.parametrize("part", ["attention", "gate", "linears"])
@@ -230,7 +235,7 @@ def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
     else:
         monkeypatch.setattr(deterministic_runner, "with_invariant_linears", summed_by_rows)
     with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
-        build_runner(qwen3.folder, blocks=40, deterministic=True)
+        build_runner(qwen3.folder, EngineOptions(blocks=40, deterministic=True))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +254,7 @@ def test_the_proof_covers_many_sizes(references, monkeypatch, whole_proof, name,
         return gate(gate_up, activation)
 
     monkeypatch.setattr(deterministic_runner, "_gate", watched)
-    build_runner(folder, blocks=160, block_size=16, dtype=dtype, deterministic=True)
+    build_runner(folder, EngineOptions(blocks=160, block_size=16, dtype=dtype, deterministic=True))
     large = {512} if name == "qwen3" else {511, 512, 513, 1024}  # as far as the context goes
     assert counts >= {*range(1, 34)} | large
     for wrong in {1, 12, 33} | large:
@@ -259,7 +264,9 @@ def test_the_proof_covers_many_sizes(references, monkeypatch, whole_proof, name,
             lambda x, activation, wrong=wrong: gate(x, activation) * (1 + (len(x) == wrong) / 64),
         )
         with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
-            build_runner(folder, blocks=160, block_size=16, dtype=dtype, deterministic=True)
+            build_runner(
+                folder, EngineOptions(blocks=160, block_size=16, dtype=dtype, deterministic=True)
+            )
 
 
 def summed_by_rows(weights):
@@ -273,11 +280,11 @@ def summed_by_rows(weights):
 def test_without_numba_the_setting_is_refused_by_name(qwen3, monkeypatch):
     monkeypatch.setitem(sys.modules, "baton.engine.execution.deterministic_runner", None)
     with pytest.raises(ConfigError, match=r"worker\.deterministic needs numba"):
-        build_runner(qwen3.folder, blocks=4, deterministic=True)
+        build_runner(qwen3.folder, EngineOptions(blocks=4, deterministic=True))
 
 
 async def test_the_engine_tells_the_numerics(qwen3):
-    engine = build_engine(qwen3.folder, blocks=40, threads=1, deterministic=True)
+    engine = build_engine(qwen3.folder, EngineOptions(blocks=40, threads=1, deterministic=True))
     assert len(engine.numerics) == 32
     await engine.close()
     assert prove(engine._runner) == engine.numerics
@@ -298,4 +305,4 @@ def test_one_broken_sequence_does_not_harm_the_others(qwen3):
 
 def test_float16_is_refused(qwen3):
     with pytest.raises(ConfigError, match=r"worker\.deterministic: not with KV in torch"):
-        build_runner(qwen3.folder, blocks=8, dtype="float16", deterministic=True)
+        build_runner(qwen3.folder, EngineOptions(blocks=8, dtype="float16", deterministic=True))

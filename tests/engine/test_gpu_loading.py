@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from baton.engine.execution import gpu_loading, loading
-from baton.engine.execution.gpu_loading import GpuOptions, memory_beside_pool, sized_runner
+from baton.engine.execution.engine_options import EngineOptions
+from baton.engine.execution.gpu_loading import memory_beside_pool, sized_runner
 from baton.engine.memory.kv_pool import KvPool, block_bytes
 from baton.engine.memory.kv_quant import FP8_E4M3, INT8
 from baton.engine.scheduling.batch import StepResult
 from baton.engine.spec.model_spec import read_spec
-from baton.engine.spec.quantization_config import MADE
 from baton.runtime.errors import ConfigError, OutOfMemory
 
 MIB = 1 << 20
@@ -79,7 +79,7 @@ class Runner:
 
 def options(**changes):
     usual = {"blocks": 0, "block_size": 16, "max_context": 0, "memory_fraction": 0.5}
-    return GpuOptions(**usual | {"max_rows": 64, "step_tokens": 100} | changes)
+    return EngineOptions(**usual | {"max_rows": 64, "step_tokens": 100} | changes)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_pool_is_sized_after_all_else_was_measured(spec):
 @pytest.mark.parametrize("codes", [INT8, FP8_E4M3])
 def test_a_pool_in_eight_bits_is_sized_by_its_codes_and_scales(spec, codes):
     device = Device(spec, total=100 * MIB, beside=20 * MIB, codes=codes)
-    runner = sized(spec, device, codes=codes)
+    runner = sized(spec, device, kv_dtype=codes.name)
     each = block_bytes(spec, 16, KIND, codes)
     assert each < block_bytes(spec, 16, KIND) / 3
     assert runner.pool.blocks == (100 - 25) * MIB // 2 // each
@@ -225,7 +225,7 @@ GPU = torch.device("cuda", 1)
 
 
 def loaded(folder):
-    return gpu_loading.gpu_runner(folder, GPU, KIND, options(), MADE[0], None)
+    return gpu_loading.gpu_runner(folder, GPU, KIND, options(), None)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_heads_that_codes_do_not_fit_are_refused_before_weights_are_read(qwen3, 
     odd = replace(read_spec(qwen3.folder), head_dim=30)
     monkeypatch.setattr(gpu_loading, "read_spec", lambda *_: odd)
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*heads of 30.*give auto"):
-        gpu_loading.gpu_runner(qwen3.folder, GPU, KIND, options(codes=INT8), MADE[0], None)
+        gpu_loading.gpu_runner(qwen3.folder, GPU, KIND, options(kv_dtype="int8"), None)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -302,10 +302,10 @@ def test_a_gpu_is_told_what_its_pool_holds(qwen3, monkeypatch, name, codes):
     monkeypatch.setattr(loading, "chosen_device", lambda name: GPU)
     monkeypatch.setattr(gpu_loading, "gpu_runner", remember)
     with pytest.raises(ZeroDivisionError):
-        loading.build_engine(qwen3.folder, blocks=7, device="cuda:1", kv_dtype=name)
-    assert (told[0].codes, told[0].blocks) == (codes, 7)
+        loading.build_engine(qwen3.folder, EngineOptions(blocks=7, device="cuda:1", kv_dtype=name))
+    assert (told[0].kv_quant, told[0].blocks) == (codes, 7)
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int2'"):
-        loading.build_engine(qwen3.folder, device="cuda:1", kv_dtype="int2")
+        loading.build_engine(qwen3.folder, EngineOptions(device="cuda:1", kv_dtype="int2"))
 
 
 def test_a_worker_without_triton_is_told(qwen3, monkeypatch):

@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from baton.engine.checkpoint.weights import load_weights
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.memory.host_memory import freed_at_once
 from baton.engine.model.attention import TorchAttention
@@ -11,18 +12,18 @@ from baton.runtime.errors import ConfigError
 
 def test_pool_is_sized_from_what_is_free(qwen3, monkeypatch):
     monkeypatch.setattr("baton.engine.execution.loading.available_bytes", lambda: 100 * 24576)
-    runner = build_runner(qwen3.folder, memory_fraction=0.5)
+    runner = build_runner(qwen3.folder, EngineOptions(memory_fraction=0.5))
     assert runner.pool.blocks == 50
     with pytest.raises(ConfigError, match=r"pool\.memory_fraction"):
-        build_runner(qwen3.folder, memory_fraction=0.1)
+        build_runner(qwen3.folder, EngineOptions(memory_fraction=0.1))
 
 
 def test_the_arithmetic_of_the_pool_is_kept(qwen3, monkeypatch):
     monkeypatch.setattr("baton.engine.execution.loading.available_bytes", lambda: 100 * 24576)
-    plan = build_runner(qwen3.folder, memory_fraction=0.5).memory
+    plan = build_runner(qwen3.folder, EngineOptions(memory_fraction=0.5)).memory
     assert (plan.free_bytes, plan.fraction, plan.blocks) == (100 * 24576, 0.5, 50)
     assert (plan.block_bytes, plan.block_size, plan.max_context) == (24576, 16, 512)
-    given = build_runner(qwen3.folder, blocks=3).memory
+    given = build_runner(qwen3.folder, EngineOptions(blocks=3)).memory
     assert (given.fraction, given.blocks) == (0.0, 3)
 
 
@@ -49,16 +50,16 @@ def test_a_pool_that_memory_is_too_little_for_is_refused(
     monkeypatch.setattr("baton.engine.execution.loading.load_weights", load)
     if when:
         with pytest.raises(ConfigError, match=rf"pool\.blocks is 10, .*{when}.*give at most 9,"):
-            build_runner(qwen3.folder, blocks=10)
+            build_runner(qwen3.folder, EngineOptions(blocks=10))
     else:
-        assert build_runner(qwen3.folder, blocks=10).pool.blocks == 10
+        assert build_runner(qwen3.folder, EngineOptions(blocks=10)).pool.blocks == 10
     assert len(loaded) == loads
 
 
 def test_the_refusal_names_both_sizes(qwen3, monkeypatch):
     monkeypatch.setattr("baton.engine.execution.loading.available_bytes", lambda: 3 << 29)
     with pytest.raises(ConfigError, match=r"2\.29 GiB, and 1\.50 GiB are available"):
-        build_runner(qwen3.folder, blocks=100_000)
+        build_runner(qwen3.folder, EngineOptions(blocks=100_000))
 
 
 @pytest.mark.parametrize("made", ["int8", "int4"])
@@ -69,7 +70,7 @@ def test_quantization_is_made_of_plain_weights(qwen3, made, monkeypatch):
         lambda *given, **_: seen.append(given[-1]) or stop(),
     )
     with pytest.raises(StopAsyncIteration):
-        build_runner(qwen3.folder, blocks=2, quantization=made)
+        build_runner(qwen3.folder, EngineOptions(blocks=2, quantization=made))
     assert seen == [made]
 
 
@@ -80,18 +81,18 @@ def stop():
 @pytest.mark.parametrize("how", [{"dtype": "int4"}, {"backend": "cuda"}, {"quantization": "int3"}])
 def test_unknown_choices_are_refused(qwen3, how):
     with pytest.raises(ConfigError, match=next(iter(how.values()))):
-        build_runner(qwen3.folder, blocks=2, **how)
+        build_runner(qwen3.folder, EngineOptions(blocks=2, **how))
 
 
 def test_numba_is_optional(qwen3, monkeypatch):
-    monkeypatch.setattr("baton.engine.execution.cpu_parts.find_spec", lambda name: None)
+    monkeypatch.setattr("baton.engine.execution.cpu_kernels.find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "baton.engine.cpu.attention_numba", raising=False)
     seen = []
     monkeypatch.setattr(
-        "baton.engine.execution.cpu_parts.TorchAttention",
+        "baton.engine.execution.cpu_kernels.TorchAttention",
         lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
     )
-    runner = build_runner(qwen3.folder, blocks=2)
+    runner = build_runner(qwen3.folder, EngineOptions(blocks=2))
     assert seen == [runner.pool]
     assert "baton.engine.cpu.attention_numba" not in sys.modules
 
@@ -99,19 +100,19 @@ def test_numba_is_optional(qwen3, monkeypatch):
 def test_numba_asked_for_and_missing_is_said(qwen3, monkeypatch):
     monkeypatch.setitem(sys.modules, "baton.engine.cpu.attention_numba", None)
     with pytest.raises(ConfigError, match="needs numba"):
-        build_runner(qwen3.folder, blocks=2, backend="numba")
+        build_runner(qwen3.folder, EngineOptions(blocks=2, backend="numba"))
 
 
 def test_float16_goes_to_plain_torch(qwen3, monkeypatch):
     """The compiled kernel reads the two kinds that are float32 or the upper half of one."""
     seen = []
     monkeypatch.setattr(
-        "baton.engine.execution.cpu_parts.TorchAttention",
+        "baton.engine.execution.cpu_kernels.TorchAttention",
         lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
     )
-    assert build_runner(qwen3.folder, blocks=2, dtype="float16").pool in seen
+    assert build_runner(qwen3.folder, EngineOptions(blocks=2, dtype="float16")).pool in seen
     with pytest.raises(ConfigError, match="numba' has no float16: give auto or torch"):
-        build_runner(qwen3.folder, blocks=2, dtype="float16", backend="numba")
+        build_runner(qwen3.folder, EngineOptions(blocks=2, dtype="float16", backend="numba"))
 
 
 def test_thresholds_of_the_c_library_are_set_while_loading_and_after(monkeypatch):
@@ -138,4 +139,4 @@ def test_what_is_for_a_cpu_is_refused_on_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(ConfigError, match="for a CPU"):
-        build_engine(tmp_path, device="cuda", backend="torch")
+        build_engine(tmp_path, EngineOptions(device="cuda", backend="torch"))

@@ -3,6 +3,7 @@ import shutil
 import pytest
 import torch
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
@@ -109,7 +110,7 @@ def test_context_limit(qwen3):
 @pytest.mark.parametrize("max_context", [513, -1])
 def test_a_context_that_the_model_does_not_have(qwen3, max_context):
     with pytest.raises(ConfigError, match=r"worker\.max_context .* 512"):
-        build_runner(qwen3.folder, blocks=4, max_context=max_context)
+        build_runner(qwen3.folder, EngineOptions(blocks=4, max_context=max_context))
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -170,11 +171,11 @@ def test_a_bias_on_an_unknown_token_breaks_its_own_slice_alone(told, token):
 
 
 def test_dtype_follows_the_stored_one(qwen3, tmp_path):
-    assert build_runner(qwen3.folder, blocks=2).pool.tensor.dtype == torch.float32
+    assert build_runner(qwen3.folder, EngineOptions(blocks=2)).pool.tensor.dtype == torch.float32
     folder = shutil.copytree(qwen3.folder, tmp_path / "half")
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
     half = {name: tensor.half() for name, tensor in tensors.items()}
     save_file(half, folder / "model.safetensors")
-    assert build_runner(folder, blocks=2).pool.tensor.dtype == torch.bfloat16
+    assert build_runner(folder, EngineOptions(blocks=2)).pool.tensor.dtype == torch.bfloat16

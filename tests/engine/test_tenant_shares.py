@@ -63,7 +63,7 @@ def test_a_block_that_nobody_identified_is_nobodys() -> None:
 def test_books_that_differ_from_the_pools_are_told(identified: set[int], cached: set[int]) -> None:
     shares = TenantShares(2)
     holding(shares, b"a", range(2))
-    with pytest.raises(RuntimeError, match="not those of the pool"):
+    with pytest.raises(RuntimeError, match="differ from those of the pool"):
         shares.check(identified, cached)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.execution.torch_engine import TorchEngine, TorchHandle
 from baton.engine.scheduling.batch import (
@@ -57,7 +58,9 @@ async def gated(gate):
 
 @pytest.fixture
 async def engine(qwen3):
-    engine = build_engine(qwen3.folder, blocks=20, block_size=8, threads=1, max_context=100)
+    engine = build_engine(
+        qwen3.folder, EngineOptions(blocks=20, block_size=8, threads=1, max_context=100)
+    )
     yield engine
     await engine.close()
 
@@ -70,7 +73,7 @@ async def test_attributes(engine):
 
 
 async def test_a_step_is_what_the_runner_computes(engine, qwen3):
-    expected = build_runner(qwen3.folder, blocks=20, block_size=8).run(STEP)
+    expected = build_runner(qwen3.folder, EngineOptions(blocks=20, block_size=8)).run(STEP)
     result = await engine.submit(STEP).result()
     assert result.drawn == expected.drawn
     assert result.broken == frozenset()

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
@@ -71,7 +72,7 @@ def test_logits_equal_those_of_transformers(
 
 
 def test_logits_equal_those_of_the_engine(model: TrainingModel, folder: Path) -> None:
-    runner = build_runner(folder, blocks=16, block_size=16)
+    runner = build_runner(folder, EngineOptions(blocks=16, block_size=16))
     ids = tokens(200)
     (found,) = runner.all_logits(StepBatch((Slice(ids[0].tolist(), 0, range(13)),)))
     assert (trained_logits(model, ids) - found).abs().max() < 1e-4

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
@@ -21,7 +22,10 @@ class ModelStory:
 
     def __init__(self, folder: Path, *, seed: int = 0, block_size: int = 8, **how: Any) -> None:
         self.runner: ModelRunner = build_runner(
-            folder, blocks=160, block_size=block_size, dtype=how.pop("dtype", "float32"), **how
+            folder,
+            EngineOptions(
+                blocks=160, block_size=block_size, dtype=how.pop("dtype", "float32"), **how
+            ),
         )
         pool = self.runner.pool  # whoever reads an unwritten token shows it
         (pool.tensor if pool.scales is None else pool.scales).fill_(float("nan"))

@@ -36,11 +36,13 @@ class Handle:
 
 
 class Device:
-    draw_costs = ZERO_COSTS
-
     def __init__(self) -> None:
+        self.draw_costs = ZERO_COSTS
         self.steps: list[asyncio.Future[StepResult]] = []
         self.refusal: EngineError | None = None
+
+    def compiled_s(self) -> float:
+        return 0.0
 
     def submit(self, batch: StepBatch) -> Handle:
         if self.refusal is not None:

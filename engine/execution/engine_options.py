@@ -1,0 +1,64 @@
+"""The options of an engine: what the loaders of CPU and GPU runners are configured with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.engine.memory.kv_quant import CODES, KvCodes
+from baton.engine.spec.quantization_config import MADE, Made
+from baton.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options of `build_engine`. Raises ConfigError for an unknown `kv_dtype` or `quantization`.
+
+    `blocks` 0: as many as fit into `memory_fraction` of the memory that is free after loading;
+    more than fit are refused.
+    `dtype` "auto": float32 where the weights are stored so, else bfloat16 (few CPUs compute
+    float16 at the same speed, and no compiled decode kernel reads it).
+    `threads` 0: torch's default. `max_context` in tokens, 0: the model's own.
+    `backend`: the CPU's kernels, see `cpu_kernels`.
+    `deterministic`: see `deterministic_runner`, or on a GPU `device_runner`.
+    `quantization` of plain weights: "none", "int8" or "int4".
+    `kv_dtype` of the pool: "int8", "fp8_e4m3", or "auto" for the model's dtype.
+    `device`: see `chosen_device`; on a GPU decode steps of up to `max_rows` are captured, and
+    memory is reserved for a step of `step_tokens`.
+    `draft_folder`: the draft model that proposes for slices with draft work, on a CPU.
+    """
+
+    blocks: int = 0
+    block_size: int = 16
+    dtype: str = "auto"
+    threads: int = 0
+    max_context: int = 0
+    memory_fraction: float = 0.5
+    backend: str = "auto"
+    deterministic: bool = False
+    quantization: str = "none"
+    kv_dtype: str = "auto"
+    device: str = "cpu"
+    max_rows: int = 256
+    step_tokens: int = 512
+    draft_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.quantization not in MADE:
+            raise ConfigError(
+                f"worker.quantization is {self.quantization!r}: give {', '.join(MADE)}"
+            )
+        if self.kv_dtype != "auto" and self.kv_dtype not in CODES:
+            raise ConfigError(
+                f"pool.kv_dtype is {self.kv_dtype!r}: give auto or one of {', '.join(CODES)}"
+            )
+
+    @property
+    def kv_quant(self) -> KvCodes | None:
+        """The quantisation of the pool; None: plain numbers."""
+        return CODES.get(self.kv_dtype)
+
+    @property
+    def weight_quantization(self) -> Made:
+        """The quantisation applied to plain weights."""
+        return MADE[MADE.index(self.quantization)]
