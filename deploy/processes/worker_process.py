@@ -119,7 +119,7 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
             quantization=settings.quantization,
             kv_dtype=config.pool.kv_dtype,
             device=settings.device,
-            max_rows=config.step.max_sequences if role == "decode" else 1,
+            max_rows=config.step.max_sequences if role == "decode" else 1,  # for graphs
             step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
         ),
         progress=LoadProgress(),
