@@ -1,0 +1,40 @@
+"""What a request asks of its output's form, before it is compiled. A plain value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal
+
+import orjson
+
+from baton.runtime.errors import InvalidRequest
+
+Kind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
+MAX_CONSTRAINT_BYTES = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """`body`: a schema, a pattern, a list of texts, or the text of a grammar; `field` is where the
+    client wrote it."""
+
+    kind: Kind
+    body: Any
+    field: str
+
+    def message(self) -> bytes:
+        """Return it as JSON. Raises InvalidRequest if it is too large."""
+        made = orjson.dumps({"kind": self.kind, "body": self.body})
+        if len(made) > MAX_CONSTRAINT_BYTES:
+            raise InvalidRequest(
+                f"{self.field} has {len(made)} bytes, at most {MAX_CONSTRAINT_BYTES} are taken: "
+                "make it smaller",
+                self.field,
+            )
+        return made
+
+
+def message_key(message: bytes) -> bytes:
+    """Name a constraint in a cache."""
+    return blake2b(message, digest_size=16).digest()

@@ -1,0 +1,171 @@
+"""Validates constraints in a process of its own, with limits on time, memory and size.
+
+    check ─▶ kept answer?  ─ no ─▶ queue (bounded) ─▶ the process ─▶ grammar, or what is wrong
+                                                       └─ too slow, or dead: killed, started again
+
+The process is started with the first constraint: without one it costs nothing. One constraint is
+validated at a time. The event loop never waits for it. Owns the process; `close` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.proto import worker_pb2
+from baton.router.grammars.constraint import Constraint, message_key
+from baton.router.grammars.grammar_child import HEADER
+from baton.runtime import logs, metrics
+from baton.runtime.errors import InvalidRequest, ModelError, Overloaded, Unavailable
+from baton.runtime.grammar.vocabulary import vocabulary_digest
+
+START_S = 60.0  # to read a large vocabulary
+ANSWER_S = 3.0  # for one constraint
+MAX_QUEUE = 64
+KEPT_ANSWERS = 512
+MAX_ANSWER_BYTES = 4 << 20
+
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyFile:
+    """Where a model's vocabulary is read from; `size` counts its token ids."""
+
+    path: Path
+    size: int
+    ends: Sequence[int]
+
+
+class GrammarValidator:
+    """For one model. All methods are called by the event loop."""
+
+    def __init__(self, vocabulary: VocabularyFile, answer_s: float = ANSWER_S) -> None:
+        self._vocabulary = vocabulary
+        self._answer_s = answer_s
+        self._digest: bytes | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._kept: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+
+    async def grammar(self, constraint: Constraint) -> worker_pb2.Grammar:
+        """Return the grammar as workers get it. Raises InvalidRequest that names the field and what
+        is wrong, Overloaded if too many constraints wait, Unavailable if the process cannot run."""
+        message = constraint.message()
+        key = message_key(message)
+        answer = self._kept.get(key)
+        if answer is None:
+            answer = await self._asked(key, message, constraint.field)
+        self._kept.move_to_end(key)
+        if "error" in answer:
+            metrics.GRAMMARS_REFUSED.inc()
+            raise InvalidRequest(f"{constraint.field}: {answer['error']}", constraint.field)
+        return worker_pb2.Grammar(text=answer["text"], vocabulary=self._own_digest())
+
+    async def close(self) -> None:
+        await self._end()
+
+    def _own_digest(self) -> bytes:
+        if self._digest is None:
+            source = self._vocabulary
+            self._digest = vocabulary_digest(source.path, source.size, source.ends)
+        return self._digest
+
+    async def _asked(self, key: bytes, message: bytes, field: str) -> dict[str, Any]:
+        if self._waiting >= MAX_QUEUE:
+            raise Overloaded(f"{self._waiting} grammars wait to be validated: try again later")
+        self._waiting += 1
+        try:
+            async with self._turn:
+                if (known := self._kept.get(key)) is None:
+                    known = await self._validated(message)
+                    self._keep(key, known)
+                return known
+        finally:
+            self._waiting -= 1
+
+    def _keep(self, key: bytes, answer: dict[str, Any]) -> None:
+        self._kept[key] = answer
+        if len(self._kept) > KEPT_ANSWERS:
+            self._kept.popitem(last=False)
+
+    async def _validated(self, message: bytes) -> dict[str, Any]:
+        """Ask the process. One that is cut off in the middle of an answer is ended."""
+        process = await self._running()
+        started_s = time.perf_counter()
+        whole = False
+        try:
+            async with asyncio.timeout(self._answer_s):
+                answer = await _exchange(process, message)
+            whole = True
+        except TimeoutError:
+            log.warning("grammar validation timed out", seconds=self._answer_s)
+            return {"error": f"it takes over {self._answer_s:g} s to compile: make it smaller"}
+        except (asyncio.IncompleteReadError, OSError):
+            log.warning("grammar process lost", status=process.returncode)
+            return {"error": "it takes too much memory to compile: make it smaller"}
+        finally:
+            metrics.GRAMMAR_SECONDS.observe(time.perf_counter() - started_s)
+            if not whole:
+                await self._end()
+        return answer
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        source = self._vocabulary
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "baton.router.grammars.grammar_child"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "RAYON_NUM_THREADS": "1"},
+        )
+        opening = {"path": str(source.path), "size": source.size, "ends": [*source.ends]}
+        ready = False
+        try:
+            async with asyncio.timeout(START_S):
+                answer = await _exchange(process, json.dumps(opening).encode())
+            ready = answer["ready"]
+        except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+            raise Unavailable("grammars cannot be validated now: try again later") from error
+        finally:
+            if not ready:
+                await self._end()
+        if not ready:
+            raise ModelError(answer["error"])
+        log.info("grammar process started", pid=process.pid)
+        return process
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+async def _exchange(process: asyncio.subprocess.Process, message: bytes) -> dict[str, Any]:
+    """Send a message and return the answer. Raises OSError or IncompleteReadError if the process
+    ends, which a cancel leaves unread."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(HEADER.pack(len(message)) + message)
+    await process.stdin.drain()
+    (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+    if length > MAX_ANSWER_BYTES:
+        raise OSError("the answer of the grammar process is too large")
+    answer = json.loads(await process.stdout.readexactly(length))
+    assert isinstance(answer, dict)
+    return answer

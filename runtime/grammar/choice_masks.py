@@ -1,0 +1,183 @@
+"""The masks of one choice: which tokens its grammar admits after each of its tokens.
+
+    output      a  b  c │ d     accepted tokens, then those that are drawn or proposed
+    mask at 3            └─▶ bits for the token after c
+    continued((d,))          └─▶ bits for the token after d; computed from now on
+
+A mask is computed in a mask thread as soon as the tokens before it are known, while the step's
+forward pass runs, and awaited only before the draw. The matcher follows whichever state is wanted:
+it rolls back to the last common token and consumes the rest, so rejected proposals, a preemption and
+a migration (all accepted tokens are consumed at once) need nothing of their own. Reasoning that
+comes before the answer is not masked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.runtime.grammar.matcher import CompiledGrammar
+
+
+class MaskThreads(Protocol):
+    """Computes masks: a pool of threads, or at once where there are none."""
+
+    def submit(self, work: Callable[[], bytes | None], /) -> Future[bytes | None]: ...
+
+
+class InlineMasks:
+    """Computes each mask where it is asked for: in simulations, which have no threads."""
+
+    def submit(self, work: Callable[[], bytes | None], /) -> Future[bytes | None]:
+        done: Future[bytes | None] = Future()
+        done.set_result(work())
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The tokens around reasoning. `opened`: the prompt has opened it, so the output begins inside;
+    else the output may begin with `opening`, or with the answer."""
+
+    opening: int
+    closing: int
+    opened: bool
+
+
+class ChoiceMasks:
+    """`output` grows by accepted tokens only; it is shared with the owner of the choice."""
+
+    def __init__(
+        self,
+        grammar: CompiledGrammar,
+        output: Sequence[int],
+        threads: MaskThreads,
+        reasoning: Reasoning | None = None,
+    ) -> None:
+        self._matcher = grammar.matcher()
+        self._output = output
+        self._threads = threads
+        self._reasoning = reasoning
+        self._lock = threading.Lock()
+        self._begin: int | None = None if reasoning else 0  # of the answer in the output
+        self._searched = 0  # leading tokens of the output without the end of reasoning
+        self._consumed: list[int] = []  # tokens of the answer that the matcher has
+        self._checked = 0  # of these, tokens that are accepted
+        self._exhausted_at: int | None = None
+        self.error = ""  # the matcher broke a limit: no more masks
+
+    def mask(self, *, start: bool) -> TokenMask:
+        """Return the mask after all accepted tokens; begin to compute it if `start`, else it lacks
+        a token that a step draws now."""
+        made = TokenMask(self, len(self._output), ())
+        if start:
+            made.compute()
+        return made
+
+    def exhausted(self) -> bool:
+        """Whether the grammar admits nothing after the accepted tokens, as the draw that was masked
+        there has shown."""
+        return self._exhausted_at is not None and self._exhausted_at == len(self._output)
+
+    def request(self, length: int, tail: tuple[int, ...]) -> Future[bytes | None]:
+        return self._threads.submit(lambda: self._bits(length, tail))
+
+    def _bits(self, length: int, tail: tuple[int, ...]) -> bytes | None:
+        """Return the mask after `length` accepted tokens and `tail`; None where all is admitted, and
+        where the tail is no output of the grammar."""
+        with self._lock:
+            begin = self._answer_begin(length, tail)
+            if begin is None or self.error:
+                return None
+            if not self._go_to(begin, length, tail):
+                return None
+            place = length + len(tail)
+            if self._matcher.exhausted:
+                self._exhausted_at = place
+            elif self._exhausted_at == place:
+                self._exhausted_at = None  # that was another tail
+            bits = self._matcher.bitmask()
+            self.error = self._matcher.error
+        if bits is not None and self._reasoning is not None and not length and not tail:
+            return _with(bits, self._reasoning.opening)
+        return bits
+
+    def _go_to(self, begin: int, length: int, tail: tuple[int, ...]) -> bool:
+        """Bring the matcher to this state. Return whether the grammar admits the tokens."""
+        sure = min(self._checked, length - begin)
+        wanted = [*self._output[begin + sure : length], *tail]
+        if begin > length:  # the answer begins within the tail
+            wanted, sure = list(tail[begin - length :]), 0
+        have = self._consumed[sure:]
+        same = 0
+        while same < min(len(have), len(wanted)) and have[same] == wanted[same]:
+            same += 1
+        self._matcher.rollback(len(have) - same)
+        del self._consumed[sure + same :]
+        taken = self._matcher.consume(wanted[same:])
+        self._consumed += wanted[same : same + taken]
+        self._checked = max(0, min(len(self._consumed), length - begin))
+        self.error = self._matcher.error
+        return same + taken == len(wanted) and not self.error
+
+    def _answer_begin(self, length: int, tail: tuple[int, ...]) -> int | None:
+        """Return the index of the answer's first token; None inside the reasoning."""
+        if self._begin is not None or self._reasoning is None:
+            return self._begin
+        total = length + len(tail)
+        if not self._reasoning.opened and total:
+            first = self._output[0] if length else tail[0]
+            if first != self._reasoning.opening:
+                if length:
+                    self._begin = 0
+                return 0
+        elif not self._reasoning.opened:
+            return 0
+        for place in range(self._searched, total):
+            token = self._output[place] if place < length else tail[place - length]
+            if token == self._reasoning.closing:
+                if place < length:
+                    self._begin = place + 1
+                return place + 1
+        self._searched = length
+        return None
+
+
+class TokenMask:
+    """The mask of one draw: the `AllowedTokens` of the engine."""
+
+    __slots__ = ("_bits", "_length", "_owner", "_tail")
+
+    def __init__(self, owner: ChoiceMasks, length: int, tail: tuple[int, ...]) -> None:
+        self._owner = owner
+        self._length = length
+        self._tail = tail
+        self._bits: Future[bytes | None] | None = None
+
+    def compute(self) -> None:
+        """Begin to compute the mask."""
+        if self._bits is None:
+            self._bits = self._owner.request(self._length, self._tail)
+
+    def continued(self, tokens: Sequence[int]) -> TokenMask:
+        """Return the mask after these tokens too, and begin to compute it."""
+        made = TokenMask(self._owner, self._length, (*self._tail, *tokens))
+        made.compute()
+        return made
+
+    def bitmask(self) -> bytes | None:
+        """Wait for the mask: one bit for each token id, lowest first; None: all are admitted."""
+        self.compute()
+        assert self._bits is not None
+        return self._bits.result()  # bounded by the matcher's limits
+
+
+def _with(bits: bytes, token: int) -> bytes:
+    """Return the mask that admits `token` too."""
+    made = bytearray(bits)
+    if token // 8 < len(made):
+        made[token // 8] |= 1 << token % 8
+    return bytes(made)

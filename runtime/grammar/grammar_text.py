@@ -1,0 +1,104 @@
+"""From a client's constraint to a grammar in llguidance's form.
+
+    json_schema  ─▶ compact JSON: no white space between tokens
+    regex, choice, grammar (Lark, or EBNF with `::=`)
+
+White space between the tokens of JSON is not admitted: a model that may write it can write it
+without end. An object whose schema names its properties and says nothing of others has no others:
+that is narrower than the schema, so what is made is valid. Stateless.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from baton.runtime.errors import InvalidRequest
+
+JSON_OPTIONS: Any = {"whitespace_flexible": False, "lenient": False}
+_OPTIONS_KEY = "x-guidance"
+_OPEN_KEYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+_COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef")
+_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA_KEYS = ("const", "default", "enum", "example", "examples")  # values, not schemas
+
+
+def json_schema_grammar(schema: dict[str, Any]) -> str:
+    """Return the grammar of all compact JSON texts that are valid by the schema."""
+    return LLMatcher.grammar_from_json_schema(prepared_schema(schema), overrides=JSON_OPTIONS)
+
+
+def inline_schema(schema: dict[str, Any]) -> str:
+    """Return the right side of a Lark rule for JSON that is valid by the schema."""
+    return "%json " + json.dumps({**prepared_schema(schema), _OPTIONS_KEY: JSON_OPTIONS})
+
+
+def regex_grammar(pattern: str) -> str:
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def choice_grammar(choices: list[str]) -> str:
+    return lark_grammar("start: " + " | ".join(quoted(choice) for choice in choices))
+
+
+def ebnf_grammar(text: str) -> str:
+    """Return the grammar of a Lark text, or of one in EBNF whose rules have `::=`. Raises
+    InvalidRequest for EBNF that cannot be read."""
+    try:
+        return lark_grammar(any_to_lark(text))
+    except (GbnfToLarkError, RecursionError) as error:
+        raise InvalidRequest(f"the EBNF cannot be read: {str(error)[:200]}") from error
+
+
+def lark_grammar(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def quoted(text: str) -> str:
+    """Return a Lark string for the text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def prepared_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy without options for llguidance, with objects closed where that is safe."""
+    closes = not any("allOf" in each for _, each in subschemas(schema))
+    return _prepared(schema, closes)
+
+
+def _prepared(value: Any, closes: bool, *, by_name: bool = False) -> Any:
+    """`by_name`: `value` has schemas by name, and is none itself."""
+    if isinstance(value, list):
+        return [_prepared(each, closes) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if by_name:
+        return {name: _prepared(each, closes) for name, each in value.items()}
+    made = {
+        key: each if key in _DATA_KEYS else _prepared(each, closes, by_name=key in _MAP_KEYS)
+        for key, each in value.items()
+        if key != _OPTIONS_KEY
+    }
+    kind = value.get("type", "object")
+    names = isinstance(value.get("properties"), dict) and bool(value["properties"])
+    if names and closes and "object" in (kind if isinstance(kind, list) else [kind]):
+        if not any(key in value for key in (*_OPEN_KEYS, *_COMBINED)):
+            made["additionalProperties"] = False
+    return made
+
+
+def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object of a schema with its path, the outermost first."""
+    layer = [(path, schema)]
+    while layer:
+        place, each = layer.pop()
+        if isinstance(each, list):
+            layer += [(f"{place}[{index}]", inner) for index, inner in enumerate(each)]
+        elif isinstance(each, dict):
+            yield place, each
+            for key, inner in each.items():
+                if key not in _DATA_KEYS:
+                    layer.append((f"{place}.{key}".removeprefix("."), inner))

@@ -1,0 +1,115 @@
+"""A grammar compiled for a vocabulary, and how far one output has come in it.
+
+    CompiledGrammar ── matcher() ──▶ GrammarMatcher: consume, rollback, bitmask
+
+llguidance never raises: an error is a state that a matcher does not leave. This module asks for it
+after each call. Compiling and masks are bounded by `LIMITS`; a matcher is used by one thread at a
+time. Knows no request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLParserLimits
+
+from baton.runtime.errors import InvalidRequest
+from baton.runtime.grammar.vocabulary import Vocabulary
+
+# Fuel of the lexer is spent at some 50,000 units a millisecond, a state takes 1 to 2 KB.
+LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=2_000_000,
+    step_lexer_fuel=400_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+MAX_GRAMMAR_BYTES = 256 << 10  # of one request's grammar, as it travels
+MAX_REASON_CHARS = 300
+_UNHELPFUL = re.compile(r"\s*<non-verbose/>\s*")
+
+
+class GrammarMatcher:
+    """The position of one output in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def error(self) -> str:
+        """Why the matcher cannot go on; empty while it can."""
+        return shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output may end here."""
+        return self._matcher.is_accepting()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing but an end token may follow."""
+        return self._matcher.is_stopped()
+
+    def admitted(self, tokens: Sequence[int]) -> int:
+        """Return how many of the tokens, from the first on, the grammar admits here."""
+        return self._matcher.validate_tokens(list(tokens))
+
+    def consume(self, tokens: Sequence[int]) -> int:
+        """Go on by the tokens that the grammar admits, up to the first that it does not. Return
+        how many were consumed."""
+        return self._matcher.try_consume_tokens(list(tokens))
+
+    def rollback(self, tokens: int) -> None:
+        """Take back the last `tokens` that were consumed."""
+        if tokens:
+            self._matcher.rollback(tokens)
+
+    def bitmask(self) -> bytes | None:
+        """Return one bit for each token id, lowest first, set where the grammar admits the token;
+        None in an error."""
+        if self._matcher.is_error():
+            return None
+        bits = self._matcher.compute_bitmask()
+        return None if self._matcher.is_error() else bits
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """Shared by all outputs that follow the same grammar."""
+
+    start: LLMatcher
+    vocabulary: Vocabulary
+
+    def matcher(self) -> GrammarMatcher:
+        return GrammarMatcher(self.start.deep_copy())
+
+
+def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
+    """Compile a grammar in llguidance's form, which `grammar_text` writes. Raises InvalidRequest,
+    with the position if llguidance names one, for a grammar that is invalid, over the limits, or
+    admits nothing."""
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"the grammar has {len(text)} characters, at most {MAX_GRAMMAR_BYTES} are taken: "
+            "make it smaller"
+        )
+    matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
+    compiled = CompiledGrammar(matcher, vocabulary)
+    first = compiled.matcher()
+    bits = first.bitmask()
+    if matcher.is_error() or bits is None:
+        raise InvalidRequest(shortened(matcher.get_error()) or first.error)
+    if not any(bits):
+        raise InvalidRequest("the grammar admits no output: relax it")
+    return compiled
+
+
+def shortened(reason: str) -> str:
+    """Return an error of llguidance on one line, of bounded length."""
+    lines = _UNHELPFUL.sub(" ", reason).split("\n")
+    kept = [line.strip() for line in lines if line.strip() and not line.strip().startswith("^")]
+    return " ".join(kept)[:MAX_REASON_CHARS]
