@@ -198,6 +198,10 @@ INDEX_EVICTIONS = _counter(
     "baton_index_evictions_total",
     "Blocks forgotten, those of the oldest use, because the index was full (4,194,304 blocks).",
 )
+GRAMMARS_REFUSED = _counter(
+    "baton_grammars_refused_total", "Requests refused because of their grammar."
+)
+GRAMMAR_SECONDS = _histogram("baton_grammar_seconds", "Validation of a grammar.")
 TOKENIZE_SECONDS = _histogram("baton_tokenize_seconds", "Template and tokenization of a prompt.")
 
 # -- both kinds of worker --------------------------------------------------------------------
@@ -213,6 +217,10 @@ PREFIX_CACHED_TOKENS = _counter(
     "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."
 )
 QUEUE_SECONDS = _histogram("baton_queue_seconds", "From a request's receipt to its admission.")
+GRAMMARS_COMPILED = _counter("baton_grammars_compiled_total", "Grammars compiled on this worker.")
+MASK_WAIT_SECONDS = _counter(
+    "baton_mask_wait_seconds_total", "Seconds for which draws waited for the masks of grammars."
+)
 STEP_SECONDS = _histogram(
     "baton_step_seconds",
     "Device time of an engine step, by the worker's role.",

@@ -78,10 +78,12 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "speculation",
         },
     },
+    "runtime": {".": set(), "grammar": {"."}},
     "router": {
         "text": set(),
         "templates": {"text"},
-        "requests": {"text", "templates"},
+        "grammars": set(),
+        "requests": {"text", "templates", "grammars"},
         "fleet": {"requests"},
         "dispatch": {"requests", "fleet"},
         "answers": {"text", "requests", "dispatch"},
@@ -91,6 +93,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         ".": {
             "text",
             "templates",
+            "grammars",
             "requests",
             "fleet",
             "dispatch",

@@ -24,6 +24,7 @@ from torch import Tensor
 from baton.engine.cpu.compiled import compiled, inner, take_threads
 from baton.engine.sampling.draw_plan import Sampler, sample_on_host
 from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.grammar_masks import masks_of
 from baton.engine.scheduling.batch import Draw
 
 _BLOCK = 2048  # numbers of one pass that stay in the first cache
@@ -66,7 +67,21 @@ def draw_and_cut(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> tuple[T
 def compiled_sampler() -> Sampler:
     """`sample_on_host` with these draws, compiled now, not while the first client waits."""
     compiled_draw(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), [])
-    return partial(sample_on_host, random_draw=compiled_draw)
+    _mask_all(np.zeros((0, 8), np.float32), np.zeros(0, np.int64), np.zeros((0, 1), np.uint32))
+    return partial(sample_on_host, random_draw=compiled_draw, mask_rows=compiled_masks)
+
+
+def compiled_masks(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    """Same as `grammar_masks.mask_logits`."""
+    found = masks_of(draws, rows)
+    if not found:
+        return
+    take_threads()
+    words = -(-max(len(bits) for _, bits in found) // 4)
+    masks = np.zeros((len(found), words), np.uint32)
+    for place, (_, bits) in enumerate(found):
+        masks[place].view(np.uint8)[: len(bits)] = np.frombuffer(bits, np.uint8)
+    _mask_all(logits.numpy(), np.array([row for row, _ in found], np.int64), masks)
 
 
 @inner
@@ -315,4 +330,24 @@ def _draw_rows(  # type: ignore[no-untyped-def]
             )
 
 
+def _mask_rows(logits, rows, masks):  # type: ignore[no-untyped-def]
+    """Minus infinity where a row's bit is zero, or missing. A word of ones costs one look."""
+    vocab = logits.shape[1]
+    for place in prange(len(rows)):
+        x, mask = logits[rows[place]], masks[place]
+        for word in range((vocab + 31) // 32):
+            bits = mask[word] if word < len(mask) else np.uint32(0)
+            if bits == np.uint32(0xFFFFFFFF):
+                continue
+            first, end = word * 32, min(word * 32 + 32, vocab)
+            if bits == np.uint32(0):
+                for i in range(first, end):
+                    x[i] = np.float32(-np.inf)
+            else:
+                for i in range(first, end):
+                    barred = ((bits >> np.uint32(i - first)) & np.uint32(1)) == np.uint32(0)
+                    x[i] = np.float32(-np.inf) if barred else x[i]
+
+
+_mask_all: Any = compiled(_mask_rows, parallel=True, strict=True)
 _draw_all: Any = compiled(_draw_rows, parallel=True, strict=True)

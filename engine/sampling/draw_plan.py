@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.model.step_layout import StepLayout
+from baton.engine.sampling.grammar_masks import MaskRows, mask_logits
 from baton.engine.sampling.logit_bias import bias_arrays
 from baton.engine.sampling.sampling import DrawGroups, RandomDraw, group_draws, sample, torch_draw
 from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
@@ -136,7 +137,12 @@ Sampler = Callable[[Tensor, DrawPlan], list[Drawn]]
 
 
 def sample_on_host(
-    logits: Tensor, plan: DrawPlan, random_draw: RandomDraw = torch_draw
+    logits: Tensor,
+    plan: DrawPlan,
+    random_draw: RandomDraw = torch_draw,
+    mask_rows: MaskRows = mask_logits,
 ) -> list[Drawn]:
-    """Draw on the CPU, as a `Sampler`; `random_draw` makes the draws with a temperature."""
-    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.groups, random_draw)
+    """Draw on the CPU, as a `Sampler`; `random_draw` makes the draws with a temperature, and
+    `mask_rows` applies the masks of grammars."""
+    rows = plan.logit_rows(logits.cpu())
+    return sample(rows, plan.draws, plan.groups, random_draw, mask_rows)

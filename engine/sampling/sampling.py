@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.sampling.grammar_masks import LEAST_BIAS, MaskRows, mask_logits
 from baton.engine.sampling.logit_bias import bias_arrays
 from baton.engine.sampling.noise import gumbel, gumbel_bound, noise_bits, stream_key
 from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams
@@ -37,6 +38,7 @@ class DrawGroups:
     adjusted: list[int]  # penalties or a bias
     random: list[int]
     with_logprobs: list[int]
+    masked: list[int]  # by a grammar
 
 
 def group_draws(draws: Sequence[Draw]) -> DrawGroups:
@@ -46,6 +48,7 @@ def group_draws(draws: Sequence[Draw]) -> DrawGroups:
         [row for row, p in enumerate(params) if p.logit_bias or p.needs_history],
         [row for row, p in enumerate(params) if p.temperature > GREEDY_TEMPERATURE],
         [row for row, p in enumerate(params) if p.top_logprobs is not None],
+        [row for row, draw in enumerate(draws) if draw.allowed is not None],
     )
 
 
@@ -63,16 +66,20 @@ def sample(
     draws: Sequence[Draw],
     groups: DrawGroups | None = None,
     random_draw: RandomDraw = torch_draw,
+    mask_rows: MaskRows = mask_logits,
 ) -> list[Drawn]:
     """Draw one token per row of `logits` [draws, vocab], float32, which may be overwritten.
     `groups`: the result of `group_draws`, if the caller has it.
 
-    Greedy is the highest logit after penalties and bias; the lowest id wins ties.
+    Greedy is the highest logit that the mask admits, after penalties and bias; the lowest id wins
+    ties.
     """
     if not draws:
         return []
     groups = groups or group_draws(draws)
     adjust(logits, draws, groups.adjusted)
+    if groups.masked:
+        mask_rows(logits, draws, groups.masked)
     tokens = logits.argmax(dim=-1)
     random = groups.random
     if len(random) == len(draws):
@@ -100,7 +107,8 @@ def _adjust(logits: Tensor, draw: Draw) -> None:  # logits [vocab]
         _penalize(row, params, draw.history)
     if params.logit_bias:
         bias = bias_arrays(params.logit_bias)
-        row[bias.tokens] += bias.amounts
+        masked = draw.allowed is not None
+        row[bias.tokens] += np.maximum(bias.amounts, LEAST_BIAS) if masked else bias.amounts
 
 
 def _penalize(row: Floats, params: SamplingParams, history: History) -> None:  # row [vocab]

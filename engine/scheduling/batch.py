@@ -18,6 +18,7 @@ from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
 __all__ = [
+    "AllowedTokens",
     "FinishedStep",
     "DraftWork",
     "Draw",
@@ -38,6 +39,19 @@ __all__ = [
 ]
 
 
+class AllowedTokens(Protocol):
+    """The tokens that a grammar admits at one place of an output."""
+
+    def bitmask(self) -> bytes | None:
+        """Wait for the mask: one bit for each token id, lowest first; a token beyond its end is not
+        admitted. None: all are."""
+        ...
+
+    def extended(self, tokens: Sequence[int]) -> AllowedTokens:
+        """Return the mask after these tokens too. It is computed from now on, beside the step."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """One token to draw from the logits of a slice's last token, or of one of its rows where it
@@ -47,6 +61,7 @@ class Draw:
     position: int  # absolute position of the token to be drawn
     params: SamplingParams
     history: History | None = None  # prompt and output so far; only where params.needs_history
+    allowed: AllowedTokens | None = None  # by the request's grammar; None: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +182,16 @@ def resolve_feeds(batch: StepBatch, before: StepResult | None) -> StepBatch:
 
 
 def extended(draw: Draw, tokens: Sequence[int]) -> Draw:
-    """Return `draw` with `tokens` at the end of its history, where it has one."""
-    if draw.history is None or not tokens:
+    """Return `draw` with `tokens` at the end of its history and of what its grammar has read, where
+    it has one."""
+    if not tokens or (draw.history is None and draw.allowed is None):
         return draw
     history = draw.history
-    for token in tokens:
-        history = history.extended(token)
-    return replace(draw, history=history)
+    if history is not None:
+        for token in tokens:
+            history = history.extended(token)
+    allowed = None if draw.allowed is None else draw.allowed.extended(tokens)
+    return replace(draw, history=history, allowed=allowed)
 
 
 def failed_result(batch: StepBatch) -> StepResult:

@@ -54,7 +54,7 @@ class GrammarValidator:
         self._digest: bytes | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._open: dict[bytes, asyncio.Task[dict[str, Any]]] = {}  # queued, or in the process
         self._kept: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
 
     async def grammar(self, constraint: Constraint) -> worker_pb2.Grammar:
@@ -64,14 +64,18 @@ class GrammarValidator:
         key = message_key(message)
         answer = self._kept.get(key)
         if answer is None:
-            answer = await self._asked(key, message, constraint.field)
-        self._kept.move_to_end(key)
+            answer = await self._asked(key, message)
+        elif key in self._kept:
+            self._kept.move_to_end(key)
         if "error" in answer:
             metrics.GRAMMARS_REFUSED.inc()
             raise InvalidRequest(f"{constraint.field}: {answer['error']}", constraint.field)
         return worker_pb2.Grammar(text=answer["text"], vocabulary=self._own_digest())
 
     async def close(self) -> None:
+        for asked in self._open.values():
+            asked.cancel()
+        await asyncio.gather(*self._open.values(), return_exceptions=True)
         await self._end()
 
     def _own_digest(self) -> bytes:
@@ -80,18 +84,27 @@ class GrammarValidator:
             self._digest = vocabulary_digest(source.path, source.size, source.ends)
         return self._digest
 
-    async def _asked(self, key: bytes, message: bytes, field: str) -> dict[str, Any]:
-        if self._waiting >= MAX_QUEUE:
-            raise Overloaded(f"{self._waiting} grammars wait to be validated: try again later")
-        self._waiting += 1
+    async def _asked(self, key: bytes, message: bytes) -> dict[str, Any]:
+        """Join the validation of this constraint, or queue it. A caller that leaves does not end it:
+        the process is not in the middle of an answer then."""
+        asked = self._open.get(key)
+        if asked is None:
+            if len(self._open) >= MAX_QUEUE:
+                raise Overloaded(
+                    f"{len(self._open)} grammars wait to be validated: try again later"
+                )
+            asked = self._open[key] = asyncio.create_task(self._answered(key, message))
+            asked.add_done_callback(lambda over: over.cancelled() or over.exception())
+        return await asyncio.shield(asked)  # bounded by ANSWER_S for each that waits
+
+    async def _answered(self, key: bytes, message: bytes) -> dict[str, Any]:
         try:
             async with self._turn:
-                if (known := self._kept.get(key)) is None:
-                    known = await self._validated(message)
-                    self._keep(key, known)
-                return known
+                answer = await self._validated(message)
+            self._keep(key, answer)
+            return answer
         finally:
-            self._waiting -= 1
+            del self._open[key]
 
     def _keep(self, key: bytes, answer: dict[str, Any]) -> None:
         self._kept[key] = answer
@@ -112,7 +125,7 @@ class GrammarValidator:
             return {"error": f"it takes over {self._answer_s:g} s to compile: make it smaller"}
         except (asyncio.IncompleteReadError, OSError):
             log.warning("grammar process lost", status=process.returncode)
-            return {"error": "it takes too much memory to compile: make it smaller"}
+            return {"error": "it is too complex to compile: make it smaller"}
         finally:
             metrics.GRAMMAR_SECONDS.observe(time.perf_counter() - started_s)
             if not whole:

@@ -2,7 +2,7 @@
 
     output      a  b  c │ d     accepted tokens, then those that are drawn or proposed
     mask at 3            └─▶ bits for the token after c
-    continued((d,))          └─▶ bits for the token after d; computed from now on
+    extended((d,))          └─▶ bits for the token after d; computed from now on
 
 A mask is computed in a mask thread as soon as the tokens before it are known, while the step's
 forward pass runs, and awaited only before the draw. The matcher follows whichever state is wanted:
@@ -14,11 +14,13 @@ comes before the answer is not masked.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.runtime import metrics
 from baton.runtime.grammar.matcher import CompiledGrammar
 
 
@@ -66,7 +68,6 @@ class ChoiceMasks:
         self._searched = 0  # leading tokens of the output without the end of reasoning
         self._consumed: list[int] = []  # tokens of the answer that the matcher has
         self._checked = 0  # of these, tokens that are accepted
-        self._exhausted_at: int | None = None
         self.error = ""  # the matcher broke a limit: no more masks
 
     def mask(self, *, start: bool) -> TokenMask:
@@ -77,28 +78,18 @@ class ChoiceMasks:
             made.compute()
         return made
 
-    def exhausted(self) -> bool:
-        """Whether the grammar admits nothing after the accepted tokens, as the draw that was masked
-        there has shown."""
-        return self._exhausted_at is not None and self._exhausted_at == len(self._output)
-
     def request(self, length: int, tail: tuple[int, ...]) -> Future[bytes | None]:
         return self._threads.submit(lambda: self._bits(length, tail))
 
     def _bits(self, length: int, tail: tuple[int, ...]) -> bytes | None:
-        """Return the mask after `length` accepted tokens and `tail`; None where all is admitted, and
-        where the tail is no output of the grammar."""
+        """Return the mask after `length` accepted tokens and `tail`; None inside of reasoning,
+        behind an end token, and where the tail is no output of the grammar."""
         with self._lock:
             begin = self._answer_begin(length, tail)
             if begin is None or self.error:
                 return None
             if not self._go_to(begin, length, tail):
                 return None
-            place = length + len(tail)
-            if self._matcher.exhausted:
-                self._exhausted_at = place
-            elif self._exhausted_at == place:
-                self._exhausted_at = None  # that was another tail
             bits = self._matcher.bitmask()
             self.error = self._matcher.error
         if bits is not None and self._reasoning is not None and not length and not tail:
@@ -162,7 +153,7 @@ class TokenMask:
         if self._bits is None:
             self._bits = self._owner.request(self._length, self._tail)
 
-    def continued(self, tokens: Sequence[int]) -> TokenMask:
+    def extended(self, tokens: Sequence[int]) -> TokenMask:
         """Return the mask after these tokens too, and begin to compute it."""
         made = TokenMask(self._owner, self._length, (*self._tail, *tokens))
         made.compute()
@@ -172,7 +163,12 @@ class TokenMask:
         """Wait for the mask: one bit for each token id, lowest first; None: all are admitted."""
         self.compute()
         assert self._bits is not None
-        return self._bits.result()  # bounded by the matcher's limits
+        if self._bits.done():
+            return self._bits.result()
+        started_s = time.perf_counter()
+        bits = self._bits.result()  # bounded by the matcher's limits
+        metrics.MASK_WAIT_SECONDS.inc(time.perf_counter() - started_s)
+        return bits
 
 
 def _with(bits: bytes, token: int) -> bytes:

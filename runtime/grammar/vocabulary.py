@@ -70,10 +70,24 @@ class _TokenSource:
         self.eos_token_id = min(ends)
         self.bos_token_id = None
         self.special_token_ids = sorted({*ends, *special})
+        plain = set(range(len(self.tokens))) - {*ends, *special}
+        self._by_bytes = {self.tokens[token]: token for token in sorted(plain, reverse=True)}
+        self._longest = max(map(len, self._by_bytes), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Encode bytes; only grammars that force tokens need it, and none is forced here."""
-        return []
+        """Encode by the longest token each time: where a grammar admits one text alone, the mask
+        admits its usual tokens alone."""
+        found, start = [], 0
+        while start < len(text):
+            for length in range(self._longest, 0, -1):
+                token = self._by_bytes.get(text[start : start + length])
+                if token is not None:
+                    found.append(token)
+                    start += length
+                    break
+            else:
+                break
+        return found
 
 
 def _digest(content: bytes, size: int, ends: Iterable[int]) -> bytes:

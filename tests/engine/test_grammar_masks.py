@@ -1,0 +1,112 @@
+"""Masked rows: what is not admitted is never drawn, and has no part in logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.cpu.sampling_numba import compiled_draw, compiled_masks
+from baton.engine.sampling.grammar_masks import mask_logits
+from baton.engine.sampling.sampling import sample, torch_draw
+from baton.engine.scheduling.batch import Draw, SamplingParams, extended
+
+VOCAB = 1003
+WAYS = {"torch": (torch_draw, mask_logits), "compiled": (compiled_draw, compiled_masks)}
+
+
+@dataclass
+class Allowed:
+    """Admits `tokens`; `read` are those that it was extended by."""
+
+    tokens: Sequence[int]
+    bits: int = VOCAB
+    read: tuple[int, ...] = ()
+
+    def bitmask(self) -> bytes:
+        found = np.zeros(self.bits, bool)
+        found[list(self.tokens)] = True
+        return np.packbits(found, bitorder="little").tobytes()
+
+    def extended(self, tokens: Sequence[int]) -> Allowed:
+        return Allowed(self.tokens, self.bits, (*self.read, *tokens))
+
+
+def draw(params: SamplingParams, allowed: Allowed | None, position: int = 0) -> Draw:
+    return Draw(0, position, params, None, allowed)
+
+
+def logits(rows: int) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("bits", [VOCAB, 1024, 960])
+def test_only_masked_rows_change(way: str, bits: int) -> None:
+    given = logits(3)
+    draws = [
+        draw(SamplingParams(), None),
+        draw(SamplingParams(), Allowed([0, 31, 32, 700], bits)),
+        draw(SamplingParams(), Allowed(range(bits if bits < VOCAB else VOCAB), bits)),
+    ]
+    found = given.clone()
+    WAYS[way][1](found, draws, [1, 2])
+    assert torch.equal(found[0], given[0])
+    assert found[1].isfinite().nonzero()[:, 0].tolist() == [0, 31, 32, 700]
+    assert found[2].isfinite().sum() == min(bits, VOCAB)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.5),
+        SamplingParams(temperature=1.5, top_k=5),
+        SamplingParams(temperature=1.0, top_p=0.5),
+        SamplingParams(temperature=2.0, min_p=0.2, top_k=900),
+    ],
+)
+def test_a_masked_draw_is_that_of_the_admitted_logits(way: str, params: SamplingParams) -> None:
+    random_draw, mask_rows = WAYS[way]
+    admitted = [3, 40, 41, 500, 900, 1002]
+    given = logits(40)
+    draws = [draw(params, Allowed(admitted), place) for place in range(40)]
+    barred = [(token, -1e9) for token in range(VOCAB) if token not in admitted]
+    other = SamplingParams(
+        params.temperature, params.top_k, params.top_p, params.min_p, logit_bias=tuple(barred)
+    )
+    plain = [draw(other, None, place) for place in range(40)]
+    masked = sample(given.clone(), draws, None, random_draw, mask_rows)
+    wanted = sample(given.clone(), plain, None, random_draw)
+    assert [found.token for found in masked] == [found.token for found in wanted]
+    assert {found.token for found in masked} <= set(admitted)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logprobs_are_of_the_admitted_tokens(way: str) -> None:
+    given = logits(1)
+    asked = draw(SamplingParams(temperature=0.0, top_logprobs=3), Allowed([7, 8]))
+    (found,) = sample(given.clone(), [asked], None, *WAYS[way])
+    two = given[0, [7, 8]].log_softmax(0)
+    assert found.logprob == pytest.approx(float(two.max()), abs=1e-5)
+    assert [value for _, value in found.top[:2]] == pytest.approx(sorted(two.tolist())[::-1])
+    assert found.top[2][1] == -torch.inf
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_barred_token_is_drawn_where_the_grammar_admits_no_other(way: str) -> None:
+    barred = SamplingParams(temperature=1.0, min_tokens=5, barred=(9,)).at(0)
+    for position in range(20):
+        (found,) = sample(logits(1), [draw(barred, Allowed([9]), position)], None, *WAYS[way])
+        assert found.token == 9
+    (found,) = sample(logits(1), [draw(barred, Allowed([9, 12]))], None, *WAYS[way])
+    assert found.token == 12
+
+
+def test_an_extended_draw_has_the_mask_after_its_tokens() -> None:
+    made = extended(draw(SamplingParams(), Allowed([1])), (4, 5))
+    assert isinstance(made.allowed, Allowed) and made.allowed.read == (4, 5)
