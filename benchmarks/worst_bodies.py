@@ -29,13 +29,12 @@ from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
     MOST_TOKEN_VALUES,
-    MOST_VALUES,
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
 )
 from baton.router.requests.request_parser import MOST_CONTAINERS, MOST_STRINGS
+from baton.router.requests.schema_body import MOST_VALUES, Body
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import garbage

@@ -22,6 +22,7 @@ from baton.router.client_access.router import Router
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Dialer, GrpcDialer
 from baton.router.fleet.fleet import Fleet
+from baton.router.grammars.grammar_validator import GrammarValidator, VocabularyFile
 from baton.router.grpc_frontend.frontend import GrpcFrontend
 from baton.router.http_frontend.app import build_app
 from baton.router.http_frontend.auth_middleware import AuthMiddleware
@@ -68,6 +69,8 @@ async def serve_router(
     card = read_card(model_folder, model_name)
     template = template_of(card)
     tokenizer = HfTokenizer(card.tokenizer_file)
+    vocabulary = VocabularyFile(card.tokenizer_file, card.vocab_size, sorted(card.end_tokens))
+    grammars = GrammarValidator(vocabulary)
     listener = bind(config.router.host, config.router.port, config.router.backlog)
     try:
         key = cluster_key(token)
@@ -92,8 +95,8 @@ async def serve_router(
                 MAX_CHOICES,
                 config.router.tool_calls,
                 sampling_defaults(card.generation if config.router.model_sampling else {}),
-                config.router.strict_tools,
                 config.router.control_tokens,
+                grammars,
             ),
             tokenizer=tokenizer,
             serving=RequestServices(
@@ -107,6 +110,7 @@ async def serve_router(
         await _serve(router, dispatcher, _http_server(router, listener, ready), listener, front)
     finally:
         listener.close()
+        await grammars.close()
         await tokenizer.close()
 
 

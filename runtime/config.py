@@ -18,7 +18,6 @@ from baton.runtime.setting import setting
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
 ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral"]
-StrictTools = Literal["refuse", "ignore"]
 OpenApi = Literal["auto", "on", "off"]
 ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -97,11 +96,6 @@ class RouterConfig:
         "text",
         "How control tokens in chat messages, such as <|im_end|>, are read: as text, or as tokens, "
         "with which a client can forge a turn.",
-    )
-    strict_tools: StrictTools = setting(
-        "refuse",
-        "What happens to tools with `strict: true`; ignore accepts them without enforcing the "
-        "schema.",
     )
     model_sampling: bool = setting(
         True,

@@ -15,8 +15,6 @@ from baton.runtime.errors import BatonError
 
 QUESTION = "Tell me a happy story about the fox Rosa, a red kite and the garden."
 ANSWER_TOKENS = 48
-# Agent frameworks declare their tools strict; baton-tiny's calls are right without enforcement.
-SETTINGS = ("router.strict_tools=ignore",)
 
 
 def demo(options: ServeOptions, *, once: bool) -> None:

@@ -288,9 +288,8 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from baton.deploy.cli.demo import SETTINGS, demo
+    from baton.deploy.cli.demo import demo
 
-    options.set = [*SETTINGS, *options.set]
     demo(_serve_options(options), once=options.once)
 
 

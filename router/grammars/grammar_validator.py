@@ -85,8 +85,8 @@ class GrammarValidator:
         return self._digest
 
     async def _asked(self, key: bytes, message: bytes) -> dict[str, Any]:
-        """Join the validation of this constraint, or queue it. A caller that leaves does not end it:
-        the process is not in the middle of an answer then."""
+        """Join the validation of this constraint, or queue it. A caller that leaves does not end
+        it: the process would be in the middle of an answer."""
         asked = self._open.get(key)
         if asked is None:
             if len(self._open) >= MAX_QUEUE:

@@ -21,7 +21,6 @@ from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_BIAS,
     MOST_TOKEN_VALUES,
-    MOST_VALUES,
     Alternatives,
     ChatRequest,
     CompletionRequest,
@@ -30,6 +29,7 @@ from baton.router.requests.openai_schema import (
     Tokens,
 )
 from baton.router.requests.request_parser import check_counts, shaped
+from baton.router.requests.schema_body import MOST_VALUES
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.runtime.errors import InvalidRequest
@@ -57,6 +57,7 @@ async def generate_request(
         raise InvalidRequest(f"give one of {', '.join(_SOURCES)}", "prompt")
     if sources == ["messages"]:
         sent["with_logprobs"] = "logprobs" in sent
+        _name_tool(sent)
         chat = await validator.turns.run(0, shaped, sent, GrpcChatRequest)
         return await validator.chat(chat, limits)
     request_type = CompletionRequest if sources == ["prompt"] else TokenCompletionRequest
@@ -76,6 +77,18 @@ async def detokenize_request(
 ) -> DetokenizeRequest:
     sent = {"tokens": [], **await turns.run(0, _fields, message)}
     return await turns.run(0, shaped, sent, DetokenizeRequest)
+
+
+def _name_tool(sent: dict[str, Any]) -> None:
+    """Put the named tool where HTTP has it. Raises InvalidRequest beside a tool_choice."""
+    name = sent.pop("tool_choice_function", None)
+    if name is None:
+        return
+    if "tool_choice" in sent:
+        raise InvalidRequest(
+            "tool_choice and tool_choice_function: give one", "tool_choice_function"
+        )
+    sent["tool_choice"] = {"type": "function", "function": {"name": name}}
 
 
 def _fields(message: Message) -> dict[str, Any]:

@@ -34,12 +34,12 @@ from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, GENERA
 from baton.router.requests.body_budget import HeldBody
 from baton.router.requests.deadline import HEADER, deadline_of
 from baton.router.requests.openai_schema import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import BatonError, InvalidRequest

@@ -13,12 +13,12 @@ from pydantic.json_schema import models_json_schema
 from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH
 from baton.router.requests.deadline import HEADER
 from baton.router.requests.openai_schema import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from baton.router.requests.schema_body import Body
 
 OPENAPI_PATH = "/openapi.json"
 Schema = dict[str, Any]

@@ -18,22 +18,21 @@ from baton.router.templates.tool_support import support_of
 from baton.router.text.control_tokens import ControlTokens, GuardedChat
 from baton.router.text.tokenizer import Text
 from baton.router.text.tool_calls import FORMS, CallableTools
-from baton.runtime.config import StrictTools, ToolCalls
+from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest
 
 MAX_INLINE_WEIGHT = 512  # values and KiB of text: rendered on the event loop in milliseconds
 
 
 class ChatPrompt:
-    """The chat prompts of one model. `template` is None if it has none; `tool_calls` and
-    `strict_tools` are settings of the router."""
+    """The chat prompts of one model. `template` is None if it has none; `tool_calls` is a
+    setting of the router."""
 
     def __init__(
         self,
         model: str,
         template: ChatTemplate | None,
         tool_calls: ToolCalls,
-        strict_tools: StrictTools = "refuse",
         control: ControlTokens | None = None,
     ) -> None:
         self._model = model
@@ -41,7 +40,6 @@ class ChatPrompt:
         self._support = support_of(template)
         self._form = FORMS.get(tool_calls, self._support.form)
         self._reads_calls = tool_calls != "none"
-        self._refuses_strict = strict_tools == "refuse"
         self._control = control
 
     def tools(self, request: ChatRequest) -> tuple[Sequence[Tool], CallableTools | None]:
@@ -86,7 +84,7 @@ class ChatPrompt:
         """Return the prompt for the messages that `plain` returned, open for an answer; in pieces
         if control tokens in it are text. Raises InvalidRequest if the template refuses it."""
         assert self._template is not None
-        described = await turns.run(0, plain_tools, tools, self._refuses_strict)
+        described = await turns.run(0, plain_tools, tools)
         given = GuardedChat([*plain], described, dict(variables or {}))
         long = _is_long([given.messages, given.tools, given.variables])
         if self._control is not None:

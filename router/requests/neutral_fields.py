@@ -73,7 +73,6 @@ GENERATION_FIELDS: Neutral = {
     "skip_special_tokens": _ON,
     "spaces_between_special_tokens": _ON,
     "store": _OFF,
-    "structured_outputs": _EMPTY,
     "suffix": _one_of(None, ""),
     "tool_choice": _one_of(None, "none", "auto"),
     "tools": _EMPTY,

@@ -10,24 +10,28 @@ hold it for minutes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from baton.router.requests.constraint_schema import ResponseFormat, StructuredOutputs
 from baton.router.requests.neutral_fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     PART_FIELDS,
     STREAM_FIELDS,
     TOKENIZE_FIELDS,
-    Neutral,
 )
-
-UNSUPPORTED = "unsupported"  # the type of the error; its context names the field
+from baton.router.requests.schema_body import (
+    MAX_DEPTH,
+    MAX_SCHEMA_VALUES,
+    Body,
+    at_most,
+    count_values,
+    few_fields,
+)
 
 MAX_PROMPTS = 128  # of one completion
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -38,16 +42,12 @@ TokenLists = Annotated[list[Tokens], Field(fail_fast=True)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]  # told of each token
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 MAX_TOKENS = 1 << 24
-MAX_FIELDS = 128  # of one object
 MAX_BIAS = 1024
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
-MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
-MAX_SCHEMA_VALUES = 8192  # of one function
 MAX_VARIABLES = 32  # of a chat template
 MAX_VARIABLE_VALUES = 1024  # in all of them
-MOST_VALUES = 1 << 16  # commas in a body
 MOST_TOKEN_VALUES = 1 << 20  # commas in one whose prompt may be token ids
 
 
@@ -55,17 +55,6 @@ RESERVED_VARIABLES = {
     *("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
     *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length"),
 }
-
-
-def _at_most(entries: int, what: str) -> Callable[[Any], Any]:
-    """Refuses a larger object before its entries are looked at."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > entries:
-            raise PydanticCustomError("too_long", f"give at most {entries} {what}")
-        return value
-
-    return check
 
 
 def _few_prompts(value: Any) -> Any:
@@ -85,26 +74,8 @@ def _object_text(value: Any) -> Any:
         if not isinstance(found, dict):
             raise PydanticCustomError("no_object", "it should be the text of a JSON object")
         if value.count("[") + value.count("{") > MAX_DEPTH:  # else it cannot be too deep
-            _count_values(found)
+            count_values(found)
     return value
-
-
-def _count_values(value: Any) -> int:
-    """How many there are, one in the other. Refuses what is nested too deep for a template."""
-    count, layer = 0, [value]
-    for _ in range(MAX_DEPTH + 1):
-        count += len(layer)
-        nested = [each for each in layer if isinstance(each, dict | list)]
-        if not nested:
-            return count
-        layer = [
-            inner
-            for each in nested
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-    raise PydanticCustomError(
-        "too_deep", "it is nested over {most} deep, make it flatter", {"most": MAX_DEPTH}
-    )
 
 
 def _schema(value: Any) -> Any:
@@ -115,7 +86,7 @@ def _schema(value: Any) -> Any:
         raise PydanticCustomError("no_object", 'its type should be "object"')
     if not isinstance(value.get("properties", {}), dict):
         raise PydanticCustomError("no_object", "its properties should be an object")
-    if _count_values(value) > MAX_SCHEMA_VALUES:
+    if count_values(value) > MAX_SCHEMA_VALUES:
         raise PydanticCustomError(
             "too_long", "give at most {most} values", {"most": MAX_SCHEMA_VALUES}
         )
@@ -133,16 +104,10 @@ def _variables(value: Any) -> Any:
             raise PydanticCustomError(
                 "reserved", "{name} is not a variable that a request sets", {"name": name}
             )
-    if _count_values(value) > MAX_VARIABLE_VALUES:
+    if count_values(value) > MAX_VARIABLE_VALUES:
         raise PydanticCustomError(
             "too_long", "give at most {most} values", {"most": MAX_VARIABLE_VALUES}
         )
-    return value
-
-
-def _unforced(value: Any) -> Any:
-    if value == "required" or isinstance(value, dict):
-        raise PydanticCustomError("forced", 'no call can be forced here, give "auto" or "none"')
     return value
 
 
@@ -154,37 +119,6 @@ def _seed(value: Any) -> Any:
 
 
 _SEEDS = 1 << 63
-_few_fields = _at_most(MAX_FIELDS, "fields")
-
-
-class Body(BaseModel):
-    """`neutral` are the fields that are not served, and the values at which they are dropped."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    most_values: ClassVar[int] = MOST_VALUES
-    neutral: ClassVar[Neutral] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, value: Any) -> Any:
-        """The object less its unknown fields that request nothing."""
-        _few_fields(value)
-        known = _names_of(cls)
-        if not isinstance(value, dict) or known.issuperset(value):
-            return value
-        kept = {}
-        for name, given in value.items():
-            if name in known or not (given is None or name in cls.neutral):
-                kept[name] = given
-            elif given is not None and not cls.neutral[name](given):
-                raise PydanticCustomError(UNSUPPORTED, "it is not supported", {"field": name})
-        return kept
-
-
-@cache
-def _names_of(shape: type[Body]) -> frozenset[str]:
-    """The fields of `shape` by the names that clients write."""
-    return frozenset(field.alias or name for name, field in shape.model_fields.items())
 
 
 class TextPart(Body):
@@ -231,7 +165,7 @@ class Message(Body):
         """An assistant's message less what a server may have put beside its text and calls."""
         if not isinstance(value, dict) or value.get("role") != "assistant":
             return value
-        _few_fields(value)
+        few_fields(value)
         kept = {name: value[name] for name in _ECHOED & value.keys()}
         if isinstance(parts := kept.get("content"), list):
             kept["content"] = [_plain_part(part) for part in parts]
@@ -268,9 +202,20 @@ Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 Variables = Annotated[
     dict[str, Any],
     BeforeValidator(_variables),
-    BeforeValidator(_at_most(MAX_VARIABLES, "variables")),
+    BeforeValidator(at_most(MAX_VARIABLES, "variables")),
 ]
-ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_unforced)]
+
+
+class NamedFunction(Body):
+    name: FunctionName
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class StreamOptions(Body):
@@ -302,7 +247,7 @@ class GenerationBody(Body):
     logit_bias: (
         Annotated[
             dict[str, Annotated[Finite, Field(ge=-100, le=100)]],
-            BeforeValidator(_at_most(MAX_BIAS, "tokens")),
+            BeforeValidator(at_most(MAX_BIAS, "tokens")),
         ]
         | None
     ) = None
@@ -310,6 +255,8 @@ class GenerationBody(Body):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     prompt_logprobs: Alternatives | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None  # a label; nothing depends on it
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 

@@ -15,7 +15,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from baton.router.requests.openai_schema import UNSUPPORTED, Body
+from baton.router.requests.schema_body import UNSUPPORTED, Body
 from baton.runtime.errors import InvalidRequest
 
 LONGEST_NAME = 200  # characters of a field's path in an answer

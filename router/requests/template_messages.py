@@ -73,9 +73,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def plain_tools(tools: Sequence[Tool], refuse_strict: bool = True) -> list[dict[str, Any]]:
-    """Convert the tools. Raises InvalidRequest for two tools of one name, and for a `strict` one
-    if `refuse_strict`: no call is constrained to its schema."""
+def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Convert the tools. Raises InvalidRequest for two tools of one name."""
     plain = []
     names: set[str] = set()
     for place, tool in enumerate(tools):
@@ -86,12 +85,6 @@ def plain_tools(tools: Sequence[Tool], refuse_strict: bool = True) -> list[dict[
                 f"{field}.name: there are two tools {given.name!r}, rename one", f"{field}.name"
             )
         names.add(given.name)
-        if given.strict and refuse_strict:
-            raise InvalidRequest(
-                f"{field}.strict is not supported here: leave it out and check the arguments, or "
-                "have router.strict_tools set to ignore",
-                f"{field}.strict",
-            )
         function: dict[str, Any] = {"name": given.name}
         if given.description is not None:
             function["description"] = given.description

@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from baton.proto import worker_pb2
+from baton.router.grammars.constraint import Constraint
+from baton.router.grammars.grammar_validator import GrammarValidator
 from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -26,13 +27,15 @@ from baton.router.requests.openai_schema import (
     TokenizeRequest,
     Tool,
 )
+from baton.router.requests.output_constraint import chat_constraint, output_constraint
 from baton.router.requests.prompt_limits import check_repeated, check_scored
 from baton.router.requests.request_parser import counting, decoded, shaped
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults
+from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.tokenizer import Text, Tokenizer, text_length
-from baton.runtime.config import ControlTokensInChats, StrictTools, ToolCalls
+from baton.runtime.config import ControlTokensInChats, ToolCalls
 from baton.runtime.errors import ContextExceeded, InvalidRequest, NotFound
 
 _COUNTED = object()
@@ -66,18 +69,19 @@ class Validator:
         max_choices: int,
         tool_calls: ToolCalls = "auto",
         defaults: SamplingDefaults = OPENAI,
-        strict_tools: StrictTools = "refuse",
         control_tokens: ControlTokensInChats = "text",
+        grammars: GrammarValidator | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         control = None
         if template is not None and control_tokens == "text":
             control = tokenizer.control_tokens(template.literals)
-        self._chat_prompt = ChatPrompt(model, template, tool_calls, strict_tools, control)
+        self._chat_prompt = ChatPrompt(model, template, tool_calls, control)
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
+        self._grammars = grammars
         self.turns = LoopBudget()
 
     def check_model(self, name: str | None) -> None:
@@ -106,6 +110,7 @@ class Validator:
                 "max_tokens and max_completion_tokens are the same: give one", "max_tokens"
             )
         tools, calling = self._chat_prompt.tools(request)
+        constraint = chat_constraint(request, calling, self._tokenizer.token_id)
         prompt = await self.chat_tokens(
             request.messages, limits, tools, request.chat_template_kwargs
         )
@@ -115,7 +120,8 @@ class Validator:
             asked, field = request.max_completion_tokens, "max_completion_tokens"
         room = self._room(prompt, asked, field, "messages", limits)
         max_tokens = room if asked is None else max(asked, 1)
-        finished = self._finish(request, prompt, top, max_tokens, limits)
+        finished = self._finish(request, prompt, top, max_tokens, limits, constraint)
+        await self._constrain(finished, constraint)
         check_scored([finished])
         if finished.stream:  # a body holds the prompt once, a stream in each choice's first chunk
             check_repeated([finished])
@@ -191,7 +197,9 @@ class Validator:
         room = self._room(tokens, asked, "max_tokens", source, limits)
         wanted = min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
         max_tokens = wanted if asked is None else max(asked, 1)
-        made = self._finish(request, tokens, request.logprobs, max_tokens, limits)
+        constraint = output_constraint(request)
+        made = self._finish(request, tokens, request.logprobs, max_tokens, limits, constraint)
+        await self._constrain(made, constraint)
         if not request.echo:
             return made
         if not isinstance(prompt, str):
@@ -254,6 +262,7 @@ class Validator:
         top_logprobs: int | None,
         max_tokens: int,
         limits: ContextLimits,
+        constraint: Constraint | None = None,
     ) -> ValidatedRequest:
         choices = request.n or 1
         if choices > self._max_choices:
@@ -263,7 +272,7 @@ class Validator:
         stop = request.stop or ()
         stop_tokens = set(request.stop_token_ids or ())
         self.check_tokens(request.stop_token_ids or (), "stop_token_ids", limits)
-        if not request.ignore_eos:
+        if not request.ignore_eos or constraint is not None:  # a grammar ends with an end token
             stop_tokens |= self._end_tokens
         sampling = self._sampling(request, top_logprobs, limits)
         self._add_least(sampling, request.min_tokens or 0, max_tokens, stop_tokens, limits)
@@ -309,6 +318,19 @@ class Validator:
             seed=seed,
             top_logprobs=top_logprobs,
         )
+
+    async def _constrain(self, request: ValidatedRequest, constraint: Constraint | None) -> None:
+        """Add the grammar to what workers get. Raises InvalidRequest if none can be made of the
+        constraint."""
+        if constraint is None:
+            return
+        if self._grammars is None or not self._end_tokens:
+            raise InvalidRequest(
+                f"{constraint.field}: the model {self._model!r} names no end token, so no answer "
+                "can be constrained: leave it out",
+                constraint.field,
+            )
+        request.sampling.grammar.CopyFrom(await self._grammars.grammar(constraint))
 
     def _add_least(
         self,

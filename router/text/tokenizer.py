@@ -71,6 +71,11 @@ class Tokenizer(Protocol):
         """Return the token's bytes inside a text; they may be a part of a character."""
         ...
 
+    def token_id(self, text: str) -> int | None:
+        """Return the added token that stands for this whole text, such as <tool_call>, if there is
+        one."""
+        ...
+
     def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
         """Return an incremental detokenizer for an output that follows `prompt`. It leaves out
         special tokens, except for those with the texts `shown`."""
@@ -94,11 +99,9 @@ class HfTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self._special = frozenset(
-            token
-            for token, added in self._tokenizer.get_added_tokens_decoder().items()
-            if added.special
-        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, each in added.items() if each.special)
+        self._added = {each.content: token for token, each in added.items()}
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._byte_level = byte_level_bytes(self._tokenizer, vocabulary)
         self.longest_token_bytes = max(
@@ -207,6 +210,9 @@ class HfTokenizer:
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode(errors="replace")
+
+    def token_id(self, text: str) -> int | None:
+        return self._added.get(text)
 
     def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
         made: Detokenizer

@@ -6,8 +6,8 @@
 
 A mask is computed in a mask thread as soon as the tokens before it are known, while the step's
 forward pass runs, and awaited only before the draw. The matcher follows whichever state is wanted:
-it rolls back to the last common token and consumes the rest, so rejected proposals, a preemption and
-a migration (all accepted tokens are consumed at once) need nothing of their own. Reasoning that
+it rolls back to the last common token and consumes the rest, so rejected proposals, a preemption
+and a migration (all accepted tokens are consumed at once) need nothing of their own. Reasoning that
 comes before the answer is not masked.
 """
 

@@ -44,8 +44,8 @@ class GrammarCompiler:
         vocabulary, which another worker may have, InvalidRequest for a value out of range."""
         if self._vocabulary is None or message.vocabulary != self._vocabulary.digest:
             raise Unavailable(
-                "this worker's tokenizer.json is missing or differs from the router's: give routers "
-                "and workers the same model folder"
+                "this worker's tokenizer.json is missing or differs from the router's: give "
+                "routers and workers the same model folder"
             )
         if len(message.text) > MAX_GRAMMAR_BYTES:
             raise InvalidRequest(

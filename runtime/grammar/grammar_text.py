@@ -66,7 +66,8 @@ def quoted(text: str) -> str:
 def prepared_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a copy without options for llguidance, with objects closed where that is safe."""
     closes = not any("allOf" in each for _, each in subschemas(schema))
-    return _prepared(schema, closes)
+    made: dict[str, Any] = _prepared(schema, closes)
+    return made
 
 
 def _prepared(value: Any, closes: bool, *, by_name: bool = False) -> Any:
@@ -82,12 +83,18 @@ def _prepared(value: Any, closes: bool, *, by_name: bool = False) -> Any:
         for key, each in value.items()
         if key != _OPTIONS_KEY
     }
-    kind = value.get("type", "object")
-    names = isinstance(value.get("properties"), dict) and bool(value["properties"])
-    if names and closes and "object" in (kind if isinstance(kind, list) else [kind]):
-        if not any(key in value for key in (*_OPEN_KEYS, *_COMBINED)):
-            made["additionalProperties"] = False
+    if closes and _names_members(value):
+        made["additionalProperties"] = False
     return made
+
+
+def _names_members(schema: dict[str, Any]) -> bool:
+    """Return whether the schema of an object names members and says nothing of others."""
+    kind = schema.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        return False
+    named = isinstance(schema.get("properties"), dict) and bool(schema["properties"])
+    return named and not any(key in schema for key in (*_OPEN_KEYS, *_COMBINED))
 
 
 def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -30,6 +30,7 @@ LIMITS = LLParserLimits(
 )
 MAX_GRAMMAR_BYTES = 256 << 10  # of one request's grammar, as it travels
 MAX_REASON_CHARS = 300
+_ECHO = re.compile(r"\^|\d+ \|")  # the line of a grammar, and a mark beneath it
 _UNHELPFUL = re.compile(r"\s*<non-verbose/>\s*")
 
 
@@ -110,6 +111,6 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
 
 def shortened(reason: str) -> str:
     """Return an error of llguidance on one line, of bounded length."""
-    lines = _UNHELPFUL.sub(" ", reason).split("\n")
-    kept = [line.strip() for line in lines if line.strip() and not line.strip().startswith("^")]
+    lines = (line.strip() for line in _UNHELPFUL.sub(" ", reason).split("\n"))
+    kept = [line for line in lines if line and not _ECHO.match(line)]
     return " ".join(kept)[:MAX_REASON_CHARS]

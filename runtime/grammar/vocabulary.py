@@ -1,4 +1,4 @@
-"""A model's tokens as grammars read them: the bytes of each, which are special, which end an output.
+"""A model's tokens as grammars read them: the bytes of each, and which end an output.
 
 Router and workers build it from the same tokenizer file; `digest` names it, and a grammar is only
 compiled for the vocabulary that it names. Building one for 150,000 tokens takes seconds, in which

@@ -34,6 +34,9 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])
 
+    def token_id(self, text: str) -> int | None:
+        return None
+
     def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
         """Raises NotImplementedError: what is validated is not yet streamed."""
         raise NotImplementedError

@@ -40,6 +40,9 @@ class CharacterTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return chr(_FIRST + token).encode()
 
+    def token_id(self, text: str) -> int | None:
+        return None
+
     def detokenizer(self, prompt: Sequence[int], shown: Sequence[str] = ()) -> Detokenizer:
         return _CHARACTERS
 

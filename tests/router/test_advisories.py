@@ -11,8 +11,9 @@ import pytest
 
 from baton.router.client_access.error_body import error_body
 from baton.router.http_frontend.auth_middleware import OPEN_PATHS
-from baton.router.requests.openai_schema import Body, ChatRequest, CompletionRequest
+from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.router.requests.request_parser import decoded, shaped
+from baton.router.requests.schema_body import Body
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import errors
 from baton.runtime.errors import BatonError, ConfigError, InvalidRequest
@@ -47,7 +48,6 @@ OTHERS_FIELDS: dict[str, Any] = {
     "guided_json": {"type": "object"},
     "guided_regex": "(a+)+$",
     "guided_grammar": "root ::= " + "(" * 30_000,
-    "structured_outputs": {"regex": "(a+)+$"},
     "lora_path": "../../etc",
     "custom_logit_processor": "gASVAAAA",
     "priority": 1 << 70,

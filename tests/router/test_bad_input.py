@@ -17,13 +17,9 @@ from baton.router.requests.neutral_fields import (
     TOKENIZE_FIELDS,
     Neutral,
 )
-from baton.router.requests.openai_schema import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-)
+from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
 from baton.router.requests.request_parser import MOST_PIECES, decoded, shaped
+from baton.router.requests.schema_body import Body
 from baton.runtime.errors import InvalidRequest
 from tests.support.router_process import StartRouter
 
@@ -134,6 +130,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, 400, "max_tokens", "give one"),
     (COMPLETE, {"tools": [TOOL]}, 400, "tools", "not supported"),
     (COMPLETE, {"tool_choice": "required"}, 400, "tool_choice", "not supported"),
+    (CHAT, {"structured_outputs": {"regex": ""}}, 400, "structured_outputs.regex", "character"),
+    (CHAT, {"structured_outputs": {"choice": []}}, 400, "structured_outputs.choice", "1 item"),
+    (CHAT, {"response_format": {"type": "json"}}, 400, "response_format.type", "json_object"),
     (CHAT, {"tools": [TOOL]}, 400, "tools", "chat template"),
     (CHAT, {"tools": TOOL}, 400, "tools", "list"),
     (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function", "missing"),
@@ -154,7 +153,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
         "tools[0].function.parameters",
         "at most 8192",
     ),
-    (CHAT, {"tool_choice": "required"}, 400, "tool_choice", '"auto"'),
+    (CHAT, {"tool_choice": "required"}, 400, "tool_choice", "no tools"),
     (CHAT, {"tool_choice": "perhaps"}, 400, "tool_choice", "'auto'"),
     (CHAT, {"tool_choice": ["auto"]}, 400, "tool_choice", "'auto'"),
     (
@@ -194,7 +193,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
         "messages[0].tool_call_id",
         "before",
     ),
-    (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema", "add"),
     (CHAT, {"reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),
 ]
 

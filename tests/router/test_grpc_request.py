@@ -214,7 +214,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "messages",
     ),
     ({"messages": USER, "tools": [tool(), tool()]}, "tools[1].function.name"),
-    ({"messages": USER, "tools": [tool(strict=True)]}, "tools[0].function.strict"),
     ({"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
     ({"messages": USER, "tools": [tool(parameters=[1])]}, "tools[0].function.parameters"),
     (
@@ -226,7 +225,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tools[0].function.parameters",
     ),
     ({"messages": USER, "tools": [tool()] * 129}, "tools"),
-    ({"messages": USER, "tools": [tool()], "tool_choice": "required"}, "tool_choice"),
+    ({"messages": USER, "tool_choice": "required"}, "tool_choice"),
+    ({"messages": USER, "structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+    ({"messages": USER, "response_format": {"type": "x"}}, "response_format.type"),
     ({"messages": USER, "max_tokens": 50}, "max_tokens"),
 ]
 

@@ -10,8 +10,6 @@ import pytest
 from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
     MOST_TOKEN_VALUES,
-    MOST_VALUES,
-    Body,
     ChatRequest,
     CompletionRequest,
 )
@@ -23,6 +21,7 @@ from baton.router.requests.request_parser import (
     decoded,
     shaped,
 )
+from baton.router.requests.schema_body import MOST_VALUES, Body
 from baton.runtime.errors import InvalidRequest
 
 _Shape = TypeVar("_Shape", bound=Body)
