@@ -33,7 +33,7 @@ from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.sampling_defaults import sampling_defaults
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import template_of
-from baton.router.templates.model_card import read_card, tokenizer_info
+from baton.router.templates.model_card import ModelCard, read_card, tokenizer_info
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import logs, metrics
 from baton.runtime.config import NO_GRPC, Config, RouterConfig
@@ -69,8 +69,7 @@ async def serve_router(
     card = read_card(model_folder, model_name)
     template = template_of(card)
     tokenizer = HfTokenizer(card.tokenizer_file)
-    vocabulary = VocabularyFile(card.tokenizer_file, card.vocab_size, sorted(card.end_tokens))
-    grammars = GrammarValidator(vocabulary)
+    grammars = GrammarValidator(vocabulary_file(card))
     listener = bind(config.router.host, config.router.port, config.router.backlog)
     try:
         key = cluster_key(token)
@@ -112,6 +111,10 @@ async def serve_router(
         listener.close()
         await grammars.close()
         await tokenizer.close()
+
+
+def vocabulary_file(card: ModelCard) -> VocabularyFile:
+    return VocabularyFile(card.tokenizer_file, card.vocab_size, sorted(card.end_tokens))
 
 
 async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> GrpcFrontend | None:

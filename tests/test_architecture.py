@@ -78,11 +78,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "speculation",
         },
     },
-    "runtime": {".": set(), "grammar": {"."}},
     "router": {
         "text": set(),
         "templates": {"text"},
-        "grammars": set(),
+        "grammars": {"text"},
         "requests": {"text", "templates", "grammars"},
         "fleet": {"requests"},
         "dispatch": {"requests", "fleet"},
@@ -112,6 +111,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "runtime": {
         ".": set(),
         "settings": {"."},
+        "grammar": {"."},
     },
     "simulation": {
         "virtual": set(),

@@ -1,4 +1,4 @@
-"""What a request asks of its output's form, before it is compiled. A plain value."""
+"""A constraint on the form of an answer, as a plain value, before a grammar is made of it."""
 
 from __future__ import annotations
 

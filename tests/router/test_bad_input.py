@@ -161,7 +161,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         400,
         "tool_choice",
-        '"auto"',
+        "no tools",
     ),
     (CHAT, {"parallel_tool_calls": 1}, 400, "parallel_tool_calls", "boolean"),
     (CHAT, called(), 400, "messages[1].tool_calls", "chat template"),

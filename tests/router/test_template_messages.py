@@ -110,7 +110,6 @@ def test_tools_for_templates() -> None:
     ("tools", "field", "word"),
     [
         ([tool("f"), tool("g"), tool("f")], "tools[2].function.name", "two tools 'f'"),
-        ([tool("f", strict=True)], "tools[0].function.strict", "leave it out"),
     ],
 )
 def test_tools_that_cannot_be_served(tools: list[Tool], field: str, word: str) -> None:
