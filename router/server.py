@@ -67,7 +67,6 @@ async def serve_router(
     keys, ModelError for the model's folder."""
     check_exposure(config.router)
     card = read_card(model_folder, model_name)
-    template = template_of(card)
     tokenizer = HfTokenizer(card.tokenizer_file)
     grammars = GrammarValidator(vocabulary_file(card))
     listener = bind(config.router.host, config.router.port, config.router.backlog)
@@ -86,17 +85,7 @@ async def serve_router(
             model=card.name,
             started_s=int(time.time()),
             fleet=fleet,
-            validator=Validator(
-                card.name,
-                tokenizer,
-                template,
-                card.end_tokens,
-                MAX_CHOICES,
-                config.router.tool_calls,
-                sampling_defaults(card.generation if config.router.model_sampling else {}),
-                config.router.control_tokens,
-                grammars,
-            ),
+            validator=_validator(card, tokenizer, config.router, grammars),
             tokenizer=tokenizer,
             serving=RequestServices(
                 dispatcher, Admission(config.router.max_requests, time.monotonic), tokenizer
@@ -111,6 +100,22 @@ async def serve_router(
         listener.close()
         await grammars.close()
         await tokenizer.close()
+
+
+def _validator(
+    card: ModelCard, tokenizer: HfTokenizer, config: RouterConfig, grammars: GrammarValidator
+) -> Validator:
+    return Validator(
+        card.name,
+        tokenizer,
+        template_of(card),
+        card.end_tokens,
+        MAX_CHOICES,
+        config.tool_calls,
+        sampling_defaults(card.generation if config.model_sampling else {}),
+        config.control_tokens,
+        grammars,
+    )
 
 
 def vocabulary_file(card: ModelCard) -> VocabularyFile:
