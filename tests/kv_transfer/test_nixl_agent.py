@@ -112,7 +112,7 @@ def test_a_peer_with_a_read_under_way_is_kept_until_it_has_ended(made: Made) -> 
     first, second = nixl_agents.start_read(agent), nixl_agents.start_read(agent)
     agent.forget(nixl_agents.PEER)
     fake.wait_polls(3)
-    assert not fake.log and not first.told  # neither released nor settled
+    assert not fake.log and not first.reported  # neither released nor settled
     refused = nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     assert isinstance(refused, ReadFailed) and "still under way" in str(refused)
     fake.posted[0].state = "DONE"
@@ -221,7 +221,7 @@ def test_stopping_with_a_read_under_way_leaves_the_memory_registered(
     ended = nixl_agents.start_read(agent)
     agent.stop()
     assert not agent._thread.is_alive()
-    assert not ended.told and not scripted.log  # never a guess that it has ended
+    assert not ended.reported and not scripted.log  # never a guess that it has ended
 
 
 def test_a_failing_start_is_raised_where_it_was_asked_for(scripted: ScriptedAgent) -> None:

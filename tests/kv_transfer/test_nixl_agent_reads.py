@@ -30,7 +30,7 @@ def test_a_read_is_polled_until_it_is_done(made: Made) -> None:
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     ended = nixl_agents.start_read(agent)
     fake.wait_polls(5)
-    assert not ended.told and agent.unsettled == 1
+    assert not ended.reported and agent.unsettled == 1
     fake.posted[0].state = "DONE"
     assert ended.wait() is None
     fake.wait_polls(2)
@@ -46,7 +46,7 @@ def test_an_error_ends_a_read_once_and_keeps_its_cause(made: Made, state: str, s
     failure = ended.wait()
     assert isinstance(failure, ReadFailed) and says in str(failure)
     fake.wait_polls(3)
-    assert len(ended.told) == 1
+    assert len(ended.reported) == 1
 
 
 def test_posting_that_raises_ends_the_read(made: Made) -> None:
@@ -80,7 +80,7 @@ def test_segments_are_reported_as_they_land_and_the_end_last(made: Made, in_segm
     for number in (1, 0):
         fake.posted[number].state = "DONE"
         fake.wait_polls(2)
-    assert told == [(2, 4), (0, 2)] and not ended.told
+    assert told == [(2, 4), (0, 2)] and not ended.reported
     fake.posted[2].state = "DONE"
     assert ended.wait() is None
     assert told[2:] == [(4, 5)]
@@ -93,7 +93,7 @@ def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
     ended, told = in_segments()
     fake.posted[0].state = "ERR"
     fake.wait_polls(3)
-    assert not ended.told  # bytes of the others may still land
+    assert not ended.reported  # bytes of the others may still land
     fake.posted[1].state = fake.posted[2].state = "DONE"
     assert "ERR" in str(ended.wait())
     assert len(told) == 2
