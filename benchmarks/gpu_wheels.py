@@ -46,7 +46,7 @@ IMPORTS = (
     "baton.kv_transfer.handshake baton.kv_transfer.nixl_mover baton.kv_transfer.reader "
     "baton.proto.handoff_pb2_grpc baton.proto.worker_pb2_grpc baton.runtime.grpc_links "
     "baton.runtime.metrics baton.runtime.registry_client baton.runtime.tls baton.runtime.tracing "
-    "baton.runtime.worker_service"
+    "baton.runtime.worker.service"
 )
 
 

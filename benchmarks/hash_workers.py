@@ -30,13 +30,13 @@ from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.runtime import identity
-from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
 from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.wire import ModelLimits
-from baton.runtime.worker_service import WorkerService
+from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.service import WorkerService
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
 
 SLABS = 2

@@ -30,7 +30,7 @@ from baton.router.fleet.dialer import Connection, RouterLink
 from baton.router.fleet.fleet import Fleet
 from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.runtime import garbage
+from baton.runtime import process_memory
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.links import LinkClosed
@@ -146,7 +146,7 @@ async def measure(workers: int, streams: int) -> dict[str, float]:
     """All figures, times in the unit of their names."""
     _, dispatcher, following = await start_fleet(workers)
     draws, loop = random.Random(1), asyncio.get_running_loop()
-    garbage.set_apart()  # as a router does before it serves
+    process_memory.freeze_startup_objects()  # as a router does before it serves
     generations: list[ActiveRequest] = []
     starts_s: list[float] = []
     for number in range(streams):

@@ -37,7 +37,7 @@ from baton.router.requests.request_parser import MOST_CONTAINERS, MOST_STRINGS
 from baton.router.requests.schema_body import MOST_VALUES, Body
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
-from baton.runtime import garbage
+from baton.runtime import process_memory
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import InvalidRequest
 from baton.runtime.identity import chain, root
@@ -170,7 +170,7 @@ def hand_over(tokens: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _set_apart() -> Iterator[None]:
-    garbage.set_apart()
+    process_memory.freeze_startup_objects()
     try:
         yield
     finally:

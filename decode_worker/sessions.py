@@ -49,7 +49,7 @@ class _OutputLog:
 
 
 class Attachment:
-    """One stream of a router: the `Session` that runtime/worker_links.py serves."""
+    """One stream of a router: the `Session` that runtime/worker/router_links.py serves."""
 
     def __init__(self, owner: RouterSession) -> None:
         self._owner = owner

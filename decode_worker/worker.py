@@ -30,7 +30,6 @@ from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
-from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
 from baton.runtime.errors import (
     BatonError,
@@ -43,7 +42,8 @@ from baton.runtime.errors import (
     WorkerLost,
 )
 from baton.runtime.wire import ModelLimits
-from baton.runtime.worker_links import Session
+from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.router_links import Session
 
 log = logs.get(__name__)
 

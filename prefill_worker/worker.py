@@ -27,11 +27,11 @@ from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
-from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, Draining, EngineError, Overloaded, WorkerLost
 from baton.runtime.links import Link, LinkClosed
 from baton.runtime.wire import ModelLimits
+from baton.runtime.worker.block_feed import BlockFeed
 
 log = logs.get(__name__)
 

@@ -21,7 +21,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from baton.runtime import heap
+from baton.runtime import process_memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REGISTRY = CollectorRegistry()
@@ -54,7 +54,7 @@ def show_step(role: str, device_s: float, slices: int, shortages: int) -> None:
 def watch_process(loop: asyncio.AbstractEventLoop) -> None:
     """Let each reading tell what the process holds then: tasks of its loop, and memory."""
     TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
-    HEAP_BYTES.set_function(heap.allocated_bytes)
+    HEAP_BYTES.set_function(process_memory.allocated_bytes)
     PYTHON_BLOCKS.set_function(sys.getallocatedblocks)
 
 

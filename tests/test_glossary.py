@@ -40,6 +40,7 @@ STILL_TO_REWORD: set[str] = {
     "router/templates",
     "router/text",
     "runtime",
+    "runtime/worker",
     "simulation/invariants",
     "simulation/mutations",
 }

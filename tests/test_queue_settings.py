@@ -15,10 +15,10 @@ from baton.router.fleet.radix_index import CAPACITY_BLOCKS
 from baton.router.requests.context_limits import ContextLimits
 from baton.router.server import bind
 from baton.runtime import grpc_links, tracing
-from baton.runtime.block_feed import EVENT_QUEUE
 from baton.runtime.config import Config, HandoffConfig, RouterConfig
 from baton.runtime.registry import MemoryRegistry
 from baton.runtime.registry_client import InlineRegistry
+from baton.runtime.worker.block_feed import EVENT_QUEUE
 from baton.simulation.fleet.cluster import Cluster
 
 

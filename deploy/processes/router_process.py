@@ -12,7 +12,7 @@ from baton.deploy.host.instance import grpc_address_file, write_private
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.router.fleet.dialer import GrpcDialer
 from baton.router.server import serve_router
-from baton.runtime import garbage, logs, tracing
+from baton.runtime import logs, process_memory, tracing
 from baton.runtime.config import Config
 from baton.runtime.dead_entries import DeadEntries
 from baton.runtime.registry import DirectoryRegistry
@@ -41,8 +41,10 @@ def run_router(
     looking: list[asyncio.Task[None]] = []  # ends with the loop
 
     def ready(address: str) -> None:
-        garbage.set_apart()
-        looking.append(asyncio.get_running_loop().create_task(garbage.look_often()))
+        process_memory.freeze_startup_objects()
+        looking.append(
+            asyncio.get_running_loop().create_task(process_memory.collect_periodically())
+        )
         if address_file is not None:
             write_private(address_file, address.removeprefix("http://").rstrip("/"))
 

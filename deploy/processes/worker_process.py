@@ -5,7 +5,7 @@
                  └───────────── another role, under a new boot id ─────────────────┘
 
 Both roles start and stop alike; they differ by the loop that runs. SIGTERM drains the worker
-(runtime/worker_drain.py); then it leaves the registry and waits for what it owes its peers.
+(runtime/worker/drain.py); then it leaves the registry and waits for what it owes its peers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import control_pb2_grpc
-from baton.runtime import garbage, logs, metrics, tracing, waits, worker_lock
+from baton.runtime import logs, metrics, process_memory, tracing, waits, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grpc_links import open_port
@@ -53,7 +53,7 @@ from baton.runtime.registry import (
 )
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, ThreadedRegistry, hung
 from baton.runtime.tls import tls_of
-from baton.runtime.worker_drain import SERVER_GRACE_S, Course, Ends, serve_until
+from baton.runtime.worker.drain import SERVER_GRACE_S, Course, Ends, serve_until
 
 log = logs.get(__name__)
 
@@ -193,7 +193,7 @@ class WorkerProcess:
             change_role=self._course.change,
         )
         control_pb2_grpc.add_WorkerControlServicer_to_server(orders, served.server)  # type: ignore[no-untyped-call]
-        garbage.set_apart()
+        process_memory.freeze_startup_objects()
         record = await _listen(boot, served.server, admin_address, patience_s)
         record = replace(record, memory=_memory_line(engine))
         self._worker = served.worker
@@ -201,7 +201,7 @@ class WorkerProcess:
             asyncio.create_task(_announce(boot.registry, record)),
             asyncio.create_task(_watch_quarantine(pool, QUARANTINE_SHARE)),
             asyncio.create_task(served.worker.health.watch()),
-            asyncio.create_task(garbage.look_often()),
+            asyncio.create_task(process_memory.collect_periodically()),
             asyncio.create_task(
                 _watch_steps(served.worker.health, config.worker.failing_s, self._course.hurry)
             ),

@@ -37,7 +37,7 @@ from baton.runtime.registry import Role
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.tls import Tls
 from baton.runtime.wire import ModelLimits
-from baton.runtime.worker_service import WorkerService
+from baton.runtime.worker.service import WorkerService
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
-from baton.runtime.worker_links import serve_link
+from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.engine_kind import HASHES, EngineKind
 from baton.simulation.virtual.held_registry import HeldRegistry
 from baton.simulation.virtual.machine import Machine

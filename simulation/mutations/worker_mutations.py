@@ -18,9 +18,9 @@ from baton.kv_transfer import granter
 from baton.kv_transfer.checksum_monitor import ChecksumMonitor
 from baton.kv_transfer.reader import HandoffReader
 from baton.prefill_worker.worker import PrefillWorker
-from baton.runtime import worker_drain
-from baton.runtime.block_feed import BlockFeed
 from baton.runtime.errors import Draining
+from baton.runtime.worker import drain
+from baton.runtime.worker.block_feed import BlockFeed
 from baton.simulation.mutations.patches import Break, always
 
 
@@ -121,7 +121,7 @@ OF_A_WORKERS_END: dict[str, Break] = {
     ),
     "stop-before-the-readers": Break(
         "a server stops first, its readers' leases end afterwards",
-        worker_drain,
+        drain,
         "serve_until",
         _stopped_before_it_has_finished,
     ),

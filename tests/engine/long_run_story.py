@@ -23,7 +23,7 @@ from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.attention import TorchAttention
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.runtime import heap
+from baton.runtime import process_memory
 
 WARM_UP = 100
 STRETCHES = 4
@@ -36,7 +36,7 @@ PYTHON_BLOCK = 512  # bytes: the largest that Python's own allocator hands out
 def own_bytes():
     """What is allocated and not freed. Pages in memory would not do: a leak may fill holes of the
     heap, and a hole's first touch looks like a leak."""
-    return heap.allocated_bytes() + PYTHON_BLOCK * sys.getallocatedblocks()
+    return process_memory.allocated_bytes() + PYTHON_BLOCK * sys.getallocatedblocks()
 
 
 def growth(run, steps):

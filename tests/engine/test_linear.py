@@ -3,22 +3,22 @@ import torch
 
 import baton.engine.cpu.linear as linear
 from baton.engine.cpu.linear import CpuMatrix, padded_rows
-from baton.runtime import heap
+from baton.runtime import process_memory
 
 # It tells the memory that all numbers of rows take, once those to which they are filled up are met.
 ROWS = """
 import torch
 from baton.engine.cpu.linear import CpuMatrix
-from baton.runtime import heap
+from baton.runtime import process_memory
 
 torch.set_num_threads(1)
 matrix, x = CpuMatrix(torch.randn(176, 208)), torch.randn(128, 208)
 for rows in range(72, 129, 8):
     matrix(x[:rows])
-before = heap.allocated_bytes()
+before = process_memory.allocated_bytes()
 for rows in range(65, 129):
     assert matrix(x[:rows]).shape == (rows, 176)
-print(heap.allocated_bytes() - before)
+print(process_memory.allocated_bytes() - before)
 """
 FLOAT32_HALF_BIT, BFLOAT16_HALF_BIT = 2**-24, 2**-8
 
@@ -70,7 +70,7 @@ def test_few_numbers_of_rows_are_met_and_little_is_added():
     assert len(set(met.values())) == 16 + 8 * 7
 
 
-@pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated")
+@pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
 def test_a_new_number_of_rows_costs_no_memory(own_process):
     """oneDNN keeps a kernel for each that it meets: half a MB, a thousand times."""
     if not linear._can_pack(torch.zeros(176, 208)):

@@ -10,7 +10,7 @@ from baton.engine.deterministic.linear_invariant import (
     Ways,
     with_invariant_linears,
 )
-from baton.runtime import heap
+from baton.runtime import process_memory
 from baton.runtime.errors import ConfigError
 
 # It tells the memory that all numbers of rows take, once they are measured.
@@ -18,16 +18,16 @@ ROWS = """
 import torch
 from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.deterministic.linear_invariant import InvariantLinear, Ways
-from baton.runtime import heap
+from baton.runtime import process_memory
 
 torch.set_num_threads(1)
 linear = InvariantLinear(CpuMatrix(torch.randn(112, 144)), Ways())
 x = torch.randn(576, 144)
 linear(x)
-before = heap.allocated_bytes()
+before = process_memory.allocated_bytes()
 for count in range(1, 577):
     linear(x[:count])
-print(heap.allocated_bytes() - before)
+print(process_memory.allocated_bytes() - before)
 """
 
 
@@ -80,7 +80,7 @@ def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
         torch.set_num_threads(1)
 
 
-@pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated")
+@pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
 def test_no_number_of_rows_costs_memory_once_the_rows_are_measured(own_process):
     """A worker meets its last number of rows after hours: oneDNN would keep a kernel for it."""
     if not _can_pack(torch.zeros(112, 144)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime import heap
+from baton.runtime import process_memory
 
 STORY = Path(__file__).with_name("long_run_story.py")
 STEPS = int(os.environ.get("BATON_LONG_RUN_STEPS", "400"))
@@ -17,7 +17,10 @@ SECONDS = 100 + STEPS // 10
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(not heap.TOLD, reason="needs glibc 2.33, which tells what is allocated"),
+    pytest.mark.skipif(
+        not process_memory.HEAP_IS_REPORTED,
+        reason="needs glibc 2.33",
+    ),
     pytest.mark.timeout(SECONDS + 20),
 ]
 

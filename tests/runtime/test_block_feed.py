@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from baton.proto import worker_pb2
-from baton.runtime import block_feed
-from baton.runtime.block_feed import BlockFeed
+from baton.runtime.worker import block_feed
+from baton.runtime.worker.block_feed import BlockFeed
 
 BOOT = b"b" * 16
 

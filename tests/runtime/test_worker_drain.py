@@ -10,9 +10,10 @@ from functools import partial
 
 import pytest
 
-from baton.runtime import logs, worker_drain
+from baton.runtime import logs
 from baton.runtime.errors import DeviceLost, EngineError
-from baton.runtime.worker_drain import Course, Ends, serve_until
+from baton.runtime.worker import drain
+from baton.runtime.worker.drain import Course, Ends, serve_until
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
@@ -224,7 +225,7 @@ async def test_what_failed_first_is_raised_and_what_followed_is_logged(
 async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_drain, "END_S", 0.05)
+    monkeypatch.setattr(drain, "END_S", 0.05)
     logs.setup("w")
     free = asyncio.Event()
 

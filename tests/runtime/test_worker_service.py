@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 
 from baton.proto import worker_pb2, worker_pb2_grpc
-from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import RouterConfig
 from baton.runtime.grpc_links import credentials, open_channel, open_port, open_server
-from baton.runtime.worker_service import WorkerService
+from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.service import WorkerService
 
 BOOT = b"b" * 16
 LARGE = [number.to_bytes(16, "big") for number in range(1 << 15)]  # 512 KiB

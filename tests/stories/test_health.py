@@ -14,7 +14,7 @@ from baton.engine.scheduling.blocks import Hold
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.links import LINK_PROTOCOL_VERSION, memory_link
-from baton.runtime.worker_links import serve_link
+from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time

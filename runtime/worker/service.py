@@ -9,10 +9,10 @@ import grpc.aio
 
 from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.runtime import metrics
-from baton.runtime.block_feed import BlockFeed
 from baton.runtime.config import RouterConfig
 from baton.runtime.grpc_links import ServerLink
-from baton.runtime.worker_links import LinkHandler, serve_link
+from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.router_links import LinkHandler, serve_link
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
