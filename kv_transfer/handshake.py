@@ -32,6 +32,7 @@ def compatibility(
     tp_rank: int = 0,
     *,
     verify: bool = True,
+    draft_fingerprint: str = "",
 ) -> handoff_pb2.Compatibility:
     """Return what a pool must share with its peers; versions are this package's own."""
     return handoff_pb2.Compatibility(
@@ -47,6 +48,7 @@ def compatibility(
         tp_size=tp_size,
         tp_rank=tp_rank,
         verify=verify,
+        draft_fingerprint=draft_fingerprint,
     )
 
 

@@ -23,18 +23,23 @@ _WHOLE_BYTES = 16 << 10  # smaller tensors (norms, biases) are read whole
 
 
 def model_fingerprint(
-    folder: Path, context: int = 0, numerics: str = "", quantization: str = "none"
+    folder: Path,
+    context: int = 0,
+    numerics: str = "",
+    quantization: str = "none",
+    draft: str = "",
 ) -> str:
     """32 hex digits. `context` as in `read_spec`, since it may decide what the KV is;
     `numerics` names the bits of a deterministic engine, `quantization` what is made of plain
-    weights at load.
+    weights at load, `draft` the fingerprint of a draft model, whose KV lies in the same blocks.
 
     How the tensors are spread over shards does not matter, nor what the end tokens are.
     Training changes nearly every value of the tensors it touches, so the samples tell a
     fine-tune from its base; a change of a few single values can go unseen. Raises ModelError
     for files that cannot be read."""
     digest = blake2b(digest_size=16, person=b"baton-model")
-    digest.update(json.dumps([numerics, quantization]).encode())
+    beside = [draft] if draft else []
+    digest.update(json.dumps([numerics, quantization, *beside]).encode())
     facts = asdict(read_spec(folder, context))
     del facts["eos_ids"], facts["max_context"]
     digest.update(json.dumps(facts, sort_keys=True).encode())

@@ -75,3 +75,10 @@ def test_what_is_made_of_the_weights_at_load_differs(folder):
     found = {model_fingerprint(folder, quantization=made) for made in ("none", "int8", "int4")}
     assert len(found) == 3
     assert model_fingerprint(folder) in found
+
+
+def test_a_draft_model_makes_another_kv(folder):
+    """Its KV lies in the same blocks: workers with unlike drafts exchange none."""
+    alone = model_fingerprint(folder)
+    drafted = {model_fingerprint(folder, draft=draft) for draft in ("", "a", "b")}
+    assert len(drafted) == 3 and alone in drafted

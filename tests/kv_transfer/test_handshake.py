@@ -44,6 +44,7 @@ def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
         ("kv_heads", 4),
         ("head_dim", 128),
         ("verify", False),
+        ("draft_fingerprint", "draft-b"),
     ],
 )
 def test_each_difference_is_named_with_both_values(field: str, value: Any) -> None:
