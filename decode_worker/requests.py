@@ -22,7 +22,9 @@ from baton.runtime.errors import (
     Draining,
     EngineError,
     HandoffError,
+    InvalidRequest,
 )
+from baton.runtime.grammar.matcher import over_limits
 from baton.runtime.wire import ModelLimits, check_scores
 
 log = logs.get(__name__)
@@ -55,6 +57,9 @@ class Requests:
     def accept(self, sequence: Sequence, drawn: Drawn) -> None:
         """Emit a drawn token, and the choice's end if this token is its last."""
         if sequence.ended:
+            return
+        if sequence.masks is not None and sequence.masks.error:
+            self.fail(sequence, InvalidRequest(over_limits(sequence.masks.error)))
             return
         request = sequence.request
         sequence.output.append(drawn.token)

@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from baton.engine.scheduling.batch import Draw, Scores, Scoring, Slice
 from baton.engine.scheduling.token_history import History, PromptTokens, Text
 from baton.proto import worker_pb2
+from baton.runtime.grammar.choice_masks import ChoiceMasks
 from baton.runtime.identity import tenant_of
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import extend_scores
@@ -111,6 +112,7 @@ class Sequence:
     shared: int = 0  # leading blocks that a sibling's credit counts
     counted_by: Sequence | None = None  # that sibling
     ended: bool = False
+    masks: ChoiceMasks | None = None  # of its grammar, if it has one
     text: Text | None = None  # what penalties count, if it has any
 
     @property
@@ -138,6 +140,7 @@ class Sequence:
             position=self.length + self.under_way,
             params=sampling.at(len(self.output) + self.under_way),
             history=self._history() if sampling.needs_history else None,
+            allowed=None if self.masks is None else self.masks.mask(start=self.under_way == 0),
         )
 
     def _history(self) -> History:

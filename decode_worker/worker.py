@@ -41,6 +41,7 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.runtime.worker.router_links import Session
@@ -66,6 +67,7 @@ class DecodeWorker:
         config: Config,
         wall_offset_s: float,
         new_id: Callable[[], bytes],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
@@ -78,6 +80,8 @@ class DecodeWorker:
             poll_s=IDLE_POLL_S,
         )
         self.health, self.draining = self.loop.health, self.loop.draining
+        self._grammars = grammars or GrammarCompiler(None)
+        self._compiling: set[asyncio.Task[None]] = set()  # grammars of requests not yet queued
         self._pool = pool
         self._peers = peers
         self._limits = limits
@@ -106,6 +110,7 @@ class DecodeWorker:
         hello_back = self._limits.hello(
             self.worker_id, self.boot_id, "decode", self._pool.block_size, self._pool.total
         )
+        hello_back.vocabulary = self._grammars.digest
         hello_back.unknown_requests.extend(lost)
         return hello_back, attachment
 
@@ -151,13 +156,33 @@ class DecodeWorker:
         loop = asyncio.get_running_loop()
         now = loop.time()
         request = parse_submit(submit, self._limits, emit, now_s=now, wall_s=self._wall())
-        self._scheduler.submit(request)
+        if submit.sampling.HasField("grammar"):
+            self._grammars.check(submit.sampling.grammar)
+            compiling = asyncio.create_task(self._queue_constrained(request))
+            self._compiling.add(compiling)
+            compiling.add_done_callback(self._compiling.discard)
+        else:
+            self._scheduler.submit(request)
         self._requests.add(request)
         if submit.deadline_ms:
             request.deadline = loop.call_later(
                 submit.deadline_ms / 1000, self._deadline_passed, request
             )
         self._admit()  # a step may be running: the handoff opens beside it
+
+    async def _queue_constrained(self, request: Request) -> None:
+        """Compile the request's grammar, then queue the request; if that fails, it fails alone."""
+        message = request.wire_sampling.grammar
+        try:
+            grammar = await self._grammars.compiled(message)
+            for sequence in request.sequences:
+                sequence.masks = self._grammars.masks(message, grammar, sequence.output)
+            if not request.ended:
+                self._scheduler.submit(request)
+        except BatonError as error:
+            for sequence in request.sequences:
+                self._requests.fail(sequence, error)
+        self._admit()
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int] = ()) -> None:
         """Cancel the named choices of a request, or all where none is named."""
@@ -179,6 +204,8 @@ class DecodeWorker:
         try:
             await self.loop.run()
         finally:
+            for compiling in self._compiling:
+                compiling.cancel()
             ending = Draining if self.draining.is_set() else WorkerLost
             for request in self._requests.living():
                 for sequence in request.sequences:

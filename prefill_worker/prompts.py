@@ -18,6 +18,7 @@ from baton.engine.scheduling.token_history import history_of
 from baton.kv_transfer.granter import Computed
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import BatonError
+from baton.runtime.grammar.choice_masks import ChoiceMasks, TokenMask
 from baton.runtime.sampling import SamplingParams
 
 Event: TypeAlias = Computed | handoff_pb2.FirstTokens | BatonError | None
@@ -47,6 +48,8 @@ class Prompt:
     cached: int = 0  # leading blocks that were matched
     offered: int = 0  # leading full blocks that were offered, or that the reader holds
     scores: worker_pb2.PromptLogprobs = field(default_factory=worker_pb2.PromptLogprobs)
+    masks: ChoiceMasks | None = None  # of its grammar, if it has one
+    allowed: TokenMask | None = None  # of the first token, the same for all choices
     ended: bool = False
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # <= chunks + 3
 
@@ -57,6 +60,11 @@ class Prompt:
         if isinstance(event, BatonError):
             raise event
         return event
+
+    def constrain(self, masks: ChoiceMasks) -> None:
+        """Hold the first tokens to a grammar; their mask is computed beside the prompt's chunks."""
+        self.masks = masks
+        self.allowed = masks.mask(start=True)
 
     def end(self) -> None:
         self.ended = True
@@ -81,7 +89,9 @@ class Prompt:
         if params.needs_history:
             history = history_of(self.tokens, self.prompt_tokens)
         position = len(self.tokens)
-        return tuple(Draw(choice, position, params, history) for choice in self.choices)
+        return tuple(
+            Draw(choice, position, params, history, self.allowed) for choice in self.choices
+        )
 
     def first_tokens(self, drawn: Sequence[Drawn], block_size: int) -> handoff_pb2.FirstTokens:
         message = handoff_pb2.FirstTokens(cached_tokens=self.cached * block_size)

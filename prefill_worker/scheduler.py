@@ -26,6 +26,7 @@ from baton.runtime.errors import (
     OutOfMemory,
     Overloaded,
 )
+from baton.runtime.grammar.matcher import over_limits
 from baton.runtime.wire import extend_scores
 
 
@@ -138,6 +139,8 @@ class PrefillScheduler:
             elif (reason := result.failed.get(index)) is not None:
                 if not (isinstance(reason, OutOfMemory) and self._chunks.cut(chunk)):
                     self.fail(prompt, reason)
+            elif chunk.last and prompt.masks is not None and prompt.masks.error:
+                self.fail(prompt, InvalidRequest(over_limits(prompt.masks.error)))
             else:
                 self._chunks.commit(chunk)
                 computed.append(chunk)

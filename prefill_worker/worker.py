@@ -29,6 +29,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, Draining, EngineError, Overloaded, WorkerLost
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.links import Link, LinkClosed
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
@@ -68,6 +69,7 @@ class PrefillWorker:
         limits: ModelLimits,
         config: Config,
         wall_offset_s: float,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
@@ -79,6 +81,8 @@ class PrefillWorker:
             mover_failure=mover.failure_reason,
         )
         self.health, self.draining = self.loop.health, self.loop.draining
+        self._grammars = grammars or GrammarCompiler(None)
+        self._compiling: set[asyncio.Task[None]] = set()  # grammars of prompts not yet queued
         self._pool = pool
         self._mover = mover
         self._limits = limits
@@ -124,9 +128,28 @@ class PrefillWorker:
         prompt = parse_opening(
             opening, self._limits, self._pool.block_size, self._ended, wall_s=self._wall()
         )
-        self._scheduler.submit(prompt)
-        self._admit_waiting()
+        if opening.sampling.HasField("grammar"):
+            self._grammars.check(opening.sampling.grammar)
+            compiling = asyncio.create_task(self._queue_constrained(prompt, opening))
+            self._compiling.add(compiling)
+            compiling.add_done_callback(self._compiling.discard)
+        else:
+            self._scheduler.submit(prompt)
+            self._admit_waiting()
         return prompt
+
+    async def _queue_constrained(self, prompt: Prompt, opening: handoff_pb2.OpenHandoff) -> None:
+        """Compile the prompt's grammar, then queue the prompt; if that fails, it fails alone."""
+        message = opening.sampling.grammar
+        try:
+            grammar = await self._grammars.compiled(message)
+            output = prompt.tokens[prompt.prompt_tokens :]
+            prompt.constrain(self._grammars.masks(message, grammar, output))
+            if not prompt.ended:
+                self._scheduler.submit(prompt)
+        except BatonError as error:
+            prompt.events.put_nowait(error)
+        self._admit_waiting()
 
     def attach(
         self, hello: worker_pb2.RouterHello
@@ -134,6 +157,7 @@ class PrefillWorker:
         hello_back = self._limits.hello(
             self.worker_id, self.boot_id, "prefill", self._pool.block_size, self._pool.total
         )
+        hello_back.vocabulary = self._grammars.digest
         hello_back.unknown_requests.extend(resume.request_id for resume in hello.resume)
         return hello_back, PrefillSession()
 
@@ -195,6 +219,8 @@ class PrefillWorker:
         try:
             await self.loop.run()
         finally:
+            for compiling in self._compiling:
+                compiling.cancel()
             ending = Draining if self.draining.is_set() else WorkerLost
             self._scheduler.stop(ending("the prefill worker is stopping"))
 

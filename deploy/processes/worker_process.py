@@ -38,6 +38,7 @@ from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_health import StepHealth, probe_batch, probe_failure
+from baton.engine.spec.model_spec import ModelSpec
 from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.prefill_worker.worker import PrefillWorker
@@ -45,6 +46,8 @@ from baton.proto import control_pb2_grpc
 from baton.runtime import logs, metrics, process_memory, tracing, waits, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
+from baton.runtime.grammar.vocabulary import TOKENIZER_FILE, read_vocabulary
 from baton.runtime.grpc_links import open_port
 from baton.runtime.registry import (
     DirectoryRegistry,
@@ -94,12 +97,23 @@ def run_worker(
             model_folder=model_folder,
             registry=registry,
             token=token,
+            grammars=_grammars(model_folder, engine.spec),
             tls=tls,
         )
         try:
             asyncio.run(WorkerProcess(boot, engine).run())
         finally:
+            boot.grammars.close()
             tracing.shutdown()
+
+
+def _grammars(model_folder: Path, spec: ModelSpec) -> GrammarCompiler:
+    """Read the model's vocabulary, which stops all threads for seconds: before the worker serves.
+    Without a tokenizer or an end token the worker refuses grammars."""
+    path = model_folder / TOKENIZER_FILE
+    if not path.is_file() or not spec.eos_ids:
+        return GrammarCompiler(None)
+    return GrammarCompiler(read_vocabulary(path, spec.vocab_size, spec.eos_ids))
 
 
 def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2_grpc
 from baton.runtime import identity
 from baton.runtime.config import Config
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import Role
 from baton.runtime.registry_client import RegistryClient
@@ -52,6 +53,7 @@ class Boot:
     registry: RegistryClient
     token: str
     tls: Tls | None = None  # None: it talks in plain text
+    grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def decode_role(below: Below) -> Served:
         config=boot.config,
         wall_offset_s=below.wall_offset_s(),
         new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),
+        grammars=boot.grammars,
     )
     return Served(worker, _server(boot, worker), peers.close)
 
@@ -124,6 +127,7 @@ def prefill_role(below: Below) -> Served:
         limits=below.limits,
         config=boot.config,
         wall_offset_s=below.wall_offset_s(),
+        grammars=boot.grammars,
     )
     server = _server(boot, worker)
     handoffs = HandoffService(worker, below.handshake)

@@ -114,3 +114,8 @@ def shortened(reason: str) -> str:
     lines = (line.strip() for line in _UNHELPFUL.sub(" ", reason).split("\n"))
     kept = [line for line in lines if line and not _ECHO.match(line)]
     return " ".join(kept)[:MAX_REASON_CHARS]
+
+
+def over_limits(reason: str) -> str:
+    """Return the words for an output whose matcher broke a limit."""
+    return f"the grammar took too many states for its next token ({reason}): make it simpler"

@@ -75,7 +75,7 @@ class Client:
     """Submits to one decode worker, as a router's link would."""
 
     def __init__(self, cluster: Cluster, worker: str) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._worker = worker
         self.requests: list[Request] = []
 
@@ -110,7 +110,7 @@ class Client:
             max_tokens=max_tokens,
             stop_token_ids=stop,
             placement=worker_pb2.Placement(
-                local=local, candidates=[] if local else self._cluster.candidates()
+                local=local, candidates=[] if local else self.cluster.candidates()
             ),
             deadline_ms=deadline_ms,
             trace_context=trace,
@@ -118,8 +118,8 @@ class Client:
         )
         request = Request(submit)
         self.requests.append(request)
-        self._cluster.decode[self._worker].worker.submit(submit, request.emit)
+        self.cluster.decode[self._worker].worker.submit(submit, request.emit)
         return request
 
     def cancel(self, request: Request) -> None:
-        self._cluster.decode[self._worker].worker.cancel(request.submit.request_id, 1)
+        self.cluster.decode[self._worker].worker.cancel(request.submit.request_id, 1)

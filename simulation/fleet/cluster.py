@@ -25,6 +25,8 @@ from baton.prefill_worker.worker import GranterLink, PrefillWorker
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
+from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.runtime.links import MemoryLink, memory_link
 from baton.runtime.wire import ModelLimits
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
@@ -60,11 +62,16 @@ class Cluster:
         self.decode: dict[str, Node[DecodeWorker]] = {}
         self.open_links: list[tuple[HandoffLink, bytes]] = []
         self._step_s = step_s
+        self.vocabulary: Vocabulary | None = None  # of the workers that are added from now on
         self._ids = itertools.count(1)
         self._streams: dict[bytes, set[asyncio.Task[None]]] = {}
 
     def limits(self) -> ModelLimits:
         return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", b"cluster key")
+
+    def grammars(self) -> GrammarCompiler:
+        """Return a compiler for one worker, which uses no threads."""
+        return GrammarCompiler(self.vocabulary, threads=False)
 
     def new_id(self) -> bytes:
         """Sixteen bytes, never twice."""
@@ -81,6 +88,7 @@ class Cluster:
             limits=self.limits(),
             config=self.config,
             wall_offset_s=0.0,
+            grammars=self.grammars(),
         )
         task = asyncio.create_task(worker.run())
         self.prefill[name] = Node(worker, engine, pool, array, mover, task)
@@ -99,6 +107,7 @@ class Cluster:
             config=self.config,
             wall_offset_s=0.0,
             new_id=self.new_id,
+            grammars=self.grammars(),
         )
         task = asyncio.create_task(worker.run())
         self.decode[name] = Node(worker, engine, pool, array, mover, task)

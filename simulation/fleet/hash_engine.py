@@ -141,6 +141,15 @@ def _digest(content: bytes) -> hashlib.blake2b:
     return hashlib.blake2b(content, digest_size=8)
 
 
+def _token(number: int, draw: Draw, vocab_size: int) -> int:
+    """Return the token of this number, among those that the draw's grammar admits."""
+    bits = None if draw.allowed is None else draw.allowed.bitmask()
+    if bits is None:
+        return number % vocab_size
+    admitted = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+    return int(admitted[number % len(admitted)])
+
+
 def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
     """From the digest of what the pool holds of the sequence, which stays as it is."""
     params = draw.params
@@ -151,7 +160,7 @@ def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
         digest = digest.copy()
         digest.update(repr((list(draw.history), draw.history.prompt_tokens)).encode())
     number = int.from_bytes(digest.digest(), "little")
-    token, asked = number % vocab_size, params.top_logprobs
+    token, asked = _token(number, draw, vocab_size), params.top_logprobs
     if asked is None:
         return Drawn(draw.choice, token)
     logprob = -(number >> 48) / 4096

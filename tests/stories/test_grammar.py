@@ -1,0 +1,212 @@
+"""Requests with grammars: the same valid answer wherever it is computed, and whatever happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from baton.proto import worker_pb2
+from baton.runtime.errors import Unavailable
+from baton.runtime.grammar import matcher as matchers
+from baton.runtime.grammar.grammar_text import json_schema_grammar, regex_grammar
+from baton.runtime.grammar.vocabulary import Vocabulary
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.grammar_scene import CLOSING, END, OPENING, small_vocabulary, text_of
+
+MakeCluster = Callable[..., Cluster]
+PROMPT = list(range(30))
+STEP_S = 0.004
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99},
+                  "minItems": 2, "maxItems": 4},
+        "kind": {"enum": ["yes", "no", None]},
+    },
+    "required": ["name", "sizes", "kind"],
+}  # fmt: skip
+TEXT = json_schema_grammar(SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return small_vocabulary()
+
+
+@pytest.fixture
+def start(make_cluster: MakeCluster, vocabulary: Vocabulary) -> Callable[..., Client]:
+    """A cluster of one worker of each role whose workers have the vocabulary."""
+
+    def made(**settings: Any) -> Client:
+        cluster = make_cluster(prefill=0, decode=0, step_s=STEP_S, **settings)
+        cluster.vocabulary = vocabulary
+        for number in range(2):
+            cluster.add_prefill(f"prefill-{number}", 256)
+            cluster.add_decode(f"decode-{number}", 256)
+        return Client(cluster, "decode-0")
+
+    return made
+
+
+def ask(client: Client, vocabulary: Vocabulary, text: str = TEXT, **fields: Any) -> Request:
+    grammar = worker_pb2.Grammar(text=text, vocabulary=vocabulary.digest)
+    sent = {"temperature": 1.0, "seed": 5, "max_tokens": 200, "stop": (END,), **fields}
+    return client.submit(PROMPT, grammar=grammar, **sent)
+
+
+async def answer(request: Request, choice: int = 0) -> list[int]:
+    """The tokens of a choice that came to its end."""
+    await request.finished()
+    end = request.end(choice)
+    assert end.end == worker_pb2.STOP, end
+    return request.tokens(choice)
+
+
+def check_valid(tokens: list[int]) -> None:
+    jsonschema.validate(json.loads(text_of(tokens)), SCHEMA)
+
+
+@on_virtual_time
+async def test_answers_are_valid_and_the_same_here_and_there(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    found = [
+        await answer(ask(client, vocabulary, seed=seed, local=local))
+        for seed in range(6)
+        for local in (True, False)
+    ]
+    for tokens in found:
+        check_valid(tokens)
+    assert found[::2] == found[1::2] and len({tuple(tokens) for tokens in found}) == 6
+    await client.cluster.quiet()
+
+
+@on_virtual_time
+async def test_a_migrated_answer_goes_on_within_its_grammar(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    whole = await answer(ask(client, vocabulary))
+    other = Client(client.cluster, "decode-1")
+    for count in range(1, len(whole)):
+        for local in (True, False):
+            request = ask(other, vocabulary, accepted=whole[:count], local=local)
+            assert whole[:count] + await answer(request) == whole, count
+            other.requests.clear()
+
+
+@on_virtual_time
+async def test_choices_follow_the_grammar_each_by_itself(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    for local in (True, False):
+        request = ask(client, vocabulary, n=3, local=local)
+        answers = [await answer(request, choice) for choice in range(3)]
+        for tokens in answers:
+            check_valid(tokens)
+        assert len({tuple(tokens) for tokens in answers}) == 3
+
+
+@on_virtual_time
+async def test_a_killed_prefill_worker_changes_no_token(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    whole = await answer(ask(client, vocabulary))
+    request = ask(client, vocabulary, salt=b"other")
+    await client.cluster.kill_prefill("prefill-0")
+    assert await answer(request) == whole
+
+
+@on_virtual_time
+async def test_an_answer_may_reason_before_the_grammar_begins(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    grammar = worker_pb2.Grammar(
+        text=TEXT,
+        vocabulary=vocabulary.digest,
+        reasoning=worker_pb2.Reasoning(opening=OPENING, closing=CLOSING, opened=True),
+    )
+    thought = [*b"so", CLOSING]
+    request = client.submit(
+        PROMPT, grammar=grammar, accepted=thought, max_tokens=200, temperature=1.0, stop=(END,)
+    )
+    check_valid(await answer(request))
+
+
+@on_virtual_time
+async def test_max_tokens_ends_a_valid_prefix(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    whole = await answer(ask(client, vocabulary))
+    request = ask(client, vocabulary, max_tokens=7)
+    await request.finished()
+    assert request.end().end == worker_pb2.LENGTH and request.tokens() == whole[:7]
+
+
+@on_virtual_time
+async def test_a_bad_grammar_fails_its_request_alone(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    good = ask(client, vocabulary)
+    bad = ask(client, vocabulary, regex_grammar("(a"))
+    await bad.finished()
+    assert bad.end().failure.code == "InvalidRequest"
+    check_valid(await answer(good))
+    await client.cluster.quiet()
+
+
+@on_virtual_time
+async def test_a_grammar_of_another_vocabulary_is_refused(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    other = Vocabulary(b"o" * 16, vocabulary.size, vocabulary.tokenizer)
+    with pytest.raises(Unavailable, match="tokenizer.json"):
+        ask(client, other)
+
+
+@on_virtual_time
+async def test_a_cancel_while_the_grammar_compiles_leaves_nothing(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    client = start()
+    request = ask(client, vocabulary)
+    client.cancel(request)
+    await request.finished()
+    assert request.end().end == worker_pb2.CANCELLED
+    await client.cluster.quiet()
+
+
+@on_virtual_time
+async def test_a_matcher_over_its_limits_fails_the_request(
+    start: Callable[..., Client], vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start()
+    bits = matchers.GrammarMatcher.bitmask
+    calls = iter(range(100))
+
+    def over(self: matchers.GrammarMatcher) -> bytes | None:
+        if next(calls) < 4:
+            return bits(self)
+        monkeypatch.setattr(matchers.GrammarMatcher, "error", "fuel")
+        return None
+
+    monkeypatch.setattr(matchers.GrammarMatcher, "bitmask", over)
+    request = ask(client, vocabulary, local=True)
+    await request.finished()
+    assert request.end().failure.code == "InvalidRequest"
+    assert 1 <= len(request.tokens()) <= 4
+    await client.cluster.quiet()
