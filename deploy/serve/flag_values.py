@@ -1,7 +1,7 @@
-"""What a flag of the command line may be, and the default that its help tells.
+"""The values that options of the command line accept, and the defaults that their help shows.
 
-argparse names the flag in front of what is said here, and ends the process with exit code 2.
-Keeps no state.
+argparse puts the name of the option in front of these messages, and ends the process with exit
+code 2. Keeps no state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 
-MOST_WORKERS = 64  # of one role, on one host
+MAX_WORKERS = 64  # of one role, on one host
 FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "host": "router.host",
     "port": "router.port",
@@ -26,21 +26,25 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "kv_dtype": "pool.kv_dtype",
     "deterministic": "worker.deterministic",
 }
-SETTINGS_TOLD = (  # option, what stands for its value, what it is
+SETTING_OPTIONS = (  # option, what stands for its value, what it is
     ("--host", "HOST", "the router's address"),
-    ("--port", "PORT", "the router's port; 0: the system gives one"),
-    ("--grpc-port", "PORT", "serve gRPC clients too; 0: the system gives one; -1: do not"),
-    ("--placement", "{auto,disaggregated,local}", "who computes prompts"),
+    ("--port", "PORT", "the router's port; 0: chosen by the system"),
+    ("--grpc-port", "PORT", "port for gRPC clients; 0: chosen by the system; -1: off"),
+    ("--placement", "{auto,disaggregated,local}", "where prompts are computed"),
     ("--device", "{auto,cpu,cuda,cuda:N}", "where workers compute"),
-    ("--dtype", "{auto,float32,bfloat16,float16}", "the kind of number; auto: the model's"),
-    ("--quantization", "{none,int8,int4}", "make smaller weights of plain ones at load"),
-    ("--kv-dtype", "{auto,int8,fp8_e4m3}", "KV in eight bits: twice the tokens, less exact"),
-    ("--blocks", "N", "KV blocks per worker; 0: by free memory, embedded: 2048"),
+    ("--dtype", "{auto,float32,bfloat16,float16}", "dtype of the weights; auto: the model's"),
+    ("--quantization", "{none,int8,int4}", "quantise the weights while loading"),
+    (
+        "--kv-dtype",
+        "{auto,int8,fp8_e4m3}",
+        "dtype of the KV cache; 8 bits hold twice the tokens, less exactly",
+    ),
+    ("--blocks", "N", "KV blocks per worker; 0: by free memory (embedded model: 2048)"),
 )
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """A whole number from `low` to `high`."""
+    """Return a parser of whole numbers from `low` to `high`."""
 
     def read(text: str) -> int:
         try:
@@ -55,7 +59,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def seconds(high: float) -> Callable[[str], float]:
-    """Above 0, and at most `high`."""
+    """Return a parser of seconds above 0, at most `high`."""
 
     def read(text: str) -> float:
         try:
@@ -70,7 +74,7 @@ def seconds(high: float) -> Callable[[str], float]:
 
 
 def setting(name: str) -> Callable[[str], str]:
-    """The text of a value that the setting may have."""
+    """Return a parser that accepts what the setting accepts, and returns the text."""
 
     def read(text: str) -> str:
         _check(name, text)
@@ -80,7 +84,7 @@ def setting(name: str) -> Callable[[str], str]:
 
 
 def assignment(text: str) -> str:
-    """SECTION.KEY=VALUE, of a setting that there is."""
+    """Parse SECTION.KEY=VALUE; the setting must exist."""
     name, equals, value = text.partition("=")
     if not equals or name.count(".") != 1:
         raise ArgumentTypeError(f"{text!r}: write it as section.key=value")
@@ -89,16 +93,16 @@ def assignment(text: str) -> str:
 
 
 def new_file(text: str) -> Path:
-    """Where a file may be written."""
+    """Parse a path at which a file can be written."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         why = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ArgumentTypeError(f"{why}: give a file in a folder that is there")
+        raise ArgumentTypeError(f"{why}: give a file in an existing folder")
     return path
 
 
 def default_of(name: str) -> str:
-    """A setting and its default, as help tells them."""
+    """Return the text for help: the setting and its default."""
     section, key = name.split(".")
     return f"{name}; default: {getattr(getattr(Config(), section), key)}"
 

@@ -14,7 +14,7 @@ from typing import Literal
 from baton.deploy.host.authority import files_of
 from baton.deploy.host.instance import TOKEN_KEY, Job
 from baton.deploy.serve.device_defaults import on_gpu
-from baton.deploy.serve.flag_values import MOST_WORKERS
+from baton.deploy.serve.flag_values import MAX_WORKERS
 from baton.deploy.serve.model_source import ModelSource
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import ConfigError
@@ -46,8 +46,8 @@ class ServeOptions:
     def check(self) -> None:
         """Raise ConfigError naming the option that cannot work."""
         for option, count in (("--prefill", self.prefill), ("--decode", self.decode)):
-            if not 0 <= count <= MOST_WORKERS:
-                raise ConfigError(f"{option} is {count}: give a number from 0 to {MOST_WORKERS}")
+            if not 0 <= count <= MAX_WORKERS:
+                raise ConfigError(f"{option} is {count}: give a number from 0 to {MAX_WORKERS}")
         if not self.start_timeout_s > 0:  # also false for not-a-number
             raise ConfigError(f"--start-timeout is {self.start_timeout_s:g}: give seconds above 0")
         if self.decode == 0:

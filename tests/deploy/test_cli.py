@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.cli import main
+from baton.deploy.cli.arguments import flags_of
 from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.loading import load
@@ -155,7 +156,7 @@ def test_a_server_that_is_not_there_is_no_configuration_error() -> None:
 
 
 def test_kv_dtype_becomes_a_setting() -> None:
-    flags = main.flags_of(main.parser().parse_args(["serve", "--kv-dtype", "fp8_e4m3"]))
+    flags = flags_of(main.parser().parse_args(["serve", "--kv-dtype", "fp8_e4m3"]))
     assert load(None, {}, flags).pool.kv_dtype == "fp8_e4m3"
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int4': give one of auto, int8"):
         load(None, {}, {"pool.kv_dtype": "int4"})
@@ -166,7 +167,7 @@ def test_options_become_settings_and_set_wins() -> None:
         ["serve", "--port", "1", "--placement", "local", "--set", "router.port=2",
          "--set", " pool.block_size = 32 "]
     )  # fmt: skip
-    assert main.flags_of(options) == {
+    assert flags_of(options) == {
         "router.port": "2",
         "router.placement": "local",
         "pool.block_size": "32",
@@ -182,9 +183,9 @@ def test_a_malformed_setting_is_refused(capsys: pytest.CaptureFixture[str], text
 
 def test_the_demo_is_disaggregated_unless_told_otherwise() -> None:
     parse = main.parser().parse_args
-    assert main.flags_of(parse(["demo"]))["router.placement"] == "disaggregated"
-    assert main.flags_of(parse(["demo", "--placement", "local"]))["router.placement"] == "local"
-    assert "router.placement" not in main.flags_of(parse(["serve"]))
+    assert flags_of(parse(["demo"]))["router.placement"] == "disaggregated"
+    assert flags_of(parse(["demo", "--placement", "local"]))["router.placement"] == "local"
+    assert "router.placement" not in flags_of(parse(["serve"]))
 
 
 def test_ray_address_comes_from_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,4 +216,4 @@ def test_what_cannot_be_meant_is_refused_by_name(
     with pytest.raises(ConfigError, match="--mutation nothing: give one of skip-checksums"):
         faults(0, 1, mutation="nothing")
     assert main.main(["faults", "--keep", "1,x"]) == 78  # EX_CONFIG
-    assert "--keep 1,x: give numbers" in capsys.readouterr().err
+    assert "--keep 1,x: give event numbers" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""What several commands of `baton` share: settings on the command line, and the cluster's token."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.deploy.serve.flag_values import FLAG_SETTINGS, assignment
+from baton.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from baton.runtime.config import Config
+
+ROLES = ("prefill", "decode")
+
+
+def add_command(commands: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(run=run)
+    return command
+
+
+def add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", type=assignment,
+        help="one setting, as runtime/baton.toml lists them with their units and defaults; wins "
+        "over file and environment; may be repeated",
+    )  # fmt: skip
+
+
+def flags_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings given on the command line."""
+    given = {
+        setting: str(getattr(options, name))
+        for name, setting in FLAG_SETTINGS.items()
+        if getattr(options, name, None) is not None
+    }
+    for text in options.set:
+        name, _, value = text.partition("=")
+        given[name.strip()] = value.strip()
+    return given
+
+
+def config_of(options: argparse.Namespace) -> Config:
+    """Load the settings of file, environment and command line. Raises ConfigError."""
+    from baton.runtime.settings.loading import load
+
+    return load(options.config, os.environ, flags_of(options))
+
+
+def cluster_token() -> str:
+    """Return BATON_TOKEN. Raises ConfigError if it is not set."""
+    token = os.environ.get("BATON_TOKEN", "")
+    if not token:
+        raise ConfigError(
+            "BATON_TOKEN is not set: set it to one secret for all processes of the cluster"
+        )
+    return token

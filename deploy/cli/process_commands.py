@@ -1,0 +1,92 @@
+"""The commands that run one process of a cluster: `worker` and `router`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from baton.deploy.cli.arguments import (
+    ROLES,
+    add_command,
+    add_settings,
+    cluster_token,
+    config_of,
+    flags_of,
+)
+
+
+def add_process_commands(commands: Any) -> None:
+    _add_worker(commands)
+    _add_router(commands)
+
+
+def _add_model_and_registry(command: argparse.ArgumentParser) -> None:
+    """Add the options that a router and a worker both need."""
+    command.add_argument(
+        "--model", type=Path, required=True, metavar="FOLDER", help="in Hugging Face format"
+    )
+    command.add_argument(
+        "--registry", type=Path, required=True, metavar="DIR",
+        help="the folder where workers register: one for the cluster, private to this user",
+    )  # fmt: skip
+
+
+def _add_worker(commands: Any) -> None:
+    text = "run one worker (what `baton serve` starts); needs BATON_TOKEN"
+    command = add_command(commands, "worker", text, _worker)
+    command.add_argument("--role", choices=ROLES, required=True, help="its first role")
+    command.add_argument(
+        "--worker-id", required=True, metavar="ID", help="its name, unique in the registry"
+    )
+    _add_model_and_registry(command)
+    add_settings(command)
+
+
+def _add_router(commands: Any) -> None:
+    text = "run one router (what `baton serve` starts); needs BATON_TOKEN"
+    command = add_command(commands, "router", text, _router)
+    _add_model_and_registry(command)
+    command.add_argument(
+        "--model-name", metavar="NAME", help="as clients call it (default: the folder's name)"
+    )
+    command.add_argument(
+        "--address-file",
+        type=Path,
+        metavar="FILE",
+        help="file to which the router writes host:port once it listens",
+    )
+    add_settings(command)
+
+
+def _worker(options: argparse.Namespace) -> None:
+    token = cluster_token()
+    from baton.deploy.host.packages import check_worker_packages
+
+    config = config_of(options)
+    check_worker_packages(config.worker.device)
+    from baton.deploy.processes.worker_process import run_worker
+    from baton.deploy.serve.device_defaults import worker_config
+
+    run_worker(
+        worker_config(config, options.config, flags_of(options)),
+        role=options.role,
+        worker_id=options.worker_id,
+        model_folder=options.model,
+        registry_folder=options.registry,
+        token=token,
+    )
+
+
+def _router(options: argparse.Namespace) -> None:
+    token = cluster_token()
+    from baton.deploy.processes.router_process import run_router
+
+    run_router(
+        config_of(options),
+        model_folder=options.model,
+        model_name=options.model_name or options.model.resolve().name,
+        registry_folder=options.registry,
+        token=token,
+        address_file=options.address_file,
+    )

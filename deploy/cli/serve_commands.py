@@ -1,0 +1,99 @@
+"""The commands that start a whole instance on this host: `serve` and `demo`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from baton.deploy.cli.arguments import add_command, add_settings, config_of, flags_of
+from baton.deploy.serve.flag_values import (
+    FLAG_SETTINGS,
+    MAX_WORKERS,
+    SETTING_OPTIONS,
+    default_of,
+    seconds,
+    setting,
+    whole,
+)
+
+
+def add_serve_commands(commands: Any) -> None:
+    _add_serve(commands, "serve", "start a router and workers on this host", _serve)
+    demo = _add_serve(
+        commands, "demo", "serve, and show the first answer", _demo, placement="disaggregated"
+    )
+    demo.add_argument("--once", action="store_true", help="exit after the first answer")
+
+
+def _add_serve(
+    commands: Any, name: str, text: str, run: Any, placement: str | None = None
+) -> argparse.ArgumentParser:
+    command = add_command(commands, name, text, run)
+    command.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="a model folder or a hub id (owner/name[@revision]); none: the embedded model",
+    )  # fmt: skip
+    command.add_argument(
+        "--prefill", type=whole(0, MAX_WORKERS), default=1, metavar="N",
+        help=f"prefill workers, at most {MAX_WORKERS} (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--decode", type=whole(1, MAX_WORKERS), default=1, metavar="N",
+        help=f"decode workers, 1 to {MAX_WORKERS}: only they emit tokens (default: %(default)s)",
+    )  # fmt: skip
+    for option, metavar, meaning in SETTING_OPTIONS:
+        setting_name = FLAG_SETTINGS[option.removeprefix("--").replace("-", "_")]
+        own = placement if option == "--placement" else None
+        default = f"{setting_name}; default: {own}" if own else default_of(setting_name)
+        command.add_argument(
+            option, type=setting(setting_name), metavar=metavar, default=own,
+            help=f"{meaning} ({default})",
+        )  # fmt: skip
+    command.add_argument(
+        "--deterministic", action="store_const", const="true",
+        help="a request's tokens depend on nothing else that is served (worker.deterministic)",
+    )  # fmt: skip
+    command.add_argument(
+        "--launcher", choices=("ray", "process"), default="ray",
+        help="what starts and restarts the workers; process: no Ray (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--ray-address", default=os.environ.get("RAY_ADDRESS", ""), metavar="ADDRESS",
+        help="a running Ray (default: RAY_ADDRESS, else a local one is started)",
+    )  # fmt: skip
+    command.add_argument(
+        "--start-timeout", type=seconds(86_400), default=600.0, metavar="SECONDS",
+        help="time limit until all workers are ready (default: %(default)g)",
+    )  # fmt: skip
+    add_settings(command)
+    return command
+
+
+def _serve_options(options: argparse.Namespace) -> Any:
+    from baton.deploy.serve.plan import ServeOptions
+
+    return ServeOptions(
+        config=config_of(options),
+        prefill=options.prefill,
+        decode=options.decode,
+        model=options.model,
+        config_file=options.config,
+        flags=flags_of(options),
+        launcher=options.launcher,
+        ray_address=options.ray_address,
+        start_timeout_s=options.start_timeout,
+    )
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from baton.deploy.serve.serve import serve
+
+    serve(_serve_options(options))
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from baton.deploy.cli.demo import SETTINGS, demo
+
+    options.set = [*SETTINGS, *options.set]
+    demo(_serve_options(options), once=options.once)

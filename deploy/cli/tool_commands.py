@@ -1,0 +1,98 @@
+"""The commands beside serving: `chat`, `faults` and `doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from baton.deploy.cli.arguments import add_command, add_settings, config_of
+from baton.deploy.serve.flag_values import new_file, whole
+from baton.runtime.errors import ConfigError
+
+
+def add_doctor(commands: Any) -> None:
+    command = add_command(
+        commands, "doctor", "check this machine, and say how to fix what it lacks", _doctor
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(command)
+
+
+def add_chat(commands: Any) -> None:
+    text = "chat with a running server; BATON_API_KEY is the API key, if the server needs one"
+    command = add_command(commands, "chat", text, _chat)
+    command.add_argument(
+        "--url", help="URL of the server (default: the instance that runs on this host)"
+    )
+    command.add_argument(
+        "--model", metavar="NAME", help="the model (default: the first that the server lists)"
+    )
+    command.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
+
+
+def add_faults(commands: Any) -> None:
+    text = "the fault lab: simulated fleets under faults, each promise checked"
+    command = add_command(commands, "faults", text, _faults)
+    command.add_argument(
+        "--seeds", type=whole(1, 1 << 40), default=2000, metavar="N",
+        help="number of simulated fleets, one for each seed (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--from", type=whole(0, 1 << 40), default=0, metavar="S", dest="first",
+        help="the first seed (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--jobs", type=whole(1, 1024), default=1, metavar="J",
+        help="number of processes, at most one for each core (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--json", type=new_file, metavar="FILE", help="write the report to this file"
+    )
+    command.add_argument(
+        "--keep", metavar="EVENTS", help="keep only these events of each seed, for example 0,3,7"
+    )
+    command.add_argument(
+        "--mutation",
+        default="",
+        metavar="NAME",
+        help="break the product in this way; the lab must detect it",
+    )
+    command.add_argument(
+        "--engine", choices=("hash", "model"), default="hash",
+        help="what fleets compute: hashes, or the embedded model, about 100 times slower "
+        "(default: %(default)s)",
+    )  # fmt: skip
+
+
+def _chat(options: argparse.Namespace) -> None:
+    from baton.deploy.cli.chat_session import chat
+
+    chat(options.url, options.model, os.environ.get("BATON_API_KEY"), options.system)
+
+
+def _faults(options: argparse.Namespace) -> int:
+    from baton.models.embedded import embedded_model
+    from baton.simulation.fault_report import faults
+
+    keep = None
+    if options.keep is not None:
+        events = options.keep.split(",")
+        if not all(event.isdecimal() for event in events):
+            raise ConfigError(f"--keep {options.keep}: give event numbers, for example 0,3,7")
+        keep = [int(event) for event in events]
+    return faults(
+        options.first,
+        options.seeds,
+        jobs=options.jobs,
+        json_file=options.json,
+        mutation=options.mutation,
+        keep=keep,
+        model=embedded_model() if options.engine == "model" else None,
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from baton.deploy.cli.doctor import doctor
+
+    return doctor(config_of(options), as_json=options.json)
