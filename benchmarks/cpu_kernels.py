@@ -39,7 +39,7 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import INT8
 from baton.engine.model.attention import TorchAttention
-from baton.engine.model.decoder import FusedPass
+from baton.engine.model.decoder import Decoder, FusedPass
 from baton.engine.model.linear import bfloat16_is_fast, product
 from baton.engine.model.quantized_weight import quantize_int4
 from baton.engine.model.rope import Rotary, rotate
@@ -245,7 +245,9 @@ def whole_steps() -> Iterator[Case]:
         cached_model(), EngineOptions(blocks=blocks, block_size=BLOCK_TOKENS, dtype="bfloat16")
     )
     runner.pool.tensor.normal_()
-    decoder, fused_pass = runner.decoder, runner.decoder._fused_pass
+    decoder = runner.decoder
+    assert isinstance(decoder, Decoder)
+    fused_pass = decoder._fused_pass
     if fused_pass is None:
         return
     order = random.Random(0).sample(range(blocks), blocks)

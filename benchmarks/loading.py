@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from baton.engine.checkpoint import weights
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.spec.model_spec import read_spec
 from baton.models.embedded import embedded_model
 from benchmarks.cached_model import cached_model

@@ -189,6 +189,12 @@ class WorkerConfig:
         high=1 << 24,
         unit="tokens",
     )
+    tp: int = setting(
+        1,
+        "Tensor parallelism: processes of this host over which the worker's model is split.",
+        low=1,
+        high=64,
+    )
     quantization: Quantization = setting(
         "none", "Quantisation of plain weights at load, which saves memory."
     )

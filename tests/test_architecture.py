@@ -77,6 +77,17 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "deterministic",
             "speculation",
         },
+        "ranks": {
+            "sampling",
+            "scheduling",
+            "spec",
+            "memory",
+            "model",
+            "cpu",
+            "checkpoint",
+            "deterministic",
+            "execution",
+        },
     },
     "router": {
         "text": set(),

@@ -42,6 +42,11 @@ def _add_serve(
         "--decode", type=whole(1, MAX_WORKERS), default=1, metavar="N",
         help=f"decode workers, 1 to {MAX_WORKERS}: only they emit tokens (default: %(default)s)",
     )  # fmt: skip
+    for role in ("prefill", "decode"):
+        command.add_argument(
+            f"--{role}-tp", type=setting("worker.tp"), metavar="N",
+            help=f"processes of each {role} worker's model, where they differ from --tp",
+        )  # fmt: skip
     for option, metavar, meaning in SETTING_OPTIONS:
         setting_name = FLAG_SETTINGS[option.removeprefix("--").replace("-", "_")]
         own = placement if option == "--placement" else None
@@ -77,6 +82,8 @@ def _serve_options(options: argparse.Namespace) -> Any:
         config=config_of(options),
         prefill=options.prefill,
         decode=options.decode,
+        prefill_tp=options.prefill_tp and int(options.prefill_tp),
+        decode_tp=options.decode_tp and int(options.decode_tp),
         model=options.model,
         config_file=options.config,
         flags=flags_of(options),
@@ -93,7 +100,6 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from baton.deploy.cli.demo import SETTINGS, demo
+    from baton.deploy.cli.demo import demo
 
-    options.set = [*SETTINGS, *options.set]
     demo(_serve_options(options), once=options.once)

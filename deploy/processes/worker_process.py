@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import torch
 
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.host.load_progress import LoadProgress
@@ -31,10 +32,11 @@ from baton.deploy.processes.admin import AdminServer
 from baton.deploy.processes.pool_memory import local_pool
 from baton.deploy.processes.worker_control import WorkerControl
 from baton.deploy.processes.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
-from baton.engine.execution.device_choice import device_label
+from baton.engine.execution.device_choice import chosen_device, device_label
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.ranks.loading import build_rank_engine
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_health import StepHealth, probe_batch, probe_failure
@@ -120,23 +122,24 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
     """Its engine, with the model's weights and a pool. Raises ConfigError or ModelError."""
     started = time.monotonic()
     settings = config.worker
-    engine = build_engine(
-        model_folder,
-        EngineOptions(
-            blocks=config.pool.blocks,
-            block_size=config.pool.block_size,
-            dtype=settings.dtype,
-            threads=settings.threads,
-            max_context=settings.max_context,
-            memory_fraction=config.pool.memory_fraction,
-            deterministic=settings.deterministic,
-            quantization=settings.quantization,
-            kv_dtype=config.pool.kv_dtype,
-            device=settings.device,
-            max_rows=config.step.max_sequences if role == "decode" else 1,  # for graphs
-            step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
-        ),
-        progress=LoadProgress(),
+    options = EngineOptions(
+        blocks=config.pool.blocks,
+        block_size=config.pool.block_size,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        max_context=settings.max_context,
+        memory_fraction=config.pool.memory_fraction,
+        deterministic=settings.deterministic,
+        quantization=settings.quantization,
+        kv_dtype=config.pool.kv_dtype,
+        device=settings.device,
+        max_rows=config.step.max_sequences if role == "decode" else 1,  # for graphs
+        step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
+    )
+    engine = (
+        build_engine(model_folder, options, LoadProgress())
+        if settings.tp == 1
+        else _build_ranks(model_folder, settings.tp, options)
     )
     log.info(
         "model loaded",
@@ -150,6 +153,18 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
     if engine.memory is not None:
         log.info("memory", plan=engine.memory.line(), **asdict(engine.memory))
     return engine
+
+
+def _build_ranks(model_folder: Path, ranks: int, options: EngineOptions) -> TorchEngine:
+    """Build an engine over `ranks` processes, which share this one's threads."""
+    if chosen_device(options.device).type != "cpu":
+        raise ConfigError(
+            f"worker.tp is {ranks} and worker.device {options.device}: ranks compute on the CPU "
+            "only; set worker.device to cpu, or worker.tp to 1"
+        )
+    threads = (options.threads or torch.get_num_threads()) // ranks
+    options = replace(options, threads=max(1, threads))
+    return build_rank_engine(model_folder, ranks, options, LoadProgress())
 
 
 class WorkerProcess:

@@ -21,6 +21,7 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "placement": "router.placement",
     "device": "worker.device",
     "dtype": "worker.dtype",
+    "tp": "worker.tp",
     "blocks": "pool.blocks",
     "quantization": "worker.quantization",
     "kv_dtype": "pool.kv_dtype",
@@ -33,6 +34,7 @@ SETTING_OPTIONS = (  # option, what stands for its value, what it is
     ("--placement", "{auto,disaggregated,local}", "where prompts are computed"),
     ("--device", "{auto,cpu,cuda,cuda:N}", "where workers compute"),
     ("--dtype", "{auto,float32,bfloat16,float16}", "dtype of the weights; auto: the model's"),
+    ("--tp", "N", "tensor parallelism: processes that each worker's model is split over"),
     ("--quantization", "{none,int8,int4}", "quantise the weights while loading"),
     (
         "--kv-dtype",

@@ -36,6 +36,8 @@ class ServeOptions:
     config: Config
     prefill: int = 1
     decode: int = 1
+    prefill_tp: int | None = None  # None: `worker.tp`
+    decode_tp: int | None = None
     model: str | None = None
     config_file: Path | None = None
     flags: Mapping[str, str] | None = None
@@ -67,6 +69,12 @@ def worker_names(options: ServeOptions) -> list[str]:
     return [f"prefill-{n}" for n in range(options.prefill)] + [
         f"decode-{n}" for n in range(options.decode)
     ]
+
+
+def ranks_of(options: ServeOptions, name: str) -> int:
+    """The tensor-parallel ranks of a worker, by its role."""
+    own = options.prefill_tp if name.startswith("prefill") else options.decode_tp
+    return options.config.worker.tp if own is None else own
 
 
 def workers_per_gpu(options: ServeOptions, gpus: int) -> int:
@@ -114,6 +122,7 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
     for name in worker_names(options):
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
+        own += ["--set", f"worker.tp={ranks_of(options, name)}"]
         own += _certificate(options, folder, name)
         command = _baton("worker", *own, *shared)
         workers.append(Job(name, command, grace_s(options.config)))

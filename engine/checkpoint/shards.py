@@ -68,6 +68,10 @@ class Shards:
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
         """Raises ModelError if no file holds it; `shape`, where known, is what was expected."""
+        return self.find_whole(name, shape)
+
+    def find_whole(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
+        """The tensor as the file has it. Raises ModelError as `find` does."""
         if name not in self._tensors:
             asked = "" if shape is None else f", which asks for {list(shape)},"
             raise ModelError(
@@ -80,7 +84,7 @@ class Shards:
     def open(self, name: str) -> Iterator[Tensor]:
         """The tensor in mapped memory, of its stored kind and shape; not to be written, and
         not to be kept beyond the block. Raises ModelError."""
-        stored = self.find(name)
+        stored = self.find_whole(name)
         if stored.kind not in KINDS:
             raise stored.error(f"is of kind {stored.kind}, which is not known")
         with self._lock:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.moe_weights import read_expert_weights, read_latent_weights
+from baton.engine.checkpoint.rank_shards import RankShards
 from baton.engine.checkpoint.shards import Progress, Shards
 from baton.engine.checkpoint.weight_reader import Parts, WeightReader, float_dtype
 from baton.engine.memory.host_memory import freed_at_once
@@ -23,6 +24,7 @@ from baton.engine.model.matrix_backend import MatrixBackend
 from baton.engine.model.weights import LayerWeights, MlpWeights, Weights
 from baton.engine.spec.model_spec import ModelSpec
 from baton.engine.spec.quantization_config import Made
+from baton.engine.spec.rank_split import RankSplit, spec_of_rank
 from baton.runtime.errors import ConfigError
 
 _THREADS = 4  # each holds one matrix twice for a moment, while it is packed
@@ -39,11 +41,13 @@ def load_weights(
     matrices: MatrixBackend,
     progress: Progress | None = None,
     quantization: Made = "none",
+    split: RankSplit | None = None,
 ) -> Weights:
     """Read all tensors that `spec` needs, converted to `dtype`, several layers at once.
 
     `matrices` makes products of them, where its device is. `quantization` is made of matrices that
-    are stored plainly, the head apart. `progress` is called from several threads, one at a time.
+    are stored plainly, the head apart. `split`: read one rank's share; `spec` is still that of the
+    whole model. `progress` is called from several threads, one at a time.
     Raises ModelError naming file, tensor and expected shape for a missing or cut shard, a missing
     tensor, one that `spec` has no use for, a wrong shape or dtype, quantised values that are out
     of range, and values that are not finite; ConfigError for a `quantization` of weights that are
@@ -55,6 +59,8 @@ def load_weights(
             f"({spec.quantization.layout}): give none"
         )
     shards = Shards(folder, progress)
+    if split is not None:
+        shards, spec = RankShards(folder, spec, split, progress), spec_of_rank(spec, split)
     reader = WeightReader(shards, dtype, matrices, spec.quantization, quantization)
     # The largest first, while there is room: packing holds a matrix twice for a moment.
     embedding = reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)

@@ -7,15 +7,40 @@ step has few rows (decode); the rest is torch's plain product. Immutable.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from baton.engine.cpu.linear_quantized import QuantizedMatrix
+from baton.engine.model.experts import ListedExperts
 from baton.engine.model.linear import Linear, PlainMatrix, bfloat16_is_fast
+from baton.engine.model.matrix_backend import ExpertSource
+from baton.engine.model.quantized_weight import QuantizedWeight
 
 _PACKED_ROWS = 32  # rows per step that oneDNN's packed order is chosen for
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMatrices:
+    """Makes products of weights in host memory."""
+
+    batch_invariant: bool = False  # see `CpuMatrix`
+
+    @property
+    def device(self) -> None:
+        return None
+
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return CpuMatrix(weight, bias, batch_invariant=self.batch_invariant)
+
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        return QuantizedMatrix(weight, bias, dtype)
+
+    def experts(self, source: ExpertSource) -> ListedExperts:
+        return source.listed()
 
 
 class CpuMatrix:

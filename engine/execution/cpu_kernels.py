@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 _BACKENDS = ("auto", "torch", "numba")
 
 
-def cpu_kernels(backend: str, spec: ModelSpec, weights: Weights, pool: KvPool) -> DecoderKernels:
-    """Return the kernels of `backend`. Raises ConfigError for an unknown or missing backend."""
+def cpu_kernels(
+    backend: str, spec: ModelSpec, weights: Weights, pool: KvPool, *, fused: bool = True
+) -> DecoderKernels:
+    """Return the kernels of `backend`. `fused`: with a pass through all layers in one call, where
+    there is one. Raises ConfigError for an unknown or missing backend."""
     if backend not in _BACKENDS:
         raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
     gating, norms = _row_kernels(spec, pool.dtype, backend)
@@ -46,7 +49,7 @@ def cpu_kernels(backend: str, spec: ModelSpec, weights: Weights, pool: KvPool) -
     if compiled is None:
         torch_attention = TorchAttention(pool, spec.attention)
         return DecoderKernels(torch_attention, gating, norms, sampler=sampler)
-    fused_pass = _fused_pass(spec, weights, compiled.bfloat_pool)
+    fused_pass = _fused_pass(spec, weights, compiled.bfloat_pool) if fused else None
     return DecoderKernels(compiled, gating, norms, fused_pass, sampler)
 
 

@@ -102,6 +102,9 @@ class CudaRunner:
     def numerics(self) -> str:
         return self.eager.numerics
 
+    def close(self) -> None:
+        """End nothing: graphs and buffers go with the process."""
+
     def start(self, batch: StepBatch) -> RunningStep:
         """Queue or run a step. The result of the step before the last one must have been read.
 

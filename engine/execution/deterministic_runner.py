@@ -38,14 +38,18 @@ def deterministic_runner(
 
     Raises ConfigError if this machine's kernels are not batch-invariant or not available.
     """
-    linears, gating = with_invariant_linears(weights), partial(_gate, activation=spec.activation)
-    warm_up()
-    kernels = DecoderKernels(
-        _attention(spec, pool), gating, NumbaNorms(), sampler=compiled_sampler()
-    )
-    runner = ModelRunner(spec, linears, pool, kernels, max_context)
+    kernels = invariant_kernels(spec, pool)
+    decoder = kernels.decoder(spec, with_invariant_linears(weights))
+    runner = ModelRunner(spec, pool, decoder, max_context, kernels.sampler)
     runner.numerics = prove(runner)
     return runner
+
+
+def invariant_kernels(spec: ModelSpec, pool: KvPool) -> DecoderKernels:
+    """Return kernels whose results for a row do not depend on the other rows."""
+    warm_up()
+    gating = partial(_gate, activation=spec.activation)
+    return DecoderKernels(_attention(spec, pool), gating, NumbaNorms(), sampler=compiled_sampler())
 
 
 def _attention(spec: ModelSpec, pool: KvPool) -> InvariantLatentAttention | TorchAttention:

@@ -65,9 +65,10 @@ def device_runner(
         weights = with_fixed_products(weights)
     gating = partial(gated, activation=spec.activation)
     kernels = DecoderKernels(attention, gating, TritonNorms(), sampler=sample_on_device)
-    eager = ModelRunner(spec, weights, pool, kernels, max_context)
+    decoder = kernels.decoder(spec, weights)
+    eager = ModelRunner(spec, pool, decoder, max_context, kernels.sampler)
     graphs = DecodeGraphs(
-        eager.decoder,
+        decoder,
         _graph_device(pool.tensor.device),
         DrawKernels(adjust_logits, draw_tokens, find_logprobs),
         spare_block=pool.spare_block,

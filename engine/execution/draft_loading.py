@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution.cpu_kernels import cpu_kernels
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.model.decoder import Decoder
 from baton.engine.model.weights import Weights
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.speculation.draft_model import DraftModel
@@ -33,14 +32,7 @@ class DraftWeights:
         """Make it compute in the draft group of its target's pool."""
         assert pool.draft is not None
         kernels = cpu_kernels(backend, self.spec, self.weights, pool.draft)
-        decoder = Decoder(
-            self.spec,
-            self.weights,
-            kernels.attention,
-            kernels.gating,
-            kernels.norms,
-            kernels.fused_pass,
-        )
+        decoder = kernels.decoder(self.spec, self.weights)
         return DraftModel(self.spec, decoder, pool.draft, max_context, kernels.sampler)
 
 

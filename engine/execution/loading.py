@@ -11,7 +11,7 @@ import torch
 
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.checkpoint.weights import load_weights, source_dtype
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution.cpu_kernels import cpu_kernels
 from baton.engine.execution.device_choice import chosen_device
 from baton.engine.execution.draft_loading import draft_spec_for, load_draft
@@ -47,7 +47,7 @@ def build_engine(
         from baton.engine.execution.gpu_loading import gpu_runner
 
         _check_for_gpu(options)
-        dtype = _dtype(folder, read_spec(folder, options.max_context), options.dtype)
+        dtype = model_dtype(folder, read_spec(folder, options.max_context), options.dtype)
         on_gpu = gpu_runner(folder, device, dtype, options, progress)
         with torch.cuda.device(device):
             costs = on_gpu.measure_draws()
@@ -74,20 +74,20 @@ def build_runner(
 ) -> ModelRunner:
     """Load the model of `folder` on the CPU, for a caller that runs steps in its own thread."""
     spec = read_spec(folder, options.max_context)
-    dtype, kv_quant = _dtype(folder, spec, options.dtype), options.kv_quant
+    dtype, kv_quant = model_dtype(folder, spec, options.dtype), options.kv_quant
     blocks, block_size = options.blocks, options.block_size
     draft_folder = options.draft_folder
     draft_spec = draft_spec_for(folder, spec, draft_folder, options.max_context)
     each = block_bytes(spec, block_size, dtype, kv_quant)
     each += block_bytes(draft_spec, block_size, dtype) if draft_spec else 0
-    _check_room(blocks, each, available_bytes(), "before the weights are read")
+    check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
     matrices = CpuMatrices(batch_invariant=options.deterministic)
     quantization = options.weight_quantization
     weights = load_weights(folder, spec, dtype, matrices, progress, quantization)
     draft = load_draft(draft_folder, draft_spec, dtype) if draft_folder and draft_spec else None
     grown, free = max(resident_bytes() - before, 0), available_bytes()
-    _check_room(blocks, each, free, "beside the weights")
+    check_room(blocks, each, free, "beside the weights")
     fraction = 0.0 if blocks else options.memory_fraction
     budget = int(options.memory_fraction * free)
     blocks = blocks or blocks_for(spec, block_size, dtype, budget, kv_quant, draft_spec)
@@ -96,7 +96,8 @@ def build_runner(
         runner = _deterministic(spec, weights, pool, options.max_context)
     else:
         kernels = cpu_kernels(options.backend, spec, weights, pool)
-        runner = ModelRunner(spec, weights, pool, kernels, options.max_context)
+        decoder = kernels.decoder(spec, weights)
+        runner = ModelRunner(spec, pool, decoder, options.max_context, kernels.sampler)
     if draft is not None:
         runner.draft = draft.model(pool, runner.max_context, options.backend)
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
@@ -104,7 +105,7 @@ def build_runner(
     return runner
 
 
-def _check_room(blocks: int, block_bytes: int, free_bytes: int, when: str) -> None:
+def check_room(blocks: int, block_bytes: int, free_bytes: int, when: str) -> None:
     """Raise ConfigError for a pool that the host would give, and then not have when it is
     written: memory is taken page by page, and a process that finds none is killed."""
     if blocks * block_bytes > free_bytes:
@@ -116,7 +117,7 @@ def _check_room(blocks: int, block_bytes: int, free_bytes: int, when: str) -> No
         )
 
 
-def _dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
+def model_dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
     if name == "auto":
         stored = source_dtype(folder, spec)
         return torch.float32 if stored == torch.float32 else torch.bfloat16

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from baton.engine.execution.decoder_kernels import DecoderKernels
 from baton.engine.execution.divided_step import run_divided
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.memory_plan import MemoryPlan
-from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
-from baton.engine.model.weights import Weights
-from baton.engine.sampling.draw_plan import DrawPlan, one_draw_each, plan_draws
+from baton.engine.sampling.draw_plan import (
+    DrawPlan,
+    Sampler,
+    one_draw_each,
+    plan_draws,
+    sample_on_host,
+)
 from baton.engine.sampling.prompt_scoring import score
 from baton.engine.scheduling.batch import (
     Draw,
@@ -39,6 +43,16 @@ from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import ConfigError
 
 
+class StepDecoder(Protocol):
+    """Computes the hidden states and logits of a step: `Decoder`, or several ranks' ones."""
+
+    def hidden(self, layout: StepLayout) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def of_each_kind(self) -> StepDecoder: ...
+
+
 class ModelRunner:
     """Runs steps. `max_context` in tokens; 0 means the model's own."""
 
@@ -47,12 +61,13 @@ class ModelRunner:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Weights,
         pool: KvPool,
-        kernels: DecoderKernels,
+        decoder: StepDecoder,
         max_context: int = 0,
+        sampler: Sampler = sample_on_host,
     ) -> None:
-        """Raises ConfigError if the model has less context than `max_context`."""
+        """`decoder` writes into `pool`. Raises ConfigError if the model has less context than
+        `max_context`."""
         if not 0 <= max_context <= spec.max_context:
             raise ConfigError(
                 f"worker.max_context is {max_context}: the model has {spec.max_context} tokens "
@@ -64,12 +79,13 @@ class ModelRunner:
         self.memory: MemoryPlan | None = None  # set by the loader
         self.draft: DraftModel | None = None  # set by the loader, before the first step
         self.numerics = ""  # identifies the bits of a deterministic runner
-        self.decoder = Decoder(
-            spec, weights, kernels.attention, kernels.gating, kernels.norms, kernels.fused_pass
-        )
-        self._sampler = kernels.sampler
+        self.decoder = decoder
+        self._sampler = sampler
         self._last: StepResult | None = None  # feeds the next step
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
+
+    def close(self) -> None:
+        """End nothing: a runner of one process has started nothing."""
 
     def start(self, batch: StepBatch) -> RunningStep:
         """Same as `run`: the step has ended when this returns."""

@@ -59,6 +59,10 @@ class Runner(Protocol):
 
     def start(self, batch: StepBatch) -> RunningStep: ...
 
+    def close(self) -> None:
+        """End what the runner has started, once no step is under way."""
+        ...
+
     def measure_draws(self) -> DrawCosts: ...
 
 
@@ -164,6 +168,7 @@ class TorchEngine:
             await asyncio.to_thread(thread.join, _CLOSE_S)
             if thread.is_alive():
                 raise EngineError(f"the {thread.name} thread did not end within {_CLOSE_S} s")
+        await asyncio.to_thread(self._runner.close)
 
     def _put(self, job: _Step) -> None:
         if self._closed:

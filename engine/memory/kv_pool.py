@@ -52,10 +52,13 @@ class KvPool:
         device: torch.device | None = None,
         codes: KvCodes | None = None,
         draft: ModelSpec | None = None,
+        memory: torch.Tensor | None = None,
     ) -> None:
         """`dtype` is what attention computes with. On a `device` (None: the host), one more
         block, `spare_block`, which no sequence owns, takes the KV of rows that fill up a batch.
-        `draft`: the model whose KV is the second layer group, in plain numbers.
+        `draft`: the model whose KV is the second layer group, in plain numbers. `memory`: zeros
+        that the caller shares with other processes, uint8, in one dimension and long enough;
+        None: the pool's own.
         Raises ConfigError if `blocks` is not positive, the memory cannot be had, or `codes` do
         not fit the model."""
         if blocks <= 0 or block_size <= 0:
@@ -66,7 +69,10 @@ class KvPool:
         own_bytes = block_bytes(spec, block_size, dtype, codes)
         draft_bytes = 0 if draft is None else block_bytes(draft, block_size, dtype)
         shape = there, own_bytes + draft_bytes
-        self._whole = _on_host(shape) if device is None else _on_device(shape, device)
+        if memory is not None:
+            self._whole = memory[: math.prod(shape)].view(shape)
+        else:
+            self._whole = _on_host(shape) if device is None else _on_device(shape, device)
         self.blocks = blocks
         self.block_size = block_size
         self.block_bytes = own_bytes + draft_bytes  # of both groups
@@ -144,6 +150,14 @@ class KvPool:
         pairs = copy(self)
         pairs.tensor = self.tensor[:, :, :, None].expand(-1, -1, -1, 2, -1, -1)
         return pairs
+
+    def of_heads(self, heads: range) -> KvPool:
+        """The part of the same memory that holds these KV heads, as one rank computes with it."""
+        part = copy(self)
+        part.tensor = self.tensor[:, heads.start : heads.stop]
+        if self.scales is not None:
+            part.scales = self.scales[:, heads.start : heads.stop]
+        return part
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one whole block. Raises ValueError if a block is not in the pool."""

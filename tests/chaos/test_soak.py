@@ -121,7 +121,7 @@ def test_the_memory_of_a_process_is_what_it_has_taken_itself() -> None:
 
 def test_a_short_soak_samples_every_process(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "chaos.soak", "--hours=0.0012", "--fleet=1,0,1"]
+        [sys.executable, "-m", "chaos.soak", "--hours=0.003", "--fleet=1,0,1"]
         + [f"--folder={tmp_path}"],
         cwd=ROOT,
         capture_output=True,

@@ -123,12 +123,11 @@ def gpu(folder):
     pool = KvPool(plain.spec, BATCH * TABLE, BLOCK, torch.float32, torch.device("cpu"))
     pool.tensor.zero_()
     attention = TorchAttention(pool, plain.spec.attention)
-    eager = ModelRunner(plain.spec, plain.decoder._weights, pool, DecoderKernels(attention))
+    decoder = DecoderKernels(attention).decoder(plain.spec, plain.decoder._weights)
+    eager = ModelRunner(plain.spec, pool, decoder)
     kernels = DrawKernels(nothing, greedy, nothing)
     rows = {"max_rows": BATCH, "table_width": TABLE}
-    graphs = DecodeGraphs(
-        eager.decoder, HostDevice(), kernels, spare_block=pool.spare_block, **rows
-    )
+    graphs = DecodeGraphs(decoder, HostDevice(), kernels, spare_block=pool.spare_block, **rows)
     graphs.capture((BATCH,))
     runner = CudaRunner(eager, graphs)
     return lambda numbers: ahead(runner, numbers)

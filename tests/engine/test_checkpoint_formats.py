@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 
 import pytest
 import torch
@@ -16,98 +15,13 @@ from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.quantization_config import StoredForm
 from baton.runtime.errors import ModelError
 from tests.support.model_story import ModelStory, random_prompt
-
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ: which column lies at the i-th four bits
-
-
-def to_int32(words):
-    """Python integers of 32 bits without sign, as the tensor that holds the same bits."""
-    return torch.tensor([struct.unpack("i", struct.pack("I", word))[0] for word in words])
-
-
-def packed_rows(table, bits, order=None):
-    """[[...]] of codes: each row's codes in words of 32 bits, the first in the lowest bits."""
-    per_word = 32 // bits
-    order = order or range(per_word)
-    rows = []
-    for row in table:
-        row = list(row) + [0] * (-len(row) % per_word)
-        words = [row[start : start + per_word] for start in range(0, len(row), per_word)]
-        rows.append(sum(word[at] << (bits * i) for i, at in enumerate(order)) for word in words)
-    return torch.stack([to_int32(row) for row in rows]).to(torch.int32)
-
-
-def rounded(weight, bits, group, symmetric):
-    """Codes from 0 [out, in], scales and zero points [out, in / group], and the values."""
-    most = (1 << bits) - 1
-    grouped = weight.view(weight.shape[0], -1, group)
-    low, high = grouped.amin(2).clamp(max=-1e-6), grouped.amax(2).clamp(min=1e-6)
-    if symmetric:
-        scales = grouped.abs().amax(2) / (most // 2)
-        zeros = torch.full_like(scales, most // 2 + 1)
-    else:
-        scales = (high - low) / most
-        zeros = (-low / scales).round().clamp(1, most)
-    scales = scales.to(torch.float16).float()
-    codes = ((grouped / scales[..., None]).round() + zeros[..., None]).clamp(0, most)
-    values = (codes - zeros[..., None]) * scales[..., None]
-    return codes.flatten(1).int(), scales, zeros.int(), values.flatten(1)
-
-
-def awq(weight, group=32):
-    codes, scales, zeros, values = rounded(weight, 4, group, False)
-    return {
-        "qweight": packed_rows(codes.t().tolist(), 4, AWQ_ORDER),
-        "qzeros": packed_rows(zeros.t().tolist(), 4, AWQ_ORDER),
-        "scales": scales.t().contiguous().to(torch.float16),
-    }, values
-
-
-def gptq(weight, bits=4, group=32, first=1, order=None):
-    """`first`: version 1 stores zero points less one. `order`: columns as act order sorts
-    them."""
-    order = torch.arange(weight.shape[1]) if order is None else order
-    codes, scales, zeros, values = rounded(weight[:, order], bits, group, False)
-    back = torch.argsort(order)
-    return {
-        "qweight": packed_rows(codes[:, back].tolist(), bits).t().contiguous(),
-        "qzeros": packed_rows((zeros - first).t().tolist(), bits),
-        "scales": scales.t().contiguous().to(torch.float16),
-        "g_idx": (torch.arange(weight.shape[1]) // group)[back].int(),
-    }, values[:, back]
-
-
-def packed(weight, bits=4, group=32, symmetric=True):
-    codes, scales, zeros, values = rounded(weight, bits, group, symmetric)
-    tensors = {
-        "weight_packed": packed_rows(codes.tolist(), bits),
-        "weight_scale": scales.to(torch.bfloat16),
-        "weight_shape": torch.tensor(weight.shape),
-    }
-    if not symmetric:
-        tensors["weight_zero_point"] = packed_rows(zeros.t().tolist(), bits).t().contiguous()
-    spread = scales.to(torch.bfloat16).float() / scales
-    return tensors, values * spread.repeat_interleave(group, dim=1)
-
-
-def int8(weight):
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    codes = (weight / scales).round().to(torch.int8)
-    return {"weight": codes, "weight_scale": scales}, codes * scales
-
-
-def fp8(weight, rows=1, columns=0, name="weight_scale_inv"):
-    columns = columns or weight.shape[1]
-    high, wide = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
-    scales, codes = torch.empty(high, wide), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-    values = torch.empty_like(weight)
-    for i in range(high):
-        for j in range(wide):
-            part = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
-            scales[i, j] = weight[part].abs().amax() / 448
-            codes[part] = (weight[part] / scales[i, j]).to(torch.float8_e4m3fn)
-            values[part] = codes[part].float() * scales[i, j]
-    return {"weight": codes, name: scales}, values
+from tests.support.packed_weights import (
+    awq,
+    fp8,
+    gptq,
+    int8,
+    packed,
+)
 
 
 def awq_config(group=32):

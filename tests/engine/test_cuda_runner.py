@@ -91,12 +91,12 @@ class Told:
         self.plain.pool.tensor.fill_(float("nan"))
         from baton.engine.model.attention import TorchAttention
 
-        eager = ModelRunner(
-            spec, weights, pool, DecoderKernels(TorchAttention(pool, spec.attention))
-        )
+        kernels = DecoderKernels(TorchAttention(pool, spec.attention))
+        decoder = kernels.decoder(spec, weights)
+        eager = ModelRunner(spec, pool, decoder)
         self.device = Recorder()
         self.graphs = DecodeGraphs(
-            eager.decoder,
+            decoder,
             self.device,
             torch_kernels.around(draw),
             spare_block=pool.spare_block,

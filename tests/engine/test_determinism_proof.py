@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution import determinism_proof
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import DecodeGraphs

@@ -17,7 +17,7 @@ import sys, threading, time
 from pathlib import Path
 import torch
 from baton.engine.memory.host_memory import resident_bytes
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.spec.model_spec import read_spec
 from baton.engine.checkpoint.weights import load_weights
 

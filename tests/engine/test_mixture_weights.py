@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.model.experts import ExpertWeights, ListedExperts
 from baton.engine.model.mla import LatentWeights
 from baton.engine.model.quantized_weight import quantize_int4, quantize_int8

@@ -4,7 +4,7 @@ from safetensors.torch import save_file
 
 from baton.engine.checkpoint.shards import Shards
 from baton.engine.checkpoint.weight_reader import WeightReader
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.runtime.errors import ModelError
 
 STORED = {

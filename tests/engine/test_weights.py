@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoint.weights import load_weights, source_dtype
-from baton.engine.cpu.matrices import CpuMatrices
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError, ModelError

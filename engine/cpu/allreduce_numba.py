@@ -1,0 +1,145 @@
+"""Sum of a vector over the ranks of a worker, through memory that their processes share.
+
+    flags    int64 [ranks, 8]                   a cache line for each rank: its last round
+    buffers  [2, ranks, room]                   the rounds take turns
+
+A round: copy the own vector into the own buffer, raise the own flag, wait for all flags, then add
+the buffers in the order of the ranks. So every rank computes the same bits. A rank that raises its
+flag for round n + 1 has read all buffers of round n, so that of round n + 2 may overwrite them:
+two buffers need no second flag.
+
+A rank that waits spins briefly, then yields its core, since there may be more ranks than cores.
+Flags are read with acquire and written with release ordering. Needs numba; keeps no state.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from baton.engine.cpu.compiled import compiled, inner
+from baton.engine.cpu.dot_bf16 import call
+
+_SPINS = 4_000  # about 50 us, longer than ranks that run in step differ
+_YIELDS = 20_000  # then the caller looks at its clock
+_LINE = 8  # int64 numbers of a cache line
+TILE = 2_048  # numbers that are added in the nearest cache
+
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+def _load_acquire(_typing: Any, address: Any) -> Any:
+    """The int64 number at `address`."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(pointer, ordering="acquire", align=8)
+
+    return types.int64(address), emit
+
+
+def _store_release(_typing: Any, address: Any, value: Any) -> Any:
+    """Write the int64 `value` to `address`."""
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(arguments[1], pointer, ordering="release", align=8)
+        return context.get_dummy_value()
+
+    return types.void(address, value), emit
+
+
+def _relax(_typing: Any) -> Any:
+    """Let the processor's other thread run: the body of a loop that spins."""
+
+    def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        if platform.machine() in ("x86_64", "AMD64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            call(builder, "llvm.x86.sse2.pause", kind, [])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+load_acquire: Any = intrinsic(_load_acquire)
+store_release: Any = intrinsic(_store_release)
+relax: Any = intrinsic(_relax)
+
+
+@inner
+def missing_rank(flags, ranks, sequence):  # type: ignore[no-untyped-def]
+    """The first rank that does not raise its flag within the patience of one call, plus one; 0
+    where all have."""
+    for rank in range(ranks):
+        address = flags.ctypes.data + rank * _LINE * 8
+        tries = 0
+        while load_acquire(address) < sequence:
+            tries += 1
+            if tries > _SPINS + _YIELDS:
+                return rank + 1
+            if tries > _SPINS:
+                _sched_yield()
+            else:
+                relax()
+    return 0
+
+
+def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: ignore[no-untyped-def]
+    """One round of float32 numbers, whose sum replaces `vector`. `posted`: an earlier call began
+    this round and returned a missing rank. Returns as `missing_rank`."""
+    ranks, count = buffers.shape[1], vector.shape[0]
+    round_buffers = buffers[sequence % 2]
+    if not posted:
+        round_buffers[rank, :count] = vector
+        store_release(flags.ctypes.data + rank * _LINE * 8, sequence)
+    missing = missing_rank(flags, ranks, sequence)
+    if missing:
+        return missing
+    for start in range(0, count, TILE):
+        end = min(start + TILE, count)
+        for place in range(start, end):
+            vector[place] = round_buffers[0, place]
+        for other in range(1, ranks):
+            for place in range(start, end):
+                vector[place] += round_buffers[other, place]
+    return 0
+
+
+def _exchange_bfloat16(vector, flags, buffers, rank, sequence, posted, scratch):  # type: ignore[no-untyped-def]
+    """Same as `_exchange_float32` for bfloat16 numbers, given as uint16. They are added as float32
+    numbers and rounded once, to the nearest even. `scratch`: float32 [2, TILE]."""
+    ranks, count = buffers.shape[1], vector.shape[0]
+    round_buffers = buffers[sequence % 2]
+    if not posted:
+        round_buffers[rank, :count] = vector
+        store_release(flags.ctypes.data + rank * _LINE * 8, sequence)
+    missing = missing_rank(flags, ranks, sequence)
+    if missing:
+        return missing
+    total, term = scratch[0], scratch[1]
+    total_bits, term_bits = total.view(np.uint32), term.view(np.uint32)
+    for start in range(0, count, TILE):
+        length = min(TILE, count - start)
+        for place in range(length):
+            total_bits[place] = np.uint32(round_buffers[0, start + place]) << np.uint32(16)
+        for other in range(1, ranks):
+            for place in range(length):
+                term_bits[place] = np.uint32(round_buffers[other, start + place]) << np.uint32(16)
+            for place in range(length):
+                total[place] += term[place]
+        for place in range(length):
+            bits = total_bits[place]
+            half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+            nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+            rounded = (bits if nan else bits + half) >> np.uint32(16)
+            vector[start + place] = np.uint16(rounded | np.uint32(0x40) if nan else rounded)
+    return 0
+
+
+exchange_float32 = compiled(_exchange_float32, strict=True)
+exchange_bfloat16 = compiled(_exchange_bfloat16, strict=True)

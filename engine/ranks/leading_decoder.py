@@ -1,0 +1,76 @@
+"""The leader's decoder: what it computes, its ranks compute too.
+
+    hidden(layout)   command ─▶ all ranks compute ─▶ the same hidden states on each
+    logits(rows)     command ─▶ each rank its own tokens ─▶ LogitsBoard ─▶ the leader reads all
+
+A step runner uses it as any decoder. After an error in the middle of a command the ranks are out of
+step, so it is the end of the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from baton.engine.model.decoder import Decoder
+from baton.engine.model.step_layout import StepLayout
+from baton.engine.ranks.layout_arrays import to_arrays
+from baton.engine.ranks.rank_group import RankGroup
+from baton.engine.ranks.rank_message import Command
+from baton.engine.ranks.rank_parts import RankParts
+from baton.engine.ranks.rank_process import put_logits
+from baton.runtime.errors import DeviceLost
+
+Found = TypeVar("Found")
+
+
+class LeadingDecoder:
+    """The device thread's alone."""
+
+    def __init__(self, parts: RankParts, group: RankGroup, *, of_each_kind: bool = False) -> None:
+        """`of_each_kind`: through as few layers as hold one of each kind, on all ranks."""
+        self._parts, self._group, self._board = parts, group, parts.board
+        self._own: Decoder = parts.decoder.of_each_kind() if of_each_kind else parts.decoder
+        self._hidden = Command.HIDDEN_OF_EACH_KIND if of_each_kind else Command.HIDDEN
+
+    def hidden(self, layout: StepLayout) -> Tensor:
+        """Same as `Decoder.hidden`. Raises DeviceLost if a rank does not take part, EngineError
+        for a layout that is too large, before anything is computed."""
+        self._group.send(self._hidden, to_arrays(layout))
+        return _in_step(lambda: self._own.hidden(layout))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Same as `Decoder.logits`. Raises as `hidden` does."""
+        step = self._board.rows
+        parts = [
+            self._some_logits(hidden[start : start + step]) for start in range(0, len(hidden), step)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def of_each_kind(self) -> LeadingDecoder:
+        """Same as `Decoder.of_each_kind`, on all ranks."""
+        return LeadingDecoder(self._parts, self._group, of_each_kind=True)
+
+    def _some_logits(self, rows: Tensor) -> Tensor:
+        numbers = rows.contiguous().view(_BITS[rows.dtype])
+        self._group.send(Command.LOGITS, [numbers.numpy()])
+        decoder = self._parts.decoder
+        _in_step(lambda: put_logits(decoder, self._board, numbers, rows.dtype))
+        return self._board.take(len(rows))
+
+
+_BITS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.uint16}
+
+
+def _in_step(compute: Callable[[], Found]) -> Found:
+    try:
+        return compute()
+    except DeviceLost:
+        raise
+    except Exception as error:
+        raise DeviceLost(
+            f"the leader's part of a step failed between its ranks: {error}"
+        ) from error

@@ -1,0 +1,143 @@
+"""From a model folder to an engine whose model is split over several processes of this host.
+
+    memories ─▶ ranks start to load ─▶ rank 0 loads here ─▶ free memory ─▶ pool ─▶ decoder, runner
+
+The pool is one memory that all ranks map, with the layout of a model that is not split: a rank
+writes and reads its own KV heads of each block. So a handoff moves the same bytes as without ranks,
+between workers with any numbers of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from baton.engine.checkpoint.shards import Progress
+from baton.engine.execution import loading
+from baton.engine.execution.determinism_proof import prove
+from baton.engine.execution.engine_options import EngineOptions
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.memory.host_memory import available_bytes
+from baton.engine.memory.kv_pool import block_bytes, blocks_for
+from baton.engine.memory.memory_plan import MemoryPlan
+from baton.engine.ranks.leading_decoder import LeadingDecoder
+from baton.engine.ranks.rank_group import RankGroup
+from baton.engine.ranks.rank_options import RankOptions
+from baton.engine.ranks.rank_parts import (
+    SLOT_BYTES,
+    SLOTS,
+    LoadedRank,
+    board_bytes,
+    load_rank,
+)
+from baton.engine.ranks.shared_allreduce import SharedAllReduce
+from baton.engine.ranks.shared_memory import SharedMemory
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.rank_split import check_split
+from baton.runtime.errors import ConfigError
+
+HUNG_S = 2.5  # that a step waits for a rank: then the worker ends, and its requests go on elsewhere
+
+_WARM_TOKENS = 48
+
+
+class RankRunner(ModelRunner):
+    """The leader's runner; its ranks end with it."""
+
+    group: RankGroup
+
+    def close(self) -> None:
+        self.group.close()
+
+
+def build_rank_engine(
+    folder: Path, ranks: int, options: EngineOptions, progress: Progress | None = None
+) -> TorchEngine:
+    """Start the ranks, load the model of `folder` on all of them, and start the leader's device
+    thread. `options.threads` are those of one rank.
+
+    Raises ConfigError and ModelError as `build_engine` does, also for what a rank met, and
+    ConfigError for a number of ranks that does not fit.
+    """
+    runner = build_rank_runner(folder, ranks, options, progress)
+    return TorchEngine(runner, threads=options.threads, draw_costs=runner.measure_draws())
+
+
+def build_rank_runner(
+    folder: Path, ranks: int, options: EngineOptions, progress: Progress | None = None
+) -> RankRunner:
+    """Same as `build_rank_engine` for a caller that runs steps in a thread of its own."""
+    if options.draft_folder is not None:
+        raise ConfigError(
+            f"worker.tp is {ranks}, but the draft model in {options.draft_folder} is computed by "
+            "one process: set worker.tp to 1, or speculate by ngram or suffix"
+        )
+    whole = read_spec(folder, options.max_context)
+    check_split(whole, ranks)
+    memories = _memories(ranks, whole.vocab_size)
+    mine = RankOptions(rank=0, ranks=ranks, folder=folder, engine=options)
+    group = RankGroup(mine, memories)
+    try:
+        return _join(group, memories, load_rank(mine, progress))
+    except BaseException:
+        group.close()
+        raise
+
+
+def _memories(ranks: int, vocab_size: int) -> list[SharedMemory]:
+    """Create the memory of sums, of commands and of logits."""
+    sizes = SharedAllReduce.memory_bytes(ranks), SLOTS * SLOT_BYTES, board_bytes(vocab_size)
+    return [SharedMemory.create(size) for size in sizes]
+
+
+def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) -> RankRunner:
+    """Size the pool, give it to all ranks, and build the leader's runner."""
+    options = loaded.options
+    engine, ranks_bytes = options.engine, options.ranks * loaded.grown_bytes
+    group.wait_loaded()
+    each = block_bytes(loaded.whole, engine.block_size, loaded.dtype, engine.kv_quant)
+    free_bytes = available_bytes()
+    loading.check_room(engine.blocks, each, free_bytes, "beside the weights")
+    fraction = 0.0 if engine.blocks else engine.memory_fraction
+    sized = loaded.whole, engine.block_size, loaded.dtype, int(fraction * free_bytes)
+    blocks = engine.blocks or blocks_for(*sized, engine.kv_quant)
+    memory = _pool_memory(blocks, each)
+    sizes = tuple(each.size_bytes for each in [*memories, memory])
+    options = replace(options, blocks=blocks, memory_bytes=sizes)
+    group.give_pool(memory, options)
+    parts = loaded.with_pool(options, [each.descriptor for each in [*memories, memory]])
+    parts.sums.watch(group.check)
+    decoder = LeadingDecoder(parts, group)
+    runner = RankRunner(loaded.whole, parts.pool, decoder, engine.max_context, parts.sampler)
+    runner.group = group
+    warm_up(runner)
+    if engine.deterministic:
+        runner.numerics = prove(runner)
+    layout = blocks, each, engine.block_size, runner.max_context
+    runner.memory = MemoryPlan(ranks_bytes, free_bytes, fraction, *layout, parts.pool.kind)
+    parts.sums.timeout_s = HUNG_S
+    return runner
+
+
+def _pool_memory(blocks: int, each_bytes: int) -> SharedMemory:
+    try:
+        return SharedMemory.create(blocks * each_bytes)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"pool.blocks is {blocks}, of {each_bytes} bytes each: the system gives no "
+            f"{blocks * each_bytes} bytes that processes share; give fewer blocks"
+        ) from error
+
+
+def warm_up(runner: RankRunner) -> None:
+    """Compile every kernel now, on all ranks, while they may take their time."""
+    size = runner.pool.block_size
+    blocks = tuple(range(min(runner.pool.blocks, 2 * -(-_WARM_TOKENS // size))))
+    half = len(blocks) // 2
+    tokens = [0] * min(half * size, _WARM_TOKENS, runner.max_context - 1)
+    draw = Draw(0, len(tokens), SamplingParams(temperature=0.0))
+    runner.run(StepBatch((Slice(tokens, 0, blocks[:half], (draw,)),)))
+    step = Slice([0], len(tokens) - 1, blocks[:half], (draw,))
+    runner.run(StepBatch((step, Slice(tokens, 0, blocks[half:]))))

@@ -1,0 +1,67 @@
+"""What the leader sends to its ranks in a step: arrays in shared memory, and a bell beside them.
+
+    bell   int64: command, slot, bytes          through a socket; its end is the rank's
+    slot   number of arrays | dtype, dimensions, shape of each | the arrays, 8-byte aligned
+
+No object is serialised, so nothing but numbers can arrive. Pure functions of buffers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.runtime.errors import EngineError
+
+_DTYPES = (np.int64, np.int32, np.float32, np.uint16)
+_MOST_DIMENSIONS = 4
+_HEAD = 2 + _MOST_DIMENSIONS  # numbers of one array's description
+BELL = struct.Struct("<qqq")
+
+
+class Command(IntEnum):
+    """What a rank does next."""
+
+    HIDDEN = 1  # compute a layout
+    LOGITS = 2  # of hidden states, those of the rank's tokens
+    HIDDEN_OF_EACH_KIND = 3  # same as HIDDEN, through as few layers as hold one of each kind
+
+
+def write_arrays(slot: NDArray[np.uint8], arrays: Sequence[NDArray[np.generic]]) -> int:
+    """Put `arrays` into `slot` and return the bytes used. Raises EngineError where they do not
+    fit."""
+    place = 8 * (1 + _HEAD * len(arrays))
+    needed = place + sum(-(-array.nbytes // 8) * 8 for array in arrays)
+    if needed > slot.nbytes:
+        raise EngineError(
+            f"a step of {needed} bytes does not fit into the {slot.nbytes} that ranks share: "
+            "reduce step.prefill_tokens or step.max_sequences"
+        )
+    head = slot[:place].view(np.int64)
+    head[0] = len(arrays)
+    for number, array in enumerate(arrays):
+        row = head[1 + number * _HEAD : 1 + (number + 1) * _HEAD]
+        row[:] = 0
+        row[0], row[1] = _DTYPES.index(array.dtype.type), array.ndim
+        row[2 : 2 + array.ndim] = array.shape
+        slot[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        place += -(-array.nbytes // 8) * 8
+    return needed
+
+
+def read_arrays(slot: NDArray[np.uint8]) -> list[NDArray[np.generic]]:
+    """Copies of the arrays that `write_arrays` put there."""
+    count = int(slot[:8].view(np.int64)[0])
+    place, found = 8 * (1 + _HEAD * count), []
+    head = slot[8:place].view(np.int64).reshape(count, _HEAD)
+    for row in head.tolist():
+        shape = tuple(row[2 : 2 + row[1]])
+        dtype = np.dtype(_DTYPES[row[0]])
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        found.append(slot[place : place + size].view(dtype).reshape(shape).copy())
+        place += -(-size // 8) * 8
+    return found

@@ -1,0 +1,32 @@
+"""The options with which a rank process loads its share of a model. Immutable."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from baton.engine.execution.engine_options import EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """All ranks of a worker have the same options, but for `rank`."""
+
+    rank: int
+    ranks: int
+    folder: Path
+    engine: EngineOptions  # `threads` are those of one rank
+    blocks: int = 0  # of the pool; known once all ranks have loaded
+    memory_bytes: tuple[int, ...] = ()  # of sums, commands, logits and the pool, in this order
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @staticmethod
+    def parse(text: str | bytes) -> RankOptions:
+        """Raises ValueError or TypeError for anything but what `text` wrote."""
+        values = json.loads(text)
+        engine = EngineOptions(**values.pop("engine"))
+        folder, sizes = Path(values.pop("folder")), tuple(values.pop("memory_bytes"))
+        return RankOptions(folder=folder, engine=engine, memory_bytes=sizes, **values)

@@ -1,0 +1,89 @@
+"""The main of a rank process: loads its share of the model, then follows the leader's commands.
+
+    leader ── options ──▶ load ── "loaded" ──▶ leader ── pool ──▶ serve: bell, arrays, compute, ...
+
+It knows no scheduler, no sequences and no sampling. It ends when the leader says so, when the
+leader is gone, or when another rank takes no part in a sum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+import torch
+
+from baton.engine.ranks.layout_arrays import from_arrays
+from baton.engine.ranks.logits_board import LogitsBoard
+from baton.engine.ranks.rank_decoder import RankDecoder
+from baton.engine.ranks.rank_message import BELL, Command, read_arrays
+from baton.engine.ranks.rank_options import RankOptions
+from baton.engine.ranks.rank_parts import RankParts, load_rank, slot_of
+from baton.runtime.errors import BatonError
+
+_PR_SET_PDEATHSIG = 1
+_MOST_BYTES = 1 << 16  # of one message
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the first argument."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the leader ends
+    link = socket.socket(fileno=int(sys.argv[1]))
+    options, memories = _receive(link)
+    try:
+        loaded = load_rank(options)
+    except BatonError as error:
+        _refuse(link, error)
+    link.send(json.dumps({"loaded": options.rank}).encode())
+    options, pool_memory = _receive(link)
+    try:
+        parts = loaded.with_pool(options, [*memories, *pool_memory])
+    except BatonError as error:
+        _refuse(link, error)
+    link.send(json.dumps({"ready": options.rank}).encode())
+    follow(link, parts)
+
+
+@torch.inference_mode()
+def follow(link: socket.socket, parts: RankParts) -> None:
+    """Carry out commands until the leader closes the socket, or ends."""
+    short = parts.decoder.of_each_kind()
+    while bell := link.recv(BELL.size):
+        command, slot, size = BELL.unpack(bell)
+        arrays = read_arrays(slot_of(parts.commands, slot)[:size])
+        if command == Command.HIDDEN:
+            parts.decoder.hidden(from_arrays(arrays))
+        elif command == Command.HIDDEN_OF_EACH_KIND:
+            short.hidden(from_arrays(arrays))
+        else:
+            rows = torch.from_numpy(arrays[0])
+            put_logits(parts.decoder, parts.board, rows, parts.dtype)
+
+
+def put_logits(
+    decoder: RankDecoder, board: LogitsBoard, rows: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """Publish the rank's logits of hidden states given as numbers that numpy has."""
+    board.put(decoder.logits(rows.view(dtype)), decoder.tokens)
+
+
+def _receive(link: socket.socket) -> tuple[RankOptions, list[int]]:
+    """Options, and descriptors of shared memory."""
+    text, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 4)
+    if not text:
+        sys.exit(0)  # the leader is gone
+    return RankOptions.parse(text), list(descriptors)
+
+
+def _refuse(link: socket.socket, error: BatonError) -> NoReturn:
+    link.send(json.dumps({"error": type(error).__name__, "detail": str(error)}).encode())
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

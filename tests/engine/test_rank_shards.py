@@ -1,0 +1,128 @@
+"""A rank reads its share of every stored tensor, plain or quantised, and no other bytes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from baton.engine.checkpoint.checkpoint_formats import read_quantized
+from baton.engine.checkpoint.rank_shards import RankShards
+from baton.engine.checkpoint.shards import Shards
+from baton.engine.spec.model_spec import ModelSpec
+from baton.engine.spec.quantization_config import StoredForm
+from baton.engine.spec.rank_split import RankSplit
+from baton.runtime.errors import ModelError
+from tests.support import packed_weights
+
+LAYER = "model.layers.0"
+
+
+@pytest.fixture
+def spec(spec_of) -> ModelSpec:
+    return spec_of(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+
+
+def ranks_of(folder: Path, spec: ModelSpec, ranks: int = 2) -> list[RankShards]:
+    return [RankShards(folder, spec, RankSplit(ranks, rank)) for rank in range(ranks)]
+
+
+def read(shards: Shards, name: str) -> torch.Tensor:
+    with shards.open(name) as values:
+        assert shards.find(name).shape == tuple(values.shape)
+        return values.clone()
+
+
+@pytest.mark.parametrize(
+    ("module", "tensor", "shape", "axis"),
+    [
+        ("self_attn.q_proj", "weight", (64, 64), 0),
+        ("self_attn.q_proj", "bias", (64,), 0),
+        ("self_attn.k_proj", "weight", (32, 64), 0),
+        ("self_attn.o_proj", "weight", (64, 64), 1),
+        ("mlp.up_proj", "weight", (96, 64), 0),
+        ("mlp.down_proj", "weight", (64, 96), 1),
+        ("block_sparse_moe.experts.3.w2", "weight", (64, 96), 1),
+        ("mlp.experts.0.gate_proj", "weight", (96, 64), 0),
+    ],
+)
+def test_shares_of_a_matrix_make_the_whole(tmp_path, spec, module, tensor, shape, axis) -> None:
+    name, whole = f"{LAYER}.{module}.{tensor}", torch.randn(shape)
+    save_file({name: whole}, tmp_path / "model.safetensors")
+    parts = [read(shards, name) for shards in ranks_of(tmp_path, spec)]
+    assert torch.equal(torch.cat(parts, dim=axis), whole) and parts[0].shape == parts[1].shape
+
+
+@pytest.mark.parametrize("module", ["self_attn.q_norm", "input_layernorm", "mlp.gate"])
+def test_norms_and_gates_are_whole_on_every_rank(tmp_path, spec, module) -> None:
+    name, whole = f"{LAYER}.{module}.weight", torch.randn(6)
+    save_file({name: whole}, tmp_path / "model.safetensors")
+    assert all(torch.equal(read(shards, name), whole) for shards in ranks_of(tmp_path, spec))
+
+
+def test_a_bias_after_the_sum_is_added_by_one_rank(tmp_path, spec) -> None:
+    name, whole = f"{LAYER}.self_attn.o_proj.bias", torch.randn(64)
+    save_file({name: whole}, tmp_path / "model.safetensors")
+    first, second = (read(shards, name) for shards in ranks_of(tmp_path, spec))
+    assert torch.equal(first, whole) and not second.any()
+
+
+def test_fused_matrices_are_split_part_by_part(tmp_path, spec) -> None:
+    qkv, gate_up = torch.randn(128, 64), torch.randn(192, 64)  # 4 + 2 + 2 heads of 16; 96 and 96
+    names = f"{LAYER}.self_attn.qkv_proj.weight", f"{LAYER}.mlp.gate_up_proj.weight"
+    save_file(dict(zip(names, (qkv, gate_up), strict=True)), tmp_path / "model.safetensors")
+    second = ranks_of(tmp_path, spec)[1]
+    rows = [*range(32, 64), *range(80, 96), *range(112, 128)]
+    assert torch.equal(read(second, names[0]), qkv[rows])
+    assert torch.equal(read(second, names[1]), gate_up[[*range(48, 96), *range(144, 192)]])
+
+
+FORMS = {
+    "awq": (StoredForm("awq", 4, 32, symmetric=False), packed_weights.awq),
+    "gptq": (StoredForm("gptq", 4, 32, symmetric=False), packed_weights.gptq),
+    "packed": (StoredForm("packed", 4, 32), packed_weights.packed),
+    "int8": (StoredForm("int8", 8), packed_weights.int8),
+    "fp8": (
+        StoredForm("fp8", 8, 32, block_rows=32),
+        partial(packed_weights.fp8, rows=32, columns=32),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("module", ["mlp.up_proj", "mlp.down_proj"])
+def test_quantised_shares_have_their_scales(tmp_path, spec, form, module) -> None:
+    stored, pack = FORMS[form]
+    shape = (128, 64) if module == "mlp.up_proj" else (64, 128)
+    tensors, values = pack(torch.randn(shape))
+    name = f"{LAYER}.{module}"
+    named = {f"{name}.{key}": value.contiguous() for key, value in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    parts = []
+    for shards in ranks_of(tmp_path, spec):
+        found = read_quantized(shards, stored, name, 64, 64)
+        assert found is not None
+        parts.append(found.dequantized())
+    joined = torch.cat(parts, dim=0 if module == "mlp.up_proj" else 1)
+    assert torch.allclose(joined, values, rtol=1e-2, atol=1e-3)
+
+
+def test_a_group_that_ranks_would_cut_is_refused(tmp_path, spec) -> None:
+    tensors, _ = packed_weights.gptq(torch.randn(64, 96))  # three groups of 32 columns
+    named = {f"{LAYER}.mlp.down_proj.{key}": value for key, value in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    shards = ranks_of(tmp_path, spec)[0]
+    with pytest.raises(ModelError, match="which 2 ranks cannot share"):
+        shards.find(f"{LAYER}.mlp.down_proj.scales")
+
+
+def test_a_permuted_input_is_refused(tmp_path, spec) -> None:
+    order = torch.randperm(64)
+    tensors, _ = packed_weights.gptq(torch.randn(64, 64), order=order)
+    named = {f"{LAYER}.mlp.down_proj.{key}": value for key, value in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="permutes columns"):
+        read(ranks_of(tmp_path, spec)[0], f"{LAYER}.mlp.down_proj.g_idx")

@@ -1,0 +1,78 @@
+"""Sums over ranks: threads of this process stand for the ranks' processes, as no code can tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from baton.engine.ranks.shared_allreduce import ROOM_BYTES, SharedAllReduce
+from baton.engine.ranks.shared_memory import SharedMemory
+from baton.runtime.errors import DeviceLost
+
+Ends = list[SharedAllReduce]
+
+
+def ends_of(ranks: int, **how: float) -> Ends:
+    memory = SharedMemory.create(SharedAllReduce.memory_bytes(ranks))
+    memories = [SharedMemory(memory.descriptor, memory.size_bytes) for _ in range(ranks)]
+    os.close(memory.descriptor)
+    return [SharedAllReduce(each, ranks, rank, **how) for rank, each in enumerate(memories)]
+
+
+def on_all(ends: Ends, work: Callable[[SharedAllReduce, int], torch.Tensor]) -> list[torch.Tensor]:
+    with ThreadPoolExecutor(len(ends)) as pool:
+        return list(pool.map(work, ends, range(len(ends))))
+
+
+def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (2, ROOM_BYTES // 4 + 5)])
+def test_sums_are_added_in_the_order_of_the_ranks(
+    ranks: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    given = [numbers(rank, shape, dtype) for rank in range(ranks)]
+    expected = given[0].float()
+    for other in given[1:]:
+        expected = expected + other.float()
+    found = on_all(ends_of(ranks), lambda end, rank: end(given[rank].clone()))
+    assert all(torch.equal(each, expected.to(dtype)) for each in found)
+
+
+def test_many_rounds_never_mix() -> None:
+    def work(end: SharedAllReduce, rank: int) -> torch.Tensor:
+        return torch.stack([end(torch.full((5,), float(rank + step))) for step in range(300)])
+
+    expected = torch.stack([torch.full((5,), 3.0 * step + 3.0) for step in range(300)])
+    assert all(torch.equal(each, expected) for each in on_all(ends_of(3), work))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+    given = torch.tensor([float("nan"), float("inf"), 1.0], dtype=dtype)
+    for found in on_all(ends_of(2), lambda end, _: end(given.clone())):
+        assert found[0].isnan() and found[1].isinf() and found[2] == 2.0
+
+
+def test_a_missing_rank_is_named() -> None:
+    here, _ = ends_of(2, timeout_s=0.05)
+    with pytest.raises(DeviceLost, match="rank 1 took no part in a sum over 2 ranks"):
+        here(torch.zeros(3))
+
+
+def test_a_long_wait_asks_whether_the_others_live() -> None:
+    here, _ = ends_of(2)
+
+    def ended() -> None:
+        raise DeviceLost("rank 1 ended")
+
+    here.watch(ended)
+    with pytest.raises(DeviceLost, match="rank 1 ended"):
+        here.meet()
