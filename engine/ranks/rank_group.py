@@ -87,7 +87,7 @@ class RankGroup:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of ranks 1 and up."""
+        """Process ids of ranks 1 and up."""
         return [process.pid for process in self._processes]
 
     def close(self) -> None:

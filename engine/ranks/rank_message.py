@@ -1,4 +1,4 @@
-"""What the leader sends to its ranks in a step: arrays in shared memory, and a bell beside them.
+"""The messages of a leader to its ranks: arrays in shared memory, and a bell beside them.
 
     bell   int64: command, slot, bytes          through a socket; its end is the rank's
     slot   number of arrays | dtype, dimensions, shape of each | the arrays, 8-byte aligned
@@ -24,7 +24,7 @@ BELL = struct.Struct("<qqq")
 
 
 class Command(IntEnum):
-    """What a rank does next."""
+    """The next task of a rank."""
 
     HIDDEN = 1  # compute a layout
     LOGITS = 2  # of hidden states, those of the rank's tokens

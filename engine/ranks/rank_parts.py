@@ -34,7 +34,7 @@ SLOTS = 2  # a command is written while ranks may still read the one before
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """What a rank computes a step with."""
+    """The parts with which a rank computes a step."""
 
     decoder: RankDecoder
     pool: KvPool  # of the whole block
