@@ -71,12 +71,6 @@ def worker_names(options: ServeOptions) -> list[str]:
     ]
 
 
-def ranks_of(options: ServeOptions, name: str) -> int:
-    """The tensor-parallel ranks of a worker, by its role."""
-    own = options.prefill_tp if name.startswith("prefill") else options.decode_tp
-    return options.config.worker.tp if own is None else own
-
-
 def workers_per_gpu(options: ServeOptions, gpus: int) -> int:
     """How many workers share a GPU where torch sees `gpus`; 0: none uses one."""
     device = options.config.worker.device
@@ -122,7 +116,8 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
     for name in worker_names(options):
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
-        own += ["--set", f"worker.tp={ranks_of(options, name)}"]
+        ranks = options.prefill_tp if name.startswith("prefill") else options.decode_tp
+        own += ["--set", f"worker.tp={ranks}"] if ranks else []
         own += _certificate(options, folder, name)
         command = _baton("worker", *own, *shared)
         workers.append(Job(name, command, grace_s(options.config)))

@@ -132,6 +132,13 @@ def on(device: str, prefill: int, decode: int, launcher: LauncherName = "process
     return ServeOptions(config, prefill=prefill, decode=decode, model="m", launcher=launcher)
 
 
+def test_each_role_has_its_own_number_of_ranks() -> None:
+    options = ServeOptions(Config(), prefill=1, decode=1, prefill_tp=2)
+    planned = {job.name: " ".join(job.argv) for job in jobs(options, MODEL, Path("/f"))}
+    assert "--set worker.tp=2" in planned["prefill-0"]
+    assert "worker.tp" not in planned["decode-0"]  # from file, environment or flag
+
+
 @pytest.mark.parametrize(
     ("device", "gpus", "counts", "wanted", "sharing"),
     [
