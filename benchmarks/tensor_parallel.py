@@ -1,4 +1,4 @@
-"""What it costs to split a model over the processes of one host.
+"""The cost of splitting a model over the processes of one host.
 
     python -m benchmarks.tensor_parallel [--rounds N] [--quick] [--json FILE]
 
@@ -70,8 +70,8 @@ def steps(vocab: int) -> dict[str, StepBatch]:
 
 
 def ratios(runners: Sequence[tuple[ModelRunner, int]], rounds: int) -> dict[str, list[float]]:
-    """Of each step, the second runner's time over the first one's. A runner comes with the number
-    of threads that it has in this process."""
+    """Return, for each step, the second runner's time over the first one's. A runner comes with
+    the number of its threads in this process."""
     found: dict[str, list[float]] = {}
     for name, batch in steps(runners[0][0].spec.vocab_size).items():
         for number in range(-2, rounds):
@@ -147,7 +147,7 @@ def _ratio(name: str, found: list[float], limit: float) -> Figure:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    made = parser("What it costs to split a model over the processes of one host")
+    made = parser("The cost of splitting a model over the processes of one host")
     made.add_argument("--rounds", type=int, default=ROUNDS)
     made.add_argument("--quick", action="store_true", help="with the embedded model")
     return made.parse_args(arguments)

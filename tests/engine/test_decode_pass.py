@@ -11,9 +11,8 @@ import baton.engine.cpu.decode_pass as module
 from baton.engine.checkpoint.weights import load_weights
 from baton.engine.cpu import dot_bf16
 from baton.engine.cpu.decode_pass import DecodePass, decode_pass
-from baton.engine.cpu.linear import CpuMatrix
+from baton.engine.cpu.linear import CpuMatrices, CpuMatrix
 from baton.engine.cpu.linear_numba import can_pack
-from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
