@@ -40,6 +40,19 @@ NARROWING = {
         "self._plain is not None",
     ): "pieces come where control tokens are text",
     ("router/text/tool_calls.py", "found is not None"): "the pattern matches the empty text",
+    (
+        "router/grammars/grammar_validator.py",
+        "process.stdin is not None",
+    ): "the process was started with pipes",
+    (
+        "router/grammars/grammar_validator.py",
+        "process.stdin is not None and process.stdout is not None",
+    ): "the process was started with pipes",
+    ("runtime/grammar/choice_masks.py", "self._bits is not None"): "set by `compute`, before",
+    (
+        "runtime/grammar/grammar_compiler.py",
+        "self._vocabulary is not None",
+    ): "`check` has refused the message, else",
 }
 
 # Names that hold what nobody may guess bit by bit; in files that handle secrets, other names too.
@@ -49,6 +62,13 @@ HANDLES_SECRETS = (
     "compare_digest", "BATON_TOKEN", "TOKEN_KEY", "api_keys", "cluster_key", "authorization",
     "credentials(",
 )  # fmt: skip
+# (file, comparison): why what is compared is no secret
+PUBLIC = {
+    (
+        "runtime/grammar/grammar_compiler.py",
+        "message.vocabulary != self._vocabulary.digest",
+    ): "it names the tokenizer, which routers and workers know",
+}
 
 
 def trees() -> Iterator[tuple[str, str, ast.Module]]:
@@ -109,11 +129,11 @@ def test_no_secret_is_compared_by_time() -> None:
         "runtime/grpc_links.py",
     } <= set(handling)
     found = [
-        f"{name}: {comparison}"
+        (name, comparison)
         for name, _, tree in trees()
         for comparison in compared(tree, SECRET | (SECRET_THERE if name in handling else set()))
     ]
-    assert found == []
+    assert sorted(found) == sorted(PUBLIC)
 
 
 @pytest.mark.parametrize(

@@ -180,5 +180,6 @@ async def _exchange(process: asyncio.subprocess.Process, message: bytes) -> dict
     if length > MAX_ANSWER_BYTES:
         raise OSError("the answer of the grammar process is too large")
     answer = json.loads(await process.stdout.readexactly(length))
-    assert isinstance(answer, dict)
+    if not isinstance(answer, dict):
+        raise OSError("the answer of the grammar process is not an object")
     return answer
