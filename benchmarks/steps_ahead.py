@@ -28,7 +28,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from baton.decode_worker.peer_client import HandoffLink
-from baton.decode_worker.scheduler import StepPlan
 from baton.decode_worker.sequences import RequestUpdate
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.serve.plan import SHORT_SPIN
@@ -37,7 +36,6 @@ from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling import step_pipeline
 from baton.engine.scheduling.blocks import BlockPool
-from baton.engine.scheduling.step_pipeline import CompletedStep, StepPipeline
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.models.embedded import embedded_model
@@ -56,19 +54,12 @@ SETTLED = 4  # tokens of the youngest, after which all decode
 BLOCK_TOKENS = 16
 ROUNDS = 5
 TOKENS = 40
-AT_ONCE_S = 3600.0
 SPIN = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": SHORT_SPIN}
-WAYS = ("one", "ahead", "at_once")
+# how long before a step's expected end the next is planned; after its end, for one step at a time
+LEADS_S = {"one": -3600.0, "ahead": step_pipeline.LEAD_S, "at_once": 3600.0}
+WAYS = tuple(LEADS_S)
 
 _ids = itertools.count(1)
-
-
-class OneAtATime(StepPipeline[StepPlan]):
-    """The loop without planning ahead: a step is planned when the one before it is committed."""
-
-    async def next(self) -> CompletedStep[StepPlan] | None:
-        self._asked = True
-        return await super().next()
 
 
 class NoPeers:
@@ -141,12 +132,7 @@ async def working(engine: TorchEngine, way: str) -> AsyncIterator[DecodeWorker]:
         wall_offset_s=0.0,
         new_id=lambda: os.urandom(16),
     )
-    if way == "one":
-        worker.loop.steps = OneAtATime(engine)
-    lead_s, step_pipeline.LEAD_S = (
-        step_pipeline.LEAD_S,
-        (AT_ONCE_S if way == "at_once" else step_pipeline.LEAD_S),
-    )
+    lead_s, step_pipeline.LEAD_S = step_pipeline.LEAD_S, LEADS_S[way]
     loop = asyncio.create_task(worker.run())
     try:
         yield worker

@@ -113,7 +113,7 @@ def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(told: Told)
         for name, lines in events.items()
     }
     assert "request ended" in mine["router"]
-    assert "blocks had wrong checksums and were read again" in mine["decode-0"]
+    assert "blocks reread" in mine["decode-0"]
     assert "handoff ended" in mine["prefill-0"]
     (contact,) = [e for e in events["decode-0"] if e["event"] == "peer measured"]
     assert contact["transport"].startswith(("tcp", "shared memory, ", "not tcp, "))
